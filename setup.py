@@ -1,4 +1,4 @@
-"""The README and the links of a distribution, with the address of the repository if REPOSITORY_URL has it."""
+"""The README and links of a distribution, with the repository's address if it is known."""
 
 import os
 import re
@@ -10,7 +10,8 @@ readme = Path("README.md").read_text(encoding="utf-8")
 urls = {"Paper": "https://arxiv.org/abs/2605.26895"}
 if repository := os.environ.get("REPOSITORY_URL", "").rstrip("/"):
     urls |= {"Repository": repository, "Changelog": f"{repository}/blob/HEAD/CHANGELOG.md"}
-    # Package indexes show the README without the repository's files; pictures have an address of their own.
+    # Package indexes show the README without the repository's files; pictures have an address of
+    # their own.
     readme = re.sub(r"(!\[[^]]*\]\()(?!https?:)", rf"\1{repository}/raw/HEAD/", readme)
     readme = re.sub(r"(?<!!)(\[[^]]*\]\()(?!https?:|#)", rf"\1{repository}/blob/HEAD/", readme)
 

@@ -1,9 +1,10 @@
-"""Hessian-vector products relative to a training step's forward and backward, and products to 1% of lambda_max.
+"""Hessian-vector products relative to a training step, and products to 1% of lambda_max.
 
     python -m benchmarks.curvature [--rounds 20] [--json FILE]
 
-Times are interleaved in one process, in float32, with the math kernel of SDPA unless stated otherwise; a
-product uses the retained graph. Lanczos runs on initialized models and after a few AdamW steps on one batch.
+Times are interleaved in one process, in float32, with the math kernel of SDPA unless stated
+otherwise; a product uses the retained graph. Lanczos runs on initialized models and after a few
+AdamW steps on one batch.
 """
 
 import json
@@ -36,13 +37,20 @@ def problem(model: Backbone, batch: int, length: int) -> Callable[[], torch.Tens
     tokens = torch.randint(0, vocab, (batch, length + 1))
     follows = torch.randperm(vocab)
     for t in range(length):
-        tokens[:, t + 1] = torch.where(torch.rand(batch) < 0.8, follows[tokens[:, t]], tokens[:, t + 1])
+        tokens[:, t + 1] = torch.where(
+            torch.rand(batch) < 0.8, follows[tokens[:, t]], tokens[:, t + 1]
+        )
     tokens = tokens.to(DEVICE)
     return lambda: next_token_loss(model(tokens[:, :-1]), tokens[:, 1:])
 
 
 def vectors_of(model: Backbone) -> list[torch.nn.Parameter]:
-    return [p for module in model.modules() if isinstance(module, ScaleVector) for p in module.parameters()]
+    return [
+        p
+        for module in model.modules()
+        if isinstance(module, ScaleVector)
+        for p in module.parameters()
+    ]
 
 
 def wait() -> None:
@@ -89,7 +97,9 @@ def costs(strategy: str, rounds: int) -> list[Ratio]:
         "the same, fused attention": backward,
         "the same, graph retained (once)": build,
     }
-    return measure(steps | {name: multiply(name) for name in products}, "forward + backward", rounds=rounds)
+    return measure(
+        steps | {name: multiply(name) for name in products}, "forward + backward", rounds=rounds
+    )
 
 
 def products_needed(strategy: str, trained: bool) -> dict[str, object]:
@@ -101,7 +111,10 @@ def products_needed(strategy: str, trained: bool) -> dict[str, object]:
         loss().backward()
         optimizer.step()
     rows: dict[str, object] = {"loss": loss().item()}
-    for name, subset in (("all parameters", list(model.parameters())), ("scale vectors", vectors_of(model))):
+    for name, subset in (
+        ("all parameters", list(model.parameters())),
+        ("scale vectors", vectors_of(model)),
+    ):
         product = HessianProduct(loss, subset)
         true = lanczos(product, 80, rtol=0)
         counts, off = [], []
@@ -109,7 +122,12 @@ def products_needed(strategy: str, trained: bool) -> dict[str, object]:
             found = lanczos(product, 60, rtol=1e-2, generator=torch.Generator().manual_seed(seed))
             counts.append(found.n_matvecs)
             off.append(abs(found.value / true.value - 1))
-        rows[name] = {"lambda_max": true.value, "error": true.error, "products": counts, "relative_error": off}
+        rows[name] = {
+            "lambda_max": true.value,
+            "error": true.error,
+            "products": counts,
+            "relative_error": off,
+        }
     return rows
 
 
@@ -131,7 +149,9 @@ def main() -> None:
             console.print(key, results["lanczos"][key])
     results["machine"] = {
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name()
+        if DEVICE.type == "cuda"
+        else platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
         "timed": vars(TIMED) | {"batch": [TIMED_BATCH, TIMED_LEN]},
         "sharp": vars(SHARP) | {"batch": [SHARP_BATCH, SHARP_LEN]},

@@ -15,7 +15,7 @@ from scipy import stats
 
 @dataclass(frozen=True)
 class Ratio:
-    """Time of a candidate relative to the reference: geometric mean of paired ratios, 95% interval."""
+    """Time of a candidate relative to the reference: mean of paired ratios, 95% interval."""
 
     name: str
     milliseconds: float  # median
@@ -26,7 +26,12 @@ class Ratio:
 
 
 def measure(
-    steps: Mapping[str, Callable[[], None]], reference: str, *, rounds: int = 40, warmup: int = 3, seed: int = 0
+    steps: Mapping[str, Callable[[], None]],
+    reference: str,
+    *,
+    rounds: int = 40,
+    warmup: int = 3,
+    seed: int = 0,
 ) -> list[Ratio]:
     """Run every step once per round, in random order, and compare within rounds.
 

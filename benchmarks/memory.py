@@ -11,7 +11,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def saved_mib(loss: Callable[[], Tensor], model: nn.Module) -> float:
-    """Return the memory saved for backward in MiB: each storage once, without parameters and buffers.
+    """Return the memory saved for backward in MiB, without parameters and buffers.
 
     Run a step before, so that nothing is compiled here.
     """
@@ -24,7 +24,9 @@ def saved_mib(loss: Callable[[], Tensor], model: nn.Module) -> float:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         value = loss()
-    total = sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in held)
+    total = sum(
+        tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in held
+    )
     kept.clear()
     value.backward()
     model.zero_grad(set_to_none=True)
@@ -34,8 +36,8 @@ def saved_mib(loss: Callable[[], Tensor], model: nn.Module) -> float:
 def peak_mib(step: Callable[[], object]) -> float:
     """Return the peak memory of a step above the previous level, in MiB.
 
-    Includes activations, buffers and gradients; computed from the allocator's events, so it is exact and does not
-    depend on resident memory.
+    Includes activations, buffers and gradients; computed from the allocator's events, so it is
+    exact and does not depend on resident memory.
     """
     step()
     if DEVICE.type == "cuda":

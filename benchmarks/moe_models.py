@@ -1,10 +1,12 @@
-"""One training step of a Llama with experts: ours against Hugging Face's Mixtral and litgpt's LLaMAMoE.
+"""One training step of a Llama with experts: ours, Hugging Face's Mixtral, litgpt's LLaMAMoE.
 
-    python -m benchmarks.moe_models [--rounds 20] [--precisions fp32 bf16] [--threads 1 2] [--json FILE]
+    python -m benchmarks.moe_models [--rounds 20] [--precisions fp32 bf16] [--threads 1 2] [--json
+    FILE]
 
-A step is forward, loss and backward on the same tokens, eager, because shapes depend on the routing and a compiler
-would recompile. bf16 is autocast over float32 parameters. The peers load our `llama`'s weights, and equal
-losses are checked before timing; no model adds a router loss. All run interleaved in one process.
+A step is forward, loss and backward on the same tokens, eager, because shapes depend on the routing
+and a compiler would recompile. bf16 is autocast over float32 parameters. The peers load our
+`llama`'s weights, and equal losses are checked before timing; no model adds a router loss. All run
+interleaved in one process.
 """
 
 import itertools
@@ -40,7 +42,8 @@ CONFIG = BackboneConfig(
     d_expert=352,
 )
 LLAMA, STRATEGIES = "llama", ("hg+dp+or", "unified")
-#: implementations of Hugging Face's experts; batched_mm copies a matrix per token and takes 87 times as long as ours
+#: implementations of Hugging Face's experts; batched_mm copies a matrix per token and takes 87
+#: times as long as ours
 WAYS = ("eager", "grouped_mm")
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -54,8 +57,12 @@ def mixtral_weights(model: Backbone) -> dict[str, Tensor]:
     }
     for i, layer in enumerate(model.layers):
         attn, ffn, to = layer.attn, layer.ffn, f"model.layers.{i}"
-        found |= {f"{to}.self_attn.{x}_proj.weight": getattr(attn.qkv, f"{x}_proj").weight for x in "qkv"}
-        gate_up = torch.cat([ffn.inputs.expert_gate_proj.weight, ffn.inputs.expert_up_proj.weight], 1)
+        found |= {
+            f"{to}.self_attn.{x}_proj.weight": getattr(attn.qkv, f"{x}_proj").weight for x in "qkv"
+        }
+        gate_up = torch.cat(
+            [ffn.inputs.expert_gate_proj.weight, ffn.inputs.expert_up_proj.weight], 1
+        )
         found |= {
             f"{to}.self_attn.o_proj.weight": attn.o_proj.weight,
             f"{to}.mlp.gate.weight": ffn.inputs.router.weight,
@@ -89,7 +96,7 @@ def hugging_face(weights: Mapping[str, Tensor], way: str) -> tuple[nn.Module, Lo
 
 
 def litgpt(weights: Mapping[str, Tensor]) -> tuple[nn.Module, Loss]:
-    """Return litgpt's GPT, a loop over the experts, with Hugging Face's loss, because its own is for padded batches."""
+    """Return litgpt's GPT with Hugging Face's loss; its own is for padded batches."""
     c = CONFIG
     model = GPT(
         Config(
@@ -110,15 +117,24 @@ def litgpt(weights: Mapping[str, Tensor]) -> tuple[nn.Module, Loss]:
         state |= {
             f"{to}.norm_1.weight": weights[f"{of}.input_layernorm.weight"],
             f"{to}.norm_2.weight": weights[f"{of}.post_attention_layernorm.weight"],
-            f"{to}.attn.qkv.weight": torch.cat([weights[f"{of}.self_attn.{x}_proj.weight"] for x in "qkv"]),
+            f"{to}.attn.qkv.weight": torch.cat(
+                [weights[f"{of}.self_attn.{x}_proj.weight"] for x in "qkv"]
+            ),
             f"{to}.attn.proj.weight": weights[f"{of}.self_attn.o_proj.weight"],
             f"{to}.mlp.gate.weight": weights[f"{of}.mlp.gate.weight"],
         }
-        gate_up, down = weights[f"{of}.mlp.experts.gate_up_proj"], weights[f"{of}.mlp.experts.down_proj"]
+        gate_up, down = (
+            weights[f"{of}.mlp.experts.gate_up_proj"],
+            weights[f"{of}.mlp.experts.down_proj"],
+        )
         for e in range(c.n_expert):
             fc_1, fc_2 = gate_up[e].chunk(2)
             expert = f"{to}.mlp.experts.{e}"
-            state |= {f"{expert}.fc_1.weight": fc_1, f"{expert}.fc_2.weight": fc_2, f"{expert}.proj.weight": down[e]}
+            state |= {
+                f"{expert}.fc_1.weight": fc_1,
+                f"{expert}.fc_2.weight": fc_2,
+                f"{expert}.proj.weight": down[e],
+            }
     model.load_state_dict(state)
 
     def loss(tokens: Tensor, targets: Tensor) -> Tensor:
@@ -132,7 +148,9 @@ def candidates(precision: str) -> tuple[dict[str, Candidate], dict[str, str]]:
     torch.manual_seed(0)
     block = torch.randint(0, VOCAB_SIZE, (BATCH, SEQ_LEN + 1)).to(DEVICE)
     tokens, targets = block[:, :-1].contiguous(), block[:, 1:].contiguous()
-    found: dict[str, tuple[nn.Module, Loss]] = {name: ours(CONFIG, name) for name in (LLAMA, *STRATEGIES)}
+    found: dict[str, tuple[nn.Module, Loss]] = {
+        name: ours(CONFIG, name) for name in (LLAMA, *STRATEGIES)
+    }
     llama = found[LLAMA][0]
     assert isinstance(llama, Backbone)
     weights = mixtral_weights(llama)
@@ -149,11 +167,19 @@ def candidates(precision: str) -> tuple[dict[str, Candidate], dict[str, str]]:
             with torch.no_grad():
                 expected = found[LLAMA][1](tokens, targets)
                 torch.testing.assert_close(
-                    loss(tokens, targets), expected, rtol=1e-4, atol=0, msg=f"{name}'s loss is not llama's"
+                    loss(tokens, targets),
+                    expected,
+                    rtol=1e-4,
+                    atol=0,
+                    msg=f"{name}'s loss is not llama's",
                 )
             try:
                 made[name].step()
-            except (RuntimeError, ValueError, TypeError) as error:  # some implementations do not support autocast
+            except (
+                RuntimeError,
+                ValueError,
+                TypeError,
+            ) as error:  # some implementations do not support autocast
                 missing[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
                 del made[name]
     return made, missing
@@ -164,7 +190,12 @@ def compare(precision: str, threads: int, rounds: int, console: Console) -> dict
     torch.set_num_threads(threads)
     found, missing = candidates(precision)
     rows = measure({name: one.step for name, one in found.items()}, LLAMA, rounds=rounds, warmup=3)
-    show(console, f"a Llama with experts, {precision}, {threads} thread{'s' * (threads > 1)}", rows, LLAMA)
+    show(
+        console,
+        f"a Llama with experts, {precision}, {threads} thread{'s' * (threads > 1)}",
+        rows,
+        LLAMA,
+    )
     for name, why in missing.items():
         console.print(f"{name} is not measured: {why}", markup=False)
     return record(found, rows, missing, rounds, "benchmarks.moe_models")
@@ -173,16 +204,26 @@ def compare(precision: str, threads: int, rounds: int, console: Console) -> dict
 def main() -> None:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"], choices=["fp32", "bf16"])
+    parser.add_argument(
+        "--precisions", nargs="+", default=["fp32", "bf16"], choices=["fp32", "bf16"]
+    )
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     console, results = Console(), {}
     for precision, threads in itertools.product(options.precisions, options.threads):
-        results[f"{precision}, {threads} threads"] = compare(precision, threads, options.rounds, console)
+        results[f"{precision}, {threads} threads"] = compare(
+            precision, threads, options.rounds, console
+        )
         if options.json:
-            machine = {"device": Provenance.now().machine, "batch": [BATCH, SEQ_LEN], "model": vars(CONFIG)}
-            options.json.write_text(json.dumps(results | {"machine": machine}, indent=2, default=vars) + "\n")
+            machine = {
+                "device": Provenance.now().machine,
+                "batch": [BATCH, SEQ_LEN],
+                "model": vars(CONFIG),
+            }
+            options.json.write_text(
+                json.dumps(results | {"machine": machine}, indent=2, default=vars) + "\n"
+            )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Other Llama implementations at our sizes: Hugging Face, litgpt and torchtitan, each with an equivalent loss.
+"""Other Llamas at our sizes: Hugging Face, litgpt, torchtitan, with an equivalent loss.
 
-Each is built with its library's classes, without biases and tied weights, as in its own pretraining; if a
-library has an alternative that may be faster, that is a variant.
+Each is built with its library's classes, without biases and tied weights, as in its own
+pretraining; if a library has an alternative that may be faster, that is a variant.
 """
 
 import importlib
@@ -28,7 +28,8 @@ class Peer:
     Attributes:
         model: module with the parameters.
         loss: (B, T) tokens, (B, T) targets -> mean cross-entropy in nats, computed in float32.
-        load: function that loads the weights of a LlamaForCausalLM of the same sizes, with its names.
+        load: function that loads the weights of a LlamaForCausalLM of the same sizes, with its
+            names.
     """
 
     model: nn.Module
@@ -37,10 +38,12 @@ class Peer:
 
 
 def hugging_face(config: BackboneConfig, seq_len: int) -> Peer:
-    """Return LlamaForCausalLM with PyTorch's attention; its own loss would shift and pad the targets in a copy."""
+    """Return LlamaForCausalLM with PyTorch's attention; its own loss would copy the targets."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    model = LlamaForCausalLM(LlamaConfig(**arguments(config, Target("Llama"), seq_len), attn_implementation="sdpa"))
+    model = LlamaForCausalLM(
+        LlamaConfig(**arguments(config, Target("Llama"), seq_len), attn_implementation="sdpa")
+    )
 
     def loss(tokens: Tensor, targets: Tensor) -> Tensor:
         logits = model(input_ids=tokens, use_cache=False).logits
@@ -67,7 +70,9 @@ def litgpt(config: BackboneConfig, seq_len: int, *, chunk: int = 128) -> Peer:
         return value
 
     def load(weights: Mapping[str, Tensor]) -> object:
-        copy: Any = importlib.import_module("litgpt.scripts.convert_hf_checkpoint").copy_weights_hf_llama
+        copy: Any = importlib.import_module(
+            "litgpt.scripts.convert_hf_checkpoint"
+        ).copy_weights_hf_llama
         state: dict[str, Tensor] = {}
         copy(theirs, {}, state, dict(weights))
         return model.load_state_dict(state)
@@ -87,11 +92,15 @@ def torchtitan(config: BackboneConfig, seq_len: int, *, fuse_qkv: bool = True) -
     block: Any = importlib.import_module("torchtitan.models.llama3.model").Llama3TransformerBlock
     common: Any = importlib.import_module("torchtitan.models.common")
     make: Any = importlib.import_module("torchtitan.models.common.config_utils")
-    attention: Any = importlib.import_module("torchtitan.models.common.attention").ScaledDotProductAttention
+    attention: Any = importlib.import_module(
+        "torchtitan.models.common.attention"
+    ).ScaledDotProductAttention
     summed: Any = importlib.import_module("torchtitan.components.loss").cross_entropy_loss
     d, vocab_size = config.d_model, config.vocab_size
     norm = common.RMSNorm.Config(normalized_shape=d, eps=config.norm_eps)
-    rope = common.ComplexRoPE.Config(dim=config.head_width, max_seq_len=seq_len, theta=config.rope_theta)
+    rope = common.ComplexRoPE.Config(
+        dim=config.head_width, max_seq_len=seq_len, theta=config.rope_theta
+    )
     layer = block.Config(
         attention_norm=norm, ffn_norm=norm,
         attention=make.make_gqa_config(
@@ -112,14 +121,20 @@ def torchtitan(config: BackboneConfig, seq_len: int, *, fuse_qkv: bool = True) -
         return value
 
     def load(weights: Mapping[str, Tensor]) -> object:
-        return model.load_state_dict(llama.Llama3StateDictAdapter(theirs, None).from_hf(dict(weights)))
+        return model.load_state_dict(
+            llama.Llama3StateDictAdapter(theirs, None).from_hf(dict(weights))
+        )
 
     return Peer(model, loss, load)
 
 
 Builder = Callable[[BackboneConfig, int], Peer]
 #: name -> builder(sizes, longest sequence), which raises ImportError if the peer cannot be imported
-PEERS: dict[str, Builder] = {"Hugging Face": hugging_face, "litgpt": litgpt, "torchtitan": torchtitan}
+PEERS: dict[str, Builder] = {
+    "Hugging Face": hugging_face,
+    "litgpt": litgpt,
+    "torchtitan": torchtitan,
+}
 #: further variants, measured on request
 VARIANTS: dict[str, Builder] = {
     "litgpt, loss in one": partial(litgpt, chunk=0),

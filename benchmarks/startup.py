@@ -2,7 +2,8 @@
 
     python -m benchmarks.startup [--rounds 3] [--out benchmarks/results/startup.json]
 
-The minimum over rounds counts. `fit` trains `tiny` and is timed to its first line of progress, after the first step.
+The minimum over rounds counts. `fit` trains `tiny` and is timed to its first line of progress,
+after the first step.
 """
 
 import argparse
@@ -36,7 +37,9 @@ COMMANDS: dict[str, tuple[list[str], float]] = {
 
 def cpu_of(argv: list[str]) -> float:
     """Return the CPU seconds of one command."""
-    done = subprocess.Popen([sys.executable, "-m", "lightning_sv", *argv], stdout=subprocess.DEVNULL)
+    done = subprocess.Popen(
+        [sys.executable, "-m", "lightning_sv", *argv], stdout=subprocess.DEVNULL
+    )
     _, status, usage = os.wait4(done.pid, 0)
     assert status == 0, argv
     return usage.ru_utime + usage.ru_stime
@@ -54,14 +57,32 @@ def first_step(folder: Path, rounds: int) -> float:
     """Return the CPU seconds of `fit` to its first step."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
     source, corpus = "files:" + ",".join(map(str, files)), str(folder / "corpus")
-    prepare(CorpusConfig(dir=corpus, source=source, tokenizer="bpe:1024", val_fraction=0.2), progress=False)
-    words = ["--data.corpus.dir", corpus, "--data.corpus.tokenizer", "bpe:1024", "--data.val_sequences", "8"]
+    prepare(
+        CorpusConfig(dir=corpus, source=source, tokenizer="bpe:1024", val_fraction=0.2),
+        progress=False,
+    )
+    words = [
+        "--data.corpus.dir",
+        corpus,
+        "--data.corpus.tokenizer",
+        "bpe:1024",
+        "--data.val_sequences",
+        "8",
+    ]
     words = [*CONFIG, *words, "--data.validations", "1", "--trainer.max_steps", "40"]
     env, fit = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}, []
     for i in range(rounds):
         log = folder / f"fit{i}.log"
         with log.open("wb") as file:
-            command = [sys.executable, "-m", "lightning_sv", "fit", *words, "--run_dir", str(folder / f"fit{i}")]
+            command = [
+                sys.executable,
+                "-m",
+                "lightning_sv",
+                "fit",
+                *words,
+                "--run_dir",
+                str(folder / f"fit{i}"),
+            ]
             plain = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env)
         fit.append(cpu_until("step 1/40", log, plain.pid))
         plain.wait()
@@ -70,13 +91,18 @@ def first_step(folder: Path, rounds: int) -> float:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/startup.json")
     options = parser.parse_args()
     most = {name: limit for name, (_, limit) in COMMANDS.items()}
     most |= {"report": 3.0, "fit, first step": 7.0}
-    seconds = {name: min(cpu_of(argv) for _ in range(options.rounds)) for name, (argv, _) in COMMANDS.items()}
+    seconds = {
+        name: min(cpu_of(argv) for _ in range(options.rounds))
+        for name, (argv, _) in COMMANDS.items()
+    }
     with tempfile.TemporaryDirectory() as folder:
         seconds["fit, first step"] = first_step(Path(folder), options.rounds)
         report = ["report", str(Path(folder) / "fit0"), "--out", str(Path(folder) / "report")]

@@ -1,11 +1,11 @@
-"""One training step of Llamas: ours against Hugging Face's, litgpt's and torchtitan's, and the strategies.
+"""One training step of Llamas: ours, Hugging Face's, litgpt's, torchtitan's; strategies.
 
     python -m benchmarks.step [--rounds 40] [--threads 1 2] [--widths 256 768] [--json FILE]
 
-A step is forward, loss and backward on the same tokens; bf16 is autocast over float32 parameters. For each combination
-of width, dtype, mode and threads, all candidates run interleaved in one process. The peers load our `llama`'s weights,
-and equal losses are checked before timing. --json writes the file after each combination,
-and skips those that it contains unless --again is given.
+A step is forward, loss and backward on the same tokens; bf16 is autocast over float32 parameters.
+For each combination of width, dtype, mode and threads, all candidates run interleaved in one
+process. The peers load our `llama`'s weights, and equal losses are checked before timing. --json
+writes the file after each combination, and skips those that it contains unless --again is given.
 """
 
 import itertools
@@ -49,7 +49,10 @@ class Combination:
     threads: int
 
     def __str__(self) -> str:
-        return f"d={self.width} {self.dtype} {self.mode}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+        return (
+            f"d={self.width} {self.dtype} {self.mode}, {self.threads}"
+            f" thread{'s' if self.threads > 1 else ''}"
+        )
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,9 @@ class Candidate:
             torch.cuda.synchronize()
 
 
-def ours(config: BackboneConfig, strategy: str) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor]]:
+def ours(
+    config: BackboneConfig, strategy: str
+) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor]]:
     """Our backbone and its loss."""
     model = Backbone(config, strategy)
 
@@ -80,7 +85,11 @@ def ours(config: BackboneConfig, strategy: str) -> tuple[nn.Module, Callable[[Te
 def candidates(at: Combination, peers: list[str]) -> tuple[dict[str, Candidate], dict[str, str]]:
     """Return the candidates, and why peers are missing."""
     config = BackboneConfig(
-        name="bench", d_model=at.width, n_layer=N_LAYER, n_head=HEADS[at.width], vocab_size=VOCAB_SIZE
+        name="bench",
+        d_model=at.width,
+        n_layer=N_LAYER,
+        n_head=HEADS[at.width],
+        vocab_size=VOCAB_SIZE,
     )
     generator = torch.Generator().manual_seed(0)
     block = torch.randint(0, VOCAB_SIZE, (BATCH, SEQ_LEN + 1), generator=generator).to(DEVICE)
@@ -103,10 +112,16 @@ def candidates(at: Combination, peers: list[str]) -> tuple[dict[str, Candidate],
             with torch.no_grad():
                 expected = found["llama"][1](tokens, targets)
                 torch.testing.assert_close(
-                    loss(tokens, targets), expected, rtol=1e-4, atol=0, msg=f"{name}'s loss is not llama's"
+                    loss(tokens, targets),
+                    expected,
+                    rtol=1e-4,
+                    atol=0,
+                    msg=f"{name}'s loss is not llama's",
                 )
         if at.mode == "compiled":  # options of `fit`; peers use PyTorch's defaults
-            loss = torch.compile(loss, dynamic=False, options=INDUCTOR if name in STRATEGIES else None)
+            loss = torch.compile(
+                loss, dynamic=False, options=INDUCTOR if name in STRATEGIES else None
+            )
         made[name] = Candidate(model, autocast_loss(loss, tokens, targets, at.dtype))
     return made, missing
 
@@ -137,7 +152,11 @@ def compare(at: Combination, options: Namespace, console: Console) -> dict[str, 
 
 
 def record(
-    found: dict[str, Candidate], rows: list[Ratio], missing: dict[str, str], rounds: int, module: str
+    found: dict[str, Candidate],
+    rows: list[Ratio],
+    missing: dict[str, str],
+    rounds: int,
+    module: str,
 ) -> dict[str, Any]:
     """Return times relative to llama and memory of every candidate, with the environment."""
     return {
@@ -147,7 +166,10 @@ def record(
         "peak_mib": {name: peak_mib(one.step) for name, one in found.items()},
         "missing": missing,
         "rounds": rounds,
-        "measured": Provenance.now()._asdict() | {"command": shlex.join(["python", "-m", module, *sys.argv[1:]])},
+        "measured": (
+            Provenance.now()._asdict()
+            | {"command": shlex.join(["python", "-m", module, *sys.argv[1:]])}
+        ),
     }
 
 
@@ -172,8 +194,12 @@ def parse() -> Namespace:
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--threads", nargs="+", type=int, default=list(THREADS), choices=THREADS)
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(BUILDERS))
-    parser.add_argument("--json", type=Path, help="write the figures to this file, and continue from its content")
-    parser.add_argument("--again", action="store_true", help="repeat measurements that the file contains")
+    parser.add_argument(
+        "--json", type=Path, help="write the figures to this file, and continue from its content"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="repeat measurements that the file contains"
+    )
     parser.add_argument("--data", default="data/stdlib")
     return parser.parse_args()
 
@@ -181,12 +207,22 @@ def parse() -> Namespace:
 def main() -> None:
     options, console = parse(), Console()
     everything = itertools.product(THREADS, HEADS, DTYPES, MODES)
-    known = {str(at): at for at in (Combination(d, dtype, mode, n) for n, d, dtype, mode in everything)}
+    known = {
+        str(at): at for at in (Combination(d, dtype, mode, n) for n, d, dtype, mode in everything)
+    }
     before = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
-    results = {key: value for key, value in before.items() if key in known or key.startswith("reading")}
+    results = {
+        key: value for key, value in before.items() if key in known or key.startswith("reading")
+    }
     for key, at in known.items():
-        chosen = at.width in options.widths and at.dtype in options.dtypes and at.mode in options.modes
-        if not chosen or at.threads not in options.threads or (key in results and not options.again):
+        chosen = (
+            at.width in options.widths and at.dtype in options.dtypes and at.mode in options.modes
+        )
+        if (
+            not chosen
+            or at.threads not in options.threads
+            or (key in results and not options.again)
+        ):
             continue
         results[key] = compare(at, options, console)
         save(results, options.json)

@@ -16,11 +16,20 @@ def markdown(found: Sequence[dict[str, Any]]) -> str:
     ours = list(dict.fromkeys(row["name"] for one in found for row in one["strategies"]))
     others = [name for name in ours if name != "llama"]
     parts = [
-        "Time of a step over `llama`'s, with 95% intervals; 'ahead': tokens/s of `llama` over the fastest peer's.",
+        (
+            "Time of a step over `llama`'s, with 95% intervals; 'ahead': tokens/s of `llama` over"
+            " the fastest peer's."
+        ),
         _table(
             ["", "llama, ms", *peers, "ahead", *others],
             [
-                [_place(one), _milliseconds(one), *_times(one, peers), _ahead(one), *_times(one, others)]
+                [
+                    _place(one),
+                    _milliseconds(one),
+                    *_times(one, peers),
+                    _ahead(one),
+                    *_times(one, others),
+                ]
                 for one in found
             ],
         ),
@@ -42,7 +51,8 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 def _place(one: dict[str, Any]) -> str:
     return (
-        f"d={one['width']}, {one['dtype']}, {one['mode']}, {one['threads']} thread{'s' if one['threads'] > 1 else ''}"
+        f"d={one['width']}, {one['dtype']}, {one['mode']}, {one['threads']}"
+        f" thread{'s' if one['threads'] > 1 else ''}"
     )
 
 
@@ -57,7 +67,11 @@ def _milliseconds(one: dict[str, Any]) -> str:
 def _times(one: dict[str, Any], names: Sequence[str]) -> list[str]:
     rows = _rows(one)
     return [
-        f"{rows[name]['ratio']:.3f} ({rows[name]['low']:.3f} to {rows[name]['high']:.3f})" if name in rows else "-"
+        (
+            f"{rows[name]['ratio']:.3f} ({rows[name]['low']:.3f} to {rows[name]['high']:.3f})"
+            if name in rows
+            else "-"
+        )
         for name in names
     ]
 
@@ -75,7 +89,12 @@ def _memory(one: dict[str, Any], name: str) -> str:
 def _sources(found: Sequence[dict[str, Any]]) -> list[str]:
     """Return when, where and how, each once."""
     said = {
-        (one["measured"]["machine"], one["measured"]["commit"], one["measured"]["date"][:10], one["rounds"]): one
+        (
+            one["measured"]["machine"],
+            one["measured"]["commit"],
+            one["measured"]["date"][:10],
+            one["rounds"],
+        ): one
         for one in found
     }
     return [

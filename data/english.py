@@ -32,7 +32,9 @@ def main() -> None:
             *dictionary_entries(share / "dictd" / "gcide"),
             *web_pages(share / "doc" / "anarchism" / "html"),
             *dictionary_entries(share / "dictd" / "foldoc"),
-            gzip.decompress((share / "doc" / "jargon-text" / "jargon.txt.gz").read_bytes()).decode("utf-8", "replace"),
+            gzip.decompress((share / "doc" / "jargon-text" / "jargon.txt.gz").read_bytes()).decode(
+                "utf-8", "replace"
+            ),
         ]
 
     with OUTPUT.open("w", encoding="utf-8") as file:
@@ -44,7 +46,7 @@ def main() -> None:
 
 
 def unpack_packages(folder: Path) -> Path:
-    """Download the packages and unpack them without installing; return the folder of their files."""
+    """Download the packages and unpack them without installing; return their folder."""
     # apt-get gives up root for its downloads, so the folder must be writable for its own user.
     folder.chmod(0o777)
     subprocess.run(["apt-get", "download", *PACKAGES], cwd=folder, check=True)
@@ -58,8 +60,8 @@ def unpack_packages(folder: Path) -> Path:
 def dictionary_entries(path: Path) -> Iterator[str]:
     """Yield the entries of a dictd dictionary in their order, each once.
 
-    NAME.index has a line per headword: word, offset and length of its entry in NAME.dict.dz. Several headwords may have
-    the same entry.
+    NAME.index has a line per headword: word, offset and length of its entry in NAME.dict.dz.
+    Several headwords may have the same entry.
     """
     content = gzip.decompress(path.with_suffix(".dict.dz").read_bytes())
 
@@ -76,7 +78,7 @@ def dictionary_entries(path: Path) -> Iterator[str]:
 
 
 def decode_number(digits: str) -> int:
-    """Return a number of a dictd index; its digits are those of base64, the most significant first."""
+    """Return a number of a dictd index: digits of base64, the most significant first."""
     number = 0
     for digit in digits:
         number = number * 64 + _BASE64.index(digit)
@@ -103,7 +105,7 @@ class _Text(HTMLParser):
 
 
 def web_pages(folder: Path) -> Iterator[str]:
-    """Yield the text of each page of a folder, in the order of their names, without repeated spaces."""
+    """Yield the text of each page of a folder, in the order of names, in single spaces."""
     for path in sorted(folder.glob("*.html")):
         parser = _Text()
         parser.feed(path.read_text("utf-8", "replace"))

@@ -1,7 +1,8 @@
-"""The site's files, for MkDocs: the pages where they are in the repository, and the files they link to.
+"""The site's files, for MkDocs: the pages of the repository, and the files they link to.
 
-A link means the same in an editor, on a page of the repository and on the site: pages keep their paths; pictures and
-tables are copied; a linked source becomes a page of code, a linked folder a list of its files.
+A link means the same in an editor, on a page of the repository and on the site: pages keep their
+paths; pictures and tables are copied; a linked source becomes a page of code, a linked folder a
+list of its files.
 """
 
 import os
@@ -47,15 +48,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                 todo.append(target)
     for name in API:
         ours.append(
-            File.generated(config, f"api/{name}.md", content=f"# lightning_sv.{name}\n\n::: lightning_sv.{name}\n")
+            File.generated(
+                config,
+                f"api/{name}.md",
+                content=f"# lightning_sv.{name}\n\n::: lightning_sv.{name}\n",
+            )
         )
     for name in ASSETS:
-        ours.append(File.generated(config, f"assets/{name}", abs_src_path=str(ROOT / "docs" / name)))
+        ours.append(
+            File.generated(config, f"assets/{name}", abs_src_path=str(ROOT / "docs" / name))
+        )
     return ours
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Rewrite links to sources and folders; hide the contents next to wide tables; keep sources out of the search."""
+    """Rewrite links; hide contents next to wide tables; keep sources out of the search."""
     if any(line.startswith("|") and line.count("|") - 1 > WIDE for line in markdown.splitlines()):
         page.meta["hide"] = ["toc"]
     if not page.file.src_uri.startswith(SEARCHED):
@@ -88,15 +95,20 @@ def _file(path: Path, config: MkDocsConfig) -> File:
     name = path.relative_to(ROOT).as_posix()
     if path.is_dir():
         rows = [
-            f"- [{child.name}]({child.name})" if child.is_file() else f"- {child.name}/" for child in _children(path)
+            f"- [{child.name}]({child.name})" if child.is_file() else f"- {child.name}/"
+            for child in _children(path)
         ]
         return File.generated(config, _uri(path), content=f"# {name}\n\n" + "\n".join(rows) + "\n")
     language = {".py": "python", ".yaml": "yaml", ".json": "json"}.get(path.suffix, "sh")
-    return File.generated(config, _uri(path), content=f"# {name}\n\n```{language}\n{path.read_text()}```\n")
+    return File.generated(
+        config, _uri(path), content=f"# {name}\n\n```{language}\n{path.read_text()}```\n"
+    )
 
 
 def _children(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.iterdir()) if not path.name.startswith((".", "__pycache__"))]
+    return [
+        path for path in sorted(folder.iterdir()) if not path.name.startswith((".", "__pycache__"))
+    ]
 
 
 def _linked(path: Path) -> Iterator[Path]:

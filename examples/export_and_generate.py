@@ -3,8 +3,8 @@
     make train MODEL=tiny SCALE=hg+dp+or
     python examples/export_and_generate.py runs/tiny/hg+dp+or-seed0 exported
 
-Needs transformers, no download. A strategy with `dnp` is exported with custom code, which is loaded too: it belongs to
-this project.
+Needs transformers, no download. A strategy with `dnp` is exported with custom code, which is loaded
+too: it belongs to this project.
 """
 
 import argparse
@@ -35,12 +35,17 @@ def theirs(folder: Path, prompt: str, tokens: int) -> str:
 
 def main() -> None:
     """Export, generate twice, and compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path, help="A run's directory.")
     parser.add_argument("out", type=Path, help="Output folder; new or empty.")
     parser.add_argument("--prompt", default="def ", help="Text to continue. (default: %(default)r)")
     parser.add_argument(
-        "--tokens", type=int, default=24, help="Maximum number of tokens, within the context. (default: %(default)s)"
+        "--tokens",
+        type=int,
+        default=24,
+        help="Maximum number of tokens, within the context. (default: %(default)s)",
     )
     options = parser.parse_args()
     if lightning_sv(["export", str(options.run), "--to", "hf", str(options.out)]):
@@ -50,7 +55,11 @@ def main() -> None:
         ours(options.run, options.prompt, options.tokens),
     )
     print(f"transformers: {options.prompt}{found}")
-    print("the run says the same" if found == expected else f"the run:      {options.prompt}{expected}")
+    print(
+        "the run says the same"
+        if found == expected
+        else f"the run:      {options.prompt}{expected}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Train a transformers Llama with its Trainer, with decay by role, and then also with a strategy of the paper.
+"""Train a transformers Llama with its Trainer: with decay by role, then with a strategy.
 
     python examples/hf_trainer.py --out plain-llama
 
-Both start from the same weights and read the same batches, bytes of Python's standard library. The second is folded
-afterwards and loaded by plain transformers. Run `make install-hf` first; no download, half a minute on a CPU. After so
-few steps, the lower loss depends on the batches: this does not compare the two.
+Both start from the same weights and read the same batches, bytes of Python's standard library. The
+second is folded afterwards and loaded by plain transformers. Run `make install-hf` first; no
+download, half a minute on a CPU. After so few steps, the lower loss depends on the batches: this
+does not compare the two.
 """
 
 import argparse
@@ -14,7 +15,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
 
 from lightning_sv.interop import apply_strategy, decayed_names, fold_applied
 
@@ -25,14 +33,16 @@ class IwdTrainer(Trainer):
     """Decay matrices and input-side scale vectors, but no output-side ones."""
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Return the names; for FSDP call weight_decay_roles(model) before sharding and pass the result as roles."""
+        """Return the names; with FSDP pass roles of weight_decay_roles, called before sharding."""
         return decayed_names(model, "iwd")
 
 
 def text() -> Tensor:
     """Return blocks of bytes, (n, SEQ_LEN)."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    ids = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
+    ids = torch.frombuffer(
+        bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8
+    )
     blocks = ids[: len(ids) // SEQ_LEN * SEQ_LEN].view(-1, SEQ_LEN).long()
     return blocks[torch.randperm(len(blocks), generator=torch.Generator().manual_seed(0))]
 
@@ -41,9 +51,15 @@ def small_llama() -> LlamaForCausalLM:
     """Return a Llama of 0.7 M parameters, always with the same weights."""
     set_seed(0)
     config = LlamaConfig(
-        vocab_size=256, hidden_size=128, intermediate_size=344, num_hidden_layers=3, num_attention_heads=4,
-        max_position_embeddings=SEQ_LEN, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
+        vocab_size=256,
+        hidden_size=128,
+        intermediate_size=344,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=SEQ_LEN,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     return LlamaForCausalLM(config)
 
 
@@ -51,23 +67,44 @@ def train(model: LlamaForCausalLM, blocks: Tensor, steps: int) -> float:
     """Return the validation loss in nats per byte after some steps of AdamW."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            folder, max_steps=steps, per_device_train_batch_size=BATCH, per_device_eval_batch_size=64,
-            learning_rate=3e-3, lr_scheduler_type="cosine", warmup_steps=max(1, steps // 10), weight_decay=0.1,
-            adam_beta2=0.95, save_strategy="no", logging_strategy="no", report_to=[], disable_tqdm=True, seed=0,
+            folder,
+            max_steps=steps,
+            per_device_train_batch_size=BATCH,
+            per_device_eval_batch_size=64,
+            learning_rate=3e-3,
+            lr_scheduler_type="cosine",
+            warmup_steps=max(1, steps // 10),
+            weight_decay=0.1,
+            adam_beta2=0.95,
+            save_strategy="no",
+            logging_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            seed=0,
             dataloader_pin_memory=torch.cuda.is_available(),
-        )  # fmt: skip
+        )
         parts = blocks[128 : 128 + steps * BATCH], blocks[:128]
-        train_set, val_set = ([{"input_ids": block, "labels": block} for block in part] for part in parts)
-        trainer = IwdTrainer(model=model, args=arguments, train_dataset=train_set, eval_dataset=val_set)
+        train_set, val_set = (
+            [{"input_ids": block, "labels": block} for block in part] for part in parts
+        )
+        trainer = IwdTrainer(
+            model=model, args=arguments, train_dataset=train_set, eval_dataset=val_set
+        )
         trainer.train()
         return trainer.evaluate()["eval_loss"]
 
 
 def main() -> None:
     """Train both models, fold the second, and compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=120, help="Number of steps of each run. (default: %(default)s)")
-    parser.add_argument("--out", type=Path, help="Output folder of the folded model. (default: a temporary folder)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--steps", type=int, default=120, help="Number of steps of each run. (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="Output folder of the folded model. (default: a temporary folder)"
+    )
     options = parser.parse_args()
     blocks = text()
 

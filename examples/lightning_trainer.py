@@ -13,8 +13,10 @@ from lightning_sv import BranchNorms, PretrainModule, Sharpness, TokenDataModule
 
 
 def main(corpus: str = "data/stdlib", out: str = "out", steps: int = 200) -> None:
-    """Train a tiny Llama with scale vectors, load its best checkpoint, and print the shape of its logits."""
-    module = PretrainModule.from_preset("tiny", scale="hg+dp+or")  # or PretrainModule(backbone=..., scale=..., lr=...)
+    """Train a tiny Llama with scale vectors, load its best checkpoint, print logits' shape."""
+    module = PretrainModule.from_preset(
+        "tiny", scale="hg+dp+or"
+    )  # or PretrainModule(backbone=..., scale=..., lr=...)
     data = TokenDataModule(corpus, seq_len=64, batch_size=8)
     trainer = L.Trainer(
         max_steps=steps,
@@ -22,12 +24,26 @@ def main(corpus: str = "data/stdlib", out: str = "out", steps: int = 200) -> Non
         accumulate_grad_batches=2,
         gradient_clip_val=1.0,
         logger=CSVLogger(out),
-        callbacks=[ModelCheckpoint(monitor="val/loss"), EarlyStopping("val/loss"), BranchNorms(), Sharpness()],
+        callbacks=[
+            ModelCheckpoint(monitor="val/loss"),
+            EarlyStopping("val/loss"),
+            BranchNorms(),
+            Sharpness(),
+        ],
     )
     trainer.fit(module, data)
-    restored = PretrainModule.load_from_checkpoint(trainer.checkpoint_callback.best_model_path, weights_only=True)
-    tokens = next(iter(data.val_dataloader()))[:, :-1].to(restored.device)  # the device of the restored model
-    print("val/loss", float(trainer.callback_metrics["val/loss"]), "logits", tuple(restored(tokens).shape))
+    restored = PretrainModule.load_from_checkpoint(
+        trainer.checkpoint_callback.best_model_path, weights_only=True
+    )
+    tokens = next(iter(data.val_dataloader()))[:, :-1].to(
+        restored.device
+    )  # the device of the restored model
+    print(
+        "val/loss",
+        float(trainer.callback_metrics["val/loss"]),
+        "logits",
+        tuple(restored(tokens).shape),
+    )
 
 
 if __name__ == "__main__":

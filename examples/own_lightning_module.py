@@ -1,4 +1,4 @@
-"""Callbacks, strategy and decay by role in your own LightningModule: 20 seconds on a CPU, without a corpus."""
+"""Callbacks, strategy and decay by role in your own LightningModule: 20 seconds on a CPU."""
 
 from pathlib import Path
 
@@ -47,7 +47,9 @@ class OwnModule(L.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Decay the parameters of the strategy's decayed roles."""
         example = torch.zeros(1, 8, dtype=torch.long)
-        return torch.optim.AdamW(param_groups(self.net, 3e-3, weight_decay=0.1, policy="iwd", example=example))  # new
+        return torch.optim.AdamW(
+            param_groups(self.net, 3e-3, weight_decay=0.1, policy="iwd", example=example)
+        )  # new
 
 
 def main(out: str = "out", steps: int = 60) -> None:
@@ -55,11 +57,17 @@ def main(out: str = "out", steps: int = 60) -> None:
     text = torch.tensor(list(Path(__file__).read_bytes()))
     blocks = text.unfold(0, 33, 8)
     module = OwnModule()
-    probe = Sharpness(("all", "scale_input"), points=3, loss=lambda user: user.training_step(blocks[:16], 0))
+    probe = Sharpness(
+        ("all", "scale_input"), points=3, loss=lambda user: user.training_step(blocks[:16], 0)
+    )
     trainer = L.Trainer(
-        max_steps=steps, accelerator="cpu", logger=CSVLogger(out), enable_checkpointing=False, log_every_n_steps=10,
+        max_steps=steps,
+        accelerator="cpu",
+        logger=CSVLogger(out),
+        enable_checkpointing=False,
+        log_every_n_steps=10,
         callbacks=[TrainingMonitor(), BranchNorms(10, model="net"), probe],
-    )  # fmt: skip
+    )
     trainer.fit(module, torch.utils.data.DataLoader(blocks, batch_size=16, shuffle=True))
     loss = float(trainer.callback_metrics["loss"])
     print(f"loss {loss:.3f} nats per byte; norms of every branch in {trainer.log_dir}/metrics.csv")

@@ -2,7 +2,8 @@
 
     python examples/own_model.py --scale llama unified --steps 200
 
-Strategies start from the same matrices and read the same batches. Needs only torch; 20 seconds on a CPU.
+Strategies start from the same matrices and read the same batches. Needs only torch; 20 seconds on a
+CPU.
 """
 
 import argparse
@@ -25,7 +26,10 @@ class GroupedQueryAttention(nn.Module):
     def __init__(self, d: int, n_head: int, n_key_head: int, build: ScaleBuilder):
         super().__init__()
         self.d_head = d // n_head
-        queries, keys = Branch(d, norm_width=self.d_head), Branch(n_key_head * self.d_head, norm_width=self.d_head)
+        queries, keys = (
+            Branch(d, norm_width=self.d_head),
+            Branch(n_key_head * self.d_head, norm_width=self.d_head),
+        )
         self.qkv = build.group("attn_norm", d, {"q_proj": queries, "k_proj": keys, "v_proj": keys})
         self.o_proj = nn.Linear(d, d, bias=False)
 
@@ -56,9 +60,14 @@ class ByteModel(nn.Module):
     def __init__(self, build: ScaleBuilder):
         super().__init__()
         self.embed = nn.Embedding(256, D)
-        layers = [(GroupedQueryAttention(D, N_HEAD, N_KEY_HEAD, build), SquaredReLU(D, build)) for _ in range(N_LAYER)]
+        layers = [
+            (GroupedQueryAttention(D, N_HEAD, N_KEY_HEAD, build), SquaredReLU(D, build))
+            for _ in range(N_LAYER)
+        ]
         self.layers = nn.ModuleList(part for layer in layers for part in layer)
-        self.head = build.group("final_norm", D, {"lm_head": Branch(256, norm_width=256, role="head")})
+        self.head = build.group(
+            "final_norm", D, {"lm_head": Branch(256, norm_width=256, role="head")}
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) -> (B, T, 256)."""
@@ -92,7 +101,9 @@ def train(scale: str, rows: Tensor, steps: int) -> float:
     build.finish()  # warns if a simpler strategy gives the same model
     groups = [group.options("adamw", 0.1) for group in role_groups(model, strategy.decayed_roles)]
     optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps, pct_start=0.1, cycle_momentum=False)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 3e-3, steps, pct_start=0.1, cycle_momentum=False
+    )
     for step in range(steps):
         batch = rows[256:][torch.arange(step * BATCH, (step + 1) * BATCH) % (len(rows) - 256)]
         optimizer.zero_grad()
@@ -106,13 +117,25 @@ def train(scale: str, rows: Tensor, steps: int) -> float:
 
 def main() -> None:
     """Train a model for each strategy and print its loss."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", nargs="+", default=["llama", "unified"], help="Strategies. (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=200, help="Number of steps of each. (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--scale",
+        nargs="+",
+        default=["llama", "unified"],
+        help="Strategies. (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--steps", type=int, default=200, help="Number of steps of each. (default: %(default)s)"
+    )
     options = parser.parse_args()
     rows = blocks()
     for scale in options.scale:
-        print(f"{scale:<16} {train(scale, rows, options.steps):.3f} nats per byte after {options.steps} steps")
+        print(
+            f"{scale:<16} {train(scale, rows, options.steps):.3f} nats per byte after"
+            f" {options.steps} steps"
+        )
 
 
 if __name__ == "__main__":

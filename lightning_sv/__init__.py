@@ -1,6 +1,7 @@
 """Scale vectors in large language models: strategies, experiments, measurements.
 
-An implementation of "Negligible in Size, Significant in Effect" (arXiv 2605.26895) in PyTorch Lightning.
+An implementation of "Negligible in Size, Significant in Effect" (arXiv 2605.26895) in PyTorch
+Lightning.
 """
 
 from importlib import import_module
@@ -27,24 +28,52 @@ if TYPE_CHECKING:
     from lightning_sv.runs.events import read_run
     from lightning_sv.scale import RMSNorm, ScaledLinear, ScaleOptions, ScaleStrategy
 
-#: public name -> its module, imported on first use (PEP 562), so that commands without a model start without torch
+#: public name -> its module, imported on first use (PEP 562), so that commands without a model
+#: start without torch
 _HOMES = {
-    "PretrainCLI": "lit.cli", "PretrainModule": "lit.module",
-    "TokenDataModule": "lit.data", "TextSamples": "lit.text_samples",
-    **dict.fromkeys(("BranchNorms", "Preconditioner", "RelativeSteps", "RouterMonitor", "Sharpness"), "callbacks"),
+    "PretrainCLI": "lit.cli",
+    "PretrainModule": "lit.module",
+    "TokenDataModule": "lit.data",
+    "TextSamples": "lit.text_samples",
+    **dict.fromkeys(
+        ("BranchNorms", "Preconditioner", "RelativeSteps", "RouterMonitor", "Sharpness"),
+        "callbacks",
+    ),
     "TrainingMonitor": "callbacks",
     **dict.fromkeys(("Backbone", "BackboneConfig"), "nn"),
     **dict.fromkeys(("RMSNorm", "ScaleOptions", "ScaleStrategy", "ScaledLinear"), "scale"),
-    **dict.fromkeys(("apply_strategy", "fold_applied", "param_groups", "weight_decay_roles"), "interop"),
-    "load_backbone": "runs.checkpoint", "read_run": "runs.events",
-}  # fmt: skip
+    **dict.fromkeys(
+        ("apply_strategy", "fold_applied", "param_groups", "weight_decay_roles"), "interop"
+    ),
+    "load_backbone": "runs.checkpoint",
+    "read_run": "runs.events",
+}
 
 __all__ = [
-    "Backbone", "BackboneConfig", "BranchNorms", "Preconditioner", "PretrainCLI", "PretrainModule", "RMSNorm",
-    "RelativeSteps", "RouterMonitor", "ScaleOptions", "ScaleStrategy", "ScaledLinear", "Sharpness", "TextSamples",
-    "TokenDataModule", "TrainingMonitor", "__version__", "apply_strategy", "fold_applied", "load_backbone",
-    "param_groups", "read_run", "weight_decay_roles",
-]  # fmt: skip
+    "Backbone",
+    "BackboneConfig",
+    "BranchNorms",
+    "Preconditioner",
+    "PretrainCLI",
+    "PretrainModule",
+    "RMSNorm",
+    "RelativeSteps",
+    "RouterMonitor",
+    "ScaleOptions",
+    "ScaleStrategy",
+    "ScaledLinear",
+    "Sharpness",
+    "TextSamples",
+    "TokenDataModule",
+    "TrainingMonitor",
+    "__version__",
+    "apply_strategy",
+    "fold_applied",
+    "load_backbone",
+    "param_groups",
+    "read_run",
+    "weight_decay_roles",
+]
 
 
 def __getattr__(name: str) -> Any:

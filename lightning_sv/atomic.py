@@ -18,7 +18,8 @@ from lightning_sv.errors import ConfigError, UnreadableError
 
 log = logging.getLogger(__name__)
 
-#: numbers of OSErrors that readers of formats raise for damaged content, e.g. for an impossible position
+#: numbers of OSErrors that readers of formats raise for damaged content, e.g. for an impossible
+#: position
 _ABOUT_CONTENT = (None, errno.EINVAL)
 #: numbers of OSErrors of file systems without an operation, such as NFS without a lock daemon
 _NOT_SUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
@@ -30,8 +31,9 @@ _SILENT_WAIT_S = 1.0
 def atomic_path(final: Path) -> Iterator[Path]:
     """Yield a temporary path next to `final` that replaces it atomically; files are synced first.
 
-    `final` is a file or a folder, which must be empty to be replaced. After an error it is unchanged. Newly created
-    parent folders are removed again if they stay empty. Only one process may write a path at a time.
+    `final` is a file or a folder, which must be empty to be replaced. After an error it is
+    unchanged. Newly created parent folders are removed again if they stay empty. Only one process
+    may write a path at a time.
     """
     partial = partial_of(final)
     created = [folder for folder in final.parents if not folder.exists()]
@@ -73,11 +75,13 @@ def write_atomically(path: Path, text: str) -> None:
 def locked(target: Path, other: str, *, timeout: float = -1) -> Iterator[None]:
     """Hold the lock of `target`, with a message while waiting for `other`; leave no lock file.
 
-    The parent of `target` is created. `timeout` is in seconds, -1 for no limit; the error after it is
-    `filelock.Timeout`, an OSError.
+    The parent of `target` is created. `timeout` is in seconds, -1 for no limit; the error after it
+    is `filelock.Timeout`, an OSError.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=target.parent):  # FileLock would retry forever in a folder that is not writable
+    with tempfile.TemporaryFile(
+        dir=target.parent
+    ):  # FileLock would retry forever in a folder that is not writable
         pass
     path = target.parent / f".{target.name}.lock"
     try:
@@ -96,10 +100,12 @@ def locked(target: Path, other: str, *, timeout: float = -1) -> Iterator[None]:
 def acquire_lock(path: Path, timeout: float) -> FileLock:
     """Lock a file; if its file system has no locks, log a warning instead.
 
-    filelock's replacement, a file that exists, would stay after its process is killed on a different node.
+    filelock's replacement, a file that exists, would stay after its process is killed on a
+    different node.
 
     Raises:
-        OSError: `filelock.Timeout` after `timeout` seconds, -1 for no limit; or the file cannot be written
+        OSError: `filelock.Timeout` after `timeout` seconds, -1 for no limit; or the file cannot be
+            written
     """
     lock = FileLock(path, fallback_to_soft=False)
     try:
@@ -107,7 +113,9 @@ def acquire_lock(path: Path, timeout: float) -> FileLock:
     except OSError as error:
         if error.errno not in _NOT_SUPPORTED:
             raise
-        log.warning("%s cannot be locked; do not start a second process that writes to it", path.parent)
+        log.warning(
+            "%s cannot be locked; do not start a second process that writes to it", path.parent
+        )
     return lock
 
 
@@ -127,7 +135,7 @@ def file_sha256(path: Path) -> str:
 
 
 def check_writable(folder: Path) -> None:
-    """Check that a folder can be written to or created; raise NotADirectoryError or PermissionError if not."""
+    """Raise NotADirectoryError or PermissionError unless a folder can be written to or created."""
     folder = folder.absolute()
     existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not existing.is_dir():
@@ -137,7 +145,7 @@ def check_writable(folder: Path) -> None:
 
 
 def regular(path: Path) -> Path:
-    """Return `path`; raise ConfigError if opening it could block, as for a pipe, a socket or a device."""
+    """Return `path`; raise ConfigError if opening it could block: a pipe, a socket or a device."""
     if path.exists() and not path.is_file():
         raise ConfigError(f"{path} is not a regular file; choose a different path.")
     return path
@@ -145,7 +153,7 @@ def regular(path: Path) -> Path:
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """Report an error of the file system as such, because it says nothing about the content of a file.
+    """Report an error of the file system as such: it says nothing about the content of a file.
 
     Raises:
         UnreadableError: names the path, the error and the file's owner
@@ -159,7 +167,9 @@ def reading(path: str | Path) -> Iterator[None]:
         place = error.filename or path
         hint = "This is an error of the file system or of permissions, not of the file's content."
         why = f"{error.strerror}{_owner(place)}"
-        raise UnreadableError(f"{place} cannot be read ({why}); expected a readable file. {hint}") from error
+        raise UnreadableError(
+            f"{place} cannot be read ({why}); expected a readable file. {hint}"
+        ) from error
 
 
 def _owner(path: str | Path) -> str:
@@ -187,7 +197,7 @@ def partial_of(final: Path) -> Path:
 
 
 def replace(new: Path, final: Path) -> None:
-    """Rename `new` to `final`. An old folder of that name is deleted last, so that a kill leaves one of the two."""
+    """Rename `new` to `final`; an old folder of that name is deleted last, so a kill leaves one."""
     old = partial_of(final.with_name(f"old-{final.name}"))
     remove(old)
     if final.is_dir() and not final.is_symlink():

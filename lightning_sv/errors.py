@@ -1,11 +1,11 @@
-"""Errors that the command line reports in one sentence; any other exception is a bug and shows its traceback."""
+"""Errors that the command line reports in one sentence; any other exception is a bug."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class ConfigError(ValueError):
-    """Report wrong user input as `KEY is VALUE; expected EXPECTED. HINT`; the command line exits with 2."""
+    """Report wrong input as `KEY is VALUE; expected EXPECTED. HINT`; the command exits with 2."""
 
 
 class UnreadableError(ConfigError):
@@ -13,7 +13,7 @@ class UnreadableError(ConfigError):
 
 
 class NotTestableError(ConfigError):
-    """Report why the given runs cannot answer a question; the verdict becomes "not testable here"."""
+    """Report why given runs cannot answer a question; the verdict is then "not testable here"."""
 
 
 class RunError(RuntimeError):
@@ -47,12 +47,15 @@ def expect_known(what: str, name: str, known: Iterable[str]) -> None:
 
 
 def unknown(what: str, name: str, known: Iterable[str], near: str | None = None) -> str:
-    """Return an error message that lists the known names and suggests `near`, or else the closest one."""
+    """Return a message that lists the known names and suggests `near`, or else the closest one."""
     names = list(known)
+    listed = " ".join(names) or "none (run it in the repository)"
     hint = f" Did you mean {near!r}?" if near else did_you_mean(name, names)
-    return f"{what} {name!r} is unknown; known: {' '.join(names) or 'none (run it in the repository)'}.{hint}"
+    return f"{what} {name!r} is unknown; known: {listed}.{hint}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a question with the known name that is closest to `name`; empty if none is close."""
-    return "".join(f" Did you mean {near!r}?" for near in get_close_matches(str(name), list(known), n=1))
+    return "".join(
+        f" Did you mean {near!r}?" for near in get_close_matches(str(name), list(known), n=1)
+    )

@@ -51,5 +51,7 @@ def find_gpu(name: str, memory_gib: float | None = None) -> Gpu:
     expect_known("GPU", name, gpus)
     if memory_gib is None:
         return gpus[name]
-    expect(0 < memory_gib < math.inf, "--gpu_memory", f"{memory_gib} GiB", "a positive, finite number.")
+    expect(
+        0 < memory_gib < math.inf, "--gpu_memory", f"{memory_gib} GiB", "a positive, finite number."
+    )
     return gpus[name]._replace(memory=int(memory_gib * 2**30))

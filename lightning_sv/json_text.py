@@ -6,7 +6,7 @@ from typing import Any
 
 
 def json_text(value: Any, indent: int | None = 2) -> str:
-    """Return JSON with null for NaN and infinities, which JSON does not have (RFC 8259, section 6)."""
+    """Return JSON with null for NaN and infinities, which JSON lacks (RFC 8259, section 6)."""
     return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 

@@ -1,4 +1,4 @@
-"""Messages of the command line: a handler of the logger `lightning_sv`, on the first device only."""
+"""Messages of the command line: a handler of the logger `lightning_sv`, on device 0 only."""
 
 import logging
 import sys
@@ -15,12 +15,16 @@ class _Stderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one message."""
-        print(f"{_PREFIX.get(record.levelno, '')}{record.getMessage()}", file=sys.stderr, flush=True)
+        print(
+            f"{_PREFIX.get(record.levelno, '')}{record.getMessage()}", file=sys.stderr, flush=True
+        )
 
 
 def _on_first_device(record: logging.LogRecord) -> bool:
     """Return True on the first of several processes, and for errors on all of them."""
-    ranks: Any = sys.modules.get("lightning.fabric.utilities.rank_zero")  # do not import Lightning for this
+    ranks: Any = sys.modules.get(
+        "lightning.fabric.utilities.rank_zero"
+    )  # do not import Lightning for this
     rank = getattr(getattr(ranks, "rank_zero_only", None), "rank", 0)
     return record.levelno >= logging.ERROR or not rank
 
@@ -35,10 +39,14 @@ def start_logging(level: int = logging.INFO) -> None:
 
 
 def quiet_libraries() -> None:
-    """Show warnings of Lightning and litdata, with `--verbose` also INFO; call it after their import."""
+    """Show warnings of Lightning and litdata, with `--verbose` also INFO; call it after import."""
     for name in ("lightning.pytorch", "lightning.fabric", "litdata"):
-        logging.getLogger(name).setLevel(logging.INFO if _PACKAGE.level == logging.DEBUG else logging.WARNING)
-    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # profilers report at INFO
+        logging.getLogger(name).setLevel(
+            logging.INFO if _PACKAGE.level == logging.DEBUG else logging.WARNING
+        )
+    logging.getLogger("lightning.pytorch.profilers").setLevel(
+        logging.INFO
+    )  # profilers report at INFO
     # On several devices it warns about drop_last, but a run chooses its sequences itself.
     logging.getLogger("litdata.streaming.dataset").setLevel(logging.ERROR)
 

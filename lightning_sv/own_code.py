@@ -1,4 +1,4 @@
-"""Your own code in settings: names such as `package.module:Name`, which are imported when they are used."""
+"""Your own code in settings: names such as `package.module:Name`, imported when used."""
 
 import importlib
 import re
@@ -28,15 +28,22 @@ def import_name(name: str, key: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # the user's module can raise anything on import
         wanted = "'package.module:Name' of a package on PYTHONPATH."
-        raise ConfigError(f"{key} {name!r} cannot be imported ({error}); expected {wanted}") from error
+        raise ConfigError(
+            f"{key} {name!r} cannot be imported ({error}); expected {wanted}"
+        ) from error
 
 
 def find(table: Mapping[str, _T], name: str, key: str) -> _T:
-    """Return the row of a table, or the object that `package.module:Name` names; errors begin with `key`."""
+    """Return a row of the table, or the object of `package.module:Name`; errors name `key`."""
     if ":" in name:
         found: _T = import_name(name, key)
         functions = all(map(callable, table.values()))
-        expect(callable(found) or not functions, key, f"{name}, a {type(found).__name__}", "a function.")
+        expect(
+            callable(found) or not functions,
+            key,
+            f"{name}, a {type(found).__name__}",
+            "a function.",
+        )
         return found
     expect_known(key, name, [*table, "package.module:Name"])
     return table[name]

@@ -110,7 +110,7 @@ def all_points() -> pd.DataFrame:
 
 
 def draw_difference_by_std() -> Figure:
-    """Draw the difference to llama against the initial std of all arms, and at each arm's own std."""
+    """Draw the difference to llama against the initial std of all arms, and at each arm's own."""
     figure = Figure(figsize=(12.5, 4.4), dpi=150, layout="constrained")
     panels = figure.subplots(1, len(COLOURS) + 1, sharey=True)
     points = all_points()
@@ -147,12 +147,16 @@ def draw_own_optimum(axes: Axes) -> None:
     style_difference_axes(axes)
     rows = pd.read_csv(ROOT / "results/cpu-100/differences.csv")
     is_shown = (
-        (rows.figure == "horizon") & (rows.panel == "Each arm at its own optimum") & (rows.quantity == "final loss")
+        (rows.figure == "horizon")
+        & (rows.panel == "Each arm at its own optimum")
+        & (rows.quantity == "final loss")
     )
     rows = rows[is_shown]
     arm_and_length = rows.arm.str.rpartition(", ")
     lengths = arm_and_length[2].str.partition(" ")[0].astype(float).round().astype(int)
-    rows = rows.assign(name=arm_and_length[0], tokens_per_param=lengths, model="tiny", text="Python")
+    rows = rows.assign(
+        name=arm_and_length[0], tokens_per_param=lengths, model="tiny", text="Python"
+    )
     for place, arm in enumerate(COLOURS):
         for shift, row in enumerate(rows[rows.name == arm].itertuples()):
             draw_point(axes, place + (shift - 1) * 0.2, row)
@@ -228,20 +232,34 @@ def draw_training(axes: Axes) -> None:
 
 def draw_layer(axes: Axes) -> None:
     """Draw how llama, hg+dp+or and unified apply q, k and v to the residual stream x."""
-    axes.set_title("What it changes: the vectors of a layer", loc="left", fontsize=11, fontweight="bold")
+    axes.set_title(
+        "What it changes: the vectors of a layer", loc="left", fontsize=11, fontweight="bold"
+    )
     draw_branches(axes, 8.1, "llama", "one vector for q, k and v", shared=True, parts=("W",))
     draw_branches(
-        axes, 4.6, "hg+dp+or", "own vectors, before and after the matrix", shared=False, parts=("γ_in", "W", "γ_out")
+        axes,
+        4.6,
+        "hg+dp+or",
+        "own vectors, before and after the matrix",
+        shared=False,
+        parts=("γ_in", "W", "γ_out"),
     )
     draw_branches(
-        axes, 1.1, "unified", "and a norm after the matrix", shared=False, parts=("γ_in", "W", "Norm", "γ_out")
+        axes,
+        1.1,
+        "unified",
+        "and a norm after the matrix",
+        shared=False,
+        parts=("γ_in", "W", "Norm", "γ_out"),
     )
     axes.set_xlim(0, 8.4)
     axes.set_ylim(-0.5, 10.1)
     axes.axis("off")
 
 
-def draw_branches(axes: Axes, y: float, name: str, caption: str, *, shared: bool, parts: tuple[str, ...]) -> None:
+def draw_branches(
+    axes: Axes, y: float, name: str, caption: str, *, shared: bool, parts: tuple[str, ...]
+) -> None:
     """Draw the norm and the branches q, k and v of one strategy around height y."""
     axes.text(0, y + 1.5, name, fontsize=10.5, fontweight="bold")
     axes.text(1.75, y + 1.5, caption, fontsize=9.5, color=GREY)
@@ -255,7 +273,9 @@ def draw_branches(axes: Axes, y: float, name: str, caption: str, *, shared: bool
         for part in parts:
             end = draw_part(axes, end, y + dy, part, letter, start_height)
             start_height = y + dy
-        axes.annotate("", (end + 0.5, y + dy), (end, y + dy), arrowprops={"arrowstyle": "->", "color": GREY})
+        axes.annotate(
+            "", (end + 0.5, y + dy), (end, y + dy), arrowprops={"arrowstyle": "->", "color": GREY}
+        )
         axes.text(end + 0.6, y + dy, letter, fontsize=11, va="center")
 
 

@@ -42,7 +42,7 @@ NUMBERS = {"lr", "tokens", "seeds", "loss"}
 
 
 def read(path: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """Return a table as text, without the apostrophes before formulas; columns that it lacks are empty."""
+    """Return a table as text, without apostrophes before formulas; missing columns are empty."""
     table = pd.DataFrame()
     if path.read_text().strip():  # a recording without differences has an empty file
         table = pd.read_csv(path, dtype=str, keep_default_na=False)
@@ -67,7 +67,9 @@ def recorded_verdicts(folder: Path) -> pd.DataFrame:
     verdicts = read(folder / "verdicts.csv", ["panel", *VERDICT])
     verdicts = verdicts.assign(claim=claims_with_panels(verdicts))
     verdicts = verdicts[verdicts.verdict != "not testable here"]
-    runs = read(folder / "results.csv", ["figure", "date", "commit", "corpus_hash", "machine"]).groupby("figure")
+    runs = read(
+        folder / "results.csv", ["figure", "date", "commit", "corpus_hash", "machine"]
+    ).groupby("figure")
     for column in ("estimate", "low", "high", "p"):
         verdicts[column] = verdicts[column].map(six_digits)
     return verdicts.assign(
@@ -127,8 +129,8 @@ class Recording:
     def continues_with(self, claim: Claim, corpus: str, commits: set[str]) -> bool:
         """Return whether a verdict belongs to this recording.
 
-        It does not if it is about a different text, or if its claim was judged on runs of different commits. A claim
-        that was judged on runs of the same commits now has more of them.
+        It does not if it is about a different text, or if its claim was judged on runs of different
+        commits. A claim that was judged on runs of the same commits now has more of them.
         """
         if corpus != self.corpus:
             return False
@@ -153,7 +155,7 @@ def recordings(log: pd.DataFrame) -> list[Recording]:
 
 
 def verdicts_section(log: pd.DataFrame) -> str:
-    """Return the number of each verdict per recording, and the claims whose verdicts have changed or are gone."""
+    """Return each recording's number of each verdict, and claims whose verdicts have changed."""
     words = sorted(log.verdict.unique())
     every = recordings(log)
     counts = []
@@ -165,7 +167,9 @@ def verdicts_section(log: pd.DataFrame) -> str:
     history = log.groupby(["budget", "figure", "claim"], sort=False).verdict.agg(list)
     is_changed = history.map(lambda verdicts: len(set(verdicts)) > 1)
     last = {recording.budget: recording for recording in every}
-    is_gone = [(figure, claim) not in last[budget].verdicts for budget, figure, claim in history.index]
+    is_gone = [
+        (figure, claim) not in last[budget].verdicts for budget, figure, claim in history.index
+    ]
     parts = ["## Verdicts", summary, CHANGED, history_table(history[is_changed])]
     return "\n\n".join([*parts, GONE, history_table(history[is_gone])]) + "\n"
 
@@ -190,7 +194,9 @@ def arms_section(folder: Path) -> str:
     return f"### {folder.name}\n\n{about}\n\n{markdown_table(ARM_COLUMNS, rows, NUMBERS)}\n"
 
 
-def arm_rows(runs: pd.DataFrame, differences: pd.DataFrame) -> Iterator[tuple[tuple[str, str], list[str]]]:
+def arm_rows(
+    runs: pd.DataFrame, differences: pd.DataFrame
+) -> Iterator[tuple[tuple[str, str], list[str]]]:
     """Yield (key of the order, row) once per set of runs; figures share arms."""
     of_arm = {(row.figure, row.panel, row.arm): row for row in differences.itertuples()}
     names_of: dict[frozenset[str], list[tuple[str, str, str]]] = {}
@@ -203,7 +209,11 @@ def arm_rows(runs: pd.DataFrame, differences: pd.DataFrame) -> Iterator[tuple[tu
         difference = ["", ""]
         if name in of_arm:
             difference = difference_cells(of_arm[name])
-        row = [*arm_cells(arm), *difference, " ".join(sorted({f"`{commit[:7]}`" for commit in arm.commit}))]
+        row = [
+            *arm_cells(arm),
+            *difference,
+            " ".join(sorted({f"`{commit[:7]}`" for commit in arm.commit})),
+        ]
         yield (arm.date.max(), " | ".join(row)), row
 
 
@@ -242,7 +252,9 @@ def difference_cells(row: pd.Series) -> list[str]:
 def page() -> str:
     """Return the page: the verdicts, and a table of arms per folder with runs."""
     folders = sorted(path.parent for path in RESULTS.glob("*/results.csv"))
-    return "\n".join([HEAD, verdicts_section(read(LOG)), ARMS, *(arms_section(folder) for folder in folders)])
+    return "\n".join(
+        [HEAD, verdicts_section(read(LOG)), ARMS, *(arms_section(folder) for folder in folders)]
+    )
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Adds the newest comparison to docs/experiments.md if it is a record: the last step of `make record`."""
+"""Adds the newest comparison to docs/experiments.md if it is a record, for `make record`."""
 
 import json
 import sys
@@ -19,17 +19,25 @@ def row(comparison: dict[str, Any]) -> str:
     _, challenger = comparison["arms"]
     (pair,) = comparison["differences"]
     difference = "{mean:+.3f} ({low:+.3f} to {high:+.3f})".format(**pair["difference"])
-    seconds = [sum(run["summary"]["seconds"] for run in comparison["runs"] if run["name"][0] == arm) for arm in "ab"]
+    seconds = [
+        sum(run["summary"]["seconds"] for run in comparison["runs"] if run["name"][0] == arm)
+        for arm in "ab"
+    ]
     ratio = seconds[1] / seconds[0]
     if pair["difference"]["high"] >= 0 or ratio > LIMIT:
         sys.exit(
-            f"not a record: {pair['b']} is {difference} nats per token and took {ratio:.2f} times as long; "
-            f"expected an interval below 0 and at most {LIMIT:.2f}"
+            f"not a record: {pair['b']} is {difference} nats per token and took {ratio:.2f} times"
+            f" as long; expected an interval below 0 and at most {LIMIT:.2f}"
         )
     command = next(run["command"] for run in comparison["runs"] if run["name"][0] == "b")
     words = command.replace("=", " ").split()[::-1]  # the last value counts
     settings = ", ".join(words[words.index(key) - 1] if key in words else "default" for key in KEYS)
-    cells = [comparison["date"][:10], f"`{challenger['scale']}`", settings, difference.replace("-", "−")]
+    cells = [
+        comparison["date"][:10],
+        f"`{challenger['scale']}`",
+        settings,
+        difference.replace("-", "−"),
+    ]
     return f"| {' | '.join(cells)} | {challenger['val_loss']:.3f} |"
 
 
@@ -39,8 +47,13 @@ def add(comparison: Path, page: Path = PAGE) -> None:
     lines = page.read_text(encoding="utf-8").splitlines()
     last = max(i for i, line in enumerate(lines) if line.startswith("|"))
     page.write_text("\n".join([*lines[: last + 1], new, *lines[last + 1 :], ""]), encoding="utf-8")
-    print(f"a record: {page} has a new row. Set A and A_ARGS of the target `record` in the Makefile to this strategy.")
+    print(
+        f"a record: {page} has a new row. Set A and A_ARGS of the target `record` in the Makefile"
+        " to this strategy."
+    )
 
 
 if __name__ == "__main__":
-    add(max(Path("runs/compare").glob("*/*/comparison.json"), key=lambda path: path.stat().st_mtime))
+    add(
+        max(Path("runs/compare").glob("*/*/comparison.json"), key=lambda path: path.stat().st_mtime)
+    )

@@ -28,7 +28,8 @@ from lightning_sv.scale.strategy import AXES, PLACEMENTS
 # Tests never assert on time.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
-# Two files are tested at a time on two cores: a pool of compilers for each would only import torch once more.
+# Two files are tested at a time on two cores: a pool of compilers for each would only import torch
+# once more.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 ROOT = Path(__file__).parent.parent
@@ -58,14 +59,19 @@ def thinned(rows: Iterable[Any], kept: Collection[Any], *, several: bool = False
     With `several`, a row has the values of several parameters.
     """
     marks = pytest.mark.long
-    return [row if row in kept else pytest.param(*(row if several else (row,)), marks=marks) for row in rows]
+    return [
+        row if row in kept else pytest.param(*(row if several else (row,)), marks=marks)
+        for row in rows
+    ]
 
 
-#: every combination of the axes that builds a different model (decay does not): a new row is tested without an edit
+#: every combination of the axes that builds a different model (decay does not): a new row is tested
+#: without an edit
 BUILDS = [
     "+".join((sharing, placement, kind))
     for sharing, placement, kind in itertools.product(*list(AXES.values())[:3])
-    if (row := PLACEMENTS[placement]).scale_in or (sharing == "shared" and (row.scale_out or kind == "direct"))
+    if (row := PLACEMENTS[placement]).scale_in
+    or (sharing == "shared" and (row.scale_out or kind == "direct"))
 ]
 #: every row of every axis once, and both presets
 FEW_BUILDS = (
@@ -73,15 +79,22 @@ FEW_BUILDS = (
 )  # fmt: skip
 EVERY_BUILD = thinned(BUILDS, FEW_BUILDS)
 
-#: what makes a Llama a Gemma, and a small LlamaMoE whose experts' width, int(2 * 32 / 3) = 21, fits no alignment
+#: what makes a Llama a Gemma, and a small LlamaMoE whose experts' width, int(2 * 32 / 3) = 21, fits
+#: no alignment
 GEMMA: dict[str, Any] = {"qk_norm": True, "post_norm": True}
 MOE: dict[str, Any] = {"n_expert": 6, "n_expert_active": 2}
-#: what Llama 3.1 has beyond a Llama: queries that share keys and values, and a rotation for long contexts
+#: what Llama 3.1 has beyond a Llama: queries that share keys and values, and a rotation for long
+#: contexts
 LLAMA_31: dict[str, Any] = {
     "n_head": 4,
     "n_kv_head": 2,
     "rope_theta": 5000.0,
-    "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_context": 64},
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_context": 64,
+    },
 }
 
 
@@ -111,7 +124,8 @@ def _seed() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip run.png, a third of a short fit; fits of module-scoped fixtures and other processes still draw it."""
+    """Skip run.png, a third of a short fit; fits of module-scoped fixtures and other processes
+    still draw it."""
     monkeypatch.setattr("lightning_sv.plots.run_plot.draw_run", lambda run, path: None)
 
 
@@ -135,7 +149,9 @@ def data(corpus: Path) -> TokenDataModule:
 @pytest.fixture(scope="session")
 def short_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prepare a few of them: an epoch of `short_args` has five steps."""
-    return make_corpus(tmp_path_factory.mktemp("short"), max_bytes=26_000, chunk_bytes=2_000, val_fraction=0.25)
+    return make_corpus(
+        tmp_path_factory.mktemp("short"), max_bytes=26_000, chunk_bytes=2_000, val_fraction=0.25
+    )
 
 
 @pytest.fixture
@@ -212,8 +228,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
 def write_run_args(corpus: Path, folder: Path) -> list[str]:
     """Write the config of `run_args` and return them."""
     config = folder / "base.yaml"
-    config.write_text(
-        f"""
+    config.write_text(f"""
 model:
   scale: unified
   backbone: {{name: tiny, d_model: 32, n_layer: 2, n_head: 2, vocab_size: 300}}
@@ -226,8 +241,7 @@ data:
 trainer: {{accelerator: cpu, devices: 1, max_steps: 12}}
 scalars: {{every_n_steps: 1}}
 branch_norms: {{every_n_steps: 5}}
-"""
-    )
+""")
     return ["--config", str(config)]
 
 
@@ -252,5 +266,7 @@ def perturbed(model: Backbone, size: float = 0.3) -> Backbone:
     """Move every parameter, so that no scale vector is 1."""
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(size * torch.rand_like(parameter) * parameter.abs().mean().clamp(min=0.3))
+            parameter.add_(
+                size * torch.rand_like(parameter) * parameter.abs().mean().clamp(min=0.3)
+            )
     return model

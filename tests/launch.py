@@ -1,8 +1,10 @@
-"""Launches of a few ranks without their imports: what torchrun does, by fork from one process that is kept.
+"""Launches of a few ranks without their imports: what torchrun does, by fork from one process that
+is kept.
 
-`python -m tests.launch` has imported all that a fit needs and has run nothing. For every line of its stdin it forks
-the ranks, which run a module as `python -m` does and leave through the interpreter's own end, and writes a line with
-their exit codes. Their store is outside of them, as torchrun's is. A rank that crashes below Python prints its stack.
+`python -m tests.launch` has imported all that a fit needs and has run nothing. For every line of
+its stdin it forks the ranks, which run a module as `python -m` does and leave through the
+interpreter's own end, and writes a line with their exit codes. Their store is outside of them, as
+torchrun's is. A rank that crashes below Python prints its stack.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class Ended(NamedTuple):
         return f"exit codes {self.codes}\n" + "\n".join(log[-6000:] for log in self.logs)
 
 
-def launch(module: str, *args: str, logs: Path, seconds: float = 300, ranks: int = 2, fails: bool = False) -> Ended:
+def launch(
+    module: str, *args: str, logs: Path, seconds: float = 300, ranks: int = 2, fails: bool = False
+) -> Ended:
     """Run `module` on this number of ranks, and assert that none fails, or that one `fails`.
 
     After `seconds`, abort the rest, which then print their stack.
@@ -42,7 +46,13 @@ def launch(module: str, *args: str, logs: Path, seconds: float = 300, ranks: int
     server, store = _server(), TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     assert server.stdin is not None and server.stdout is not None
     files = [logs / f"rank{rank}.log" for rank in range(ranks)]
-    asked = {"module": module, "args": args, "cwd": str(Path.cwd()), "logs": list(map(str, files)), "seconds": seconds}
+    asked = {
+        "module": module,
+        "args": args,
+        "cwd": str(Path.cwd()),
+        "logs": list(map(str, files)),
+        "seconds": seconds,
+    }
     print(json.dumps(asked | {"port": store.port}), file=server.stdin, flush=True)
     codes = json.loads(server.stdout.readline())
     ended = Ended(codes, [file.read_text(errors="replace") for file in files])
@@ -54,7 +64,9 @@ def launch(module: str, *args: str, logs: Path, seconds: float = 300, ranks: int
 def _server() -> subprocess.Popen[str]:
     env = os.environ | {"OMP_NUM_THREADS": "1"}  # as torchrun has it
     command = [sys.executable, "-m", "tests.launch"]
-    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+    server = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    )
     atexit.register(server.kill)
     return server
 
@@ -70,7 +82,9 @@ def _serve() -> None:
     gc.freeze()  # or every rank would search all that was imported for garbage, and copy its pages, when it leaves
     for line in sys.stdin:
         asked = json.loads(line)
-        codes = _finish([_fork(rank, asked) for rank in range(len(asked["logs"]))], asked["seconds"])
+        codes = _finish(
+            [_fork(rank, asked) for rank in range(len(asked["logs"]))], asked["seconds"]
+        )
         print(json.dumps(codes), flush=True)
 
 
@@ -84,7 +98,12 @@ def _fork(rank: int, asked: dict) -> int:
     for stream, file in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
         os.dup2(file, stream)
     ranks = len(asked["logs"])
-    os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": f"{ranks}", "LOCAL_WORLD_SIZE": f"{ranks}"}
+    os.environ |= {
+        "RANK": f"{rank}",
+        "LOCAL_RANK": f"{rank}",
+        "WORLD_SIZE": f"{ranks}",
+        "LOCAL_WORLD_SIZE": f"{ranks}",
+    }
     os.environ |= {"GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{asked['port']}"}
     os.environ |= {"TORCHELASTIC_RUN_ID": "launch", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     rank_zero_only.rank = rank  # type: ignore[attr-defined]  # Lightning reads RANK when it is imported

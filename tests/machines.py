@@ -1,7 +1,9 @@
-"""`python -m tests.machines`: the numerical tests with the kernels of other CPUs, two threads, and random order.
+"""`python -m tests.machines`: the numerical tests with the kernels of other CPUs, two threads, and
+random order.
 
-Environment variables choose the kernels of torch, MKL and oneDNN. Variants whose instructions this CPU lacks are left
-out. Words choose variants by name, options go to pytest: `python -m tests.machines "2 threads" avx2 -x`.
+Environment variables choose the kernels of torch, MKL and oneDNN. Variants whose instructions this
+CPU lacks are left out. Words choose variants by name, options go to pytest: `python -m
+tests.machines "2 threads" avx2 -x`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,19 @@ ROOT = Path(__file__).parents[1]
 #: folders that compare numbers
 FOLDERS = [
     *(f"lightning_sv/{name}" for name in ("scale", "nn", "theory")),
-    *(f"tests/{name}" for name in ("scale", "nn", "optim", "curvature", "theory", "interop", "golden", "callbacks")),
+    *(
+        f"tests/{name}"
+        for name in (
+            "scale",
+            "nn",
+            "optim",
+            "curvature",
+            "theory",
+            "interop",
+            "golden",
+            "callbacks",
+        )
+    ),
     *(f"tests/lit/test_{name}.py" for name in ("fit", "probes", "foreign_oracle")),
     "tests/statistics/test_paired.py",
     "tests/statistics/test_scaling.py",
@@ -33,7 +47,11 @@ VARIANTS = {
     "ATen plain": {"ATEN_CPU_CAPABILITY": "default"},
     "ATen avx2": {"ATEN_CPU_CAPABILITY": "avx2"},
     "ATen avx512": {"ATEN_CPU_CAPABILITY": "avx512"},
-    "BLAS plain": {"MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41", "OPENBLAS_CORETYPE": "Nehalem"},
+    "BLAS plain": {
+        "MKL_CBWR": "COMPATIBLE",
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+        "OPENBLAS_CORETYPE": "Nehalem",
+    },
     "BLAS avx2": {"MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OPENBLAS_CORETYPE": "Haswell"},
     "2 threads": {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"},
     "random order, seed 1": {"PYTEST_ADDOPTS": f"{RANDOM}1"},
@@ -44,11 +62,23 @@ VARIANTS = {
 def run(variant: dict[str, str], options: list[str]) -> int:
     threads = int(variant.get("OMP_NUM_THREADS", 1))
     workers = max(1, 2 // threads)  # threads that share a core spin, and a minute becomes ten
-    command = [sys.executable, "-m", "pytest", "--tb=short", "--show-capture=no", "-m", "not faults and not hf4"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--tb=short",
+        "--show-capture=no",
+        "-m",
+        "not faults and not hf4",
+    ]
     command += ["-n", str(workers), "--dist", "loadfile", *LEFT_OUT, *FOLDERS, *options]
-    with tempfile.TemporaryDirectory() as cache:  # without it, torch's compiler would reuse kernels of other variants
+    with (
+        tempfile.TemporaryDirectory() as cache
+    ):  # without it, torch's compiler would reuse kernels of other variants
         one = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": cache}
-        return subprocess.run(command, cwd=ROOT, env=os.environ | one | variant, check=False).returncode
+        return subprocess.run(
+            command, cwd=ROOT, env=os.environ | one | variant, check=False
+        ).returncode
 
 
 def main(argv: list[str]) -> int:

@@ -1,8 +1,8 @@
 """The built site and a report in headless Chromium: `make test-pages`.
 
-Nothing scrolls sideways at 1,400 and 400 pixels, in light and in dark. No script reports an error, and nothing is
-loaded from elsewhere. The search finds a how-to page first. The report's filter and sorting work. Screenshots go to
-build/screenshots.
+Nothing scrolls sideways at 1,400 and 400 pixels, in light and in dark. No script reports an error,
+and nothing is loaded from elsewhere. The search finds a how-to page first. The report's filter and
+sorting work. Screenshots go to build/screenshots.
 """
 
 import os
@@ -45,11 +45,15 @@ def check_site(page: Page) -> None:
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 900})
         for name in PAGES:
-            page.goto(f"file://{SITE}/{name}.html")  # until the page is loaded; on a busy machine it may never be idle
+            page.goto(
+                f"file://{SITE}/{name}.html"
+            )  # until the page is loaded; on a busy machine it may never be idle
             page.evaluate("() => document.fonts.ready.then(() => null)")
             wide = page.evaluate(OVERFLOW)
             check(not wide, f"{name} fits {width} pixels {wide or ''}")
-            page.screenshot(path=str(PICTURES / f"{name.replace('/', '-')}-{width}.png"), full_page=True)
+            page.screenshot(
+                path=str(PICTURES / f"{name.replace('/', '-')}-{width}.png"), full_page=True
+            )
     page.set_viewport_size({"width": 1400, "height": 900})
     for words, start in FOUND.items():
         page.goto(f"file://{SITE}/index.html")
@@ -57,7 +61,9 @@ def check_site(page: Page) -> None:
         first = page.locator(".md-search-result__link").first
         first.wait_for(timeout=60000)
         page.wait_for_timeout(1000)
-        href = (page.locator(".md-search-result__link").first.get_attribute("href") or "").partition("#")[0]
+        href = (
+            page.locator(".md-search-result__link").first.get_attribute("href") or ""
+        ).partition("#")[0]
         check(start in href, f"the search for {words!r} leads to {href.rpartition('site/')[2]}")
 
 
@@ -86,20 +92,35 @@ def check_report(page: Page) -> None:
 
 def main() -> None:
     """Run all checks, or print that no browser exists."""
-    browser_path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    browser_path = (
+        os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    )
     if not browser_path:
         print("skipped: no Chromium; install one, or set CHROMIUM to its path")
         return
     PICTURES.mkdir(parents=True, exist_ok=True)
     problems: list[str] = []
     with sync_playwright() as playwright:
-        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+        arguments = [
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-background-networking",
+            "--disable-component-update",
+        ]
         browser = playwright.chromium.launch(executable_path=browser_path, args=arguments)
         for scheme in ("light", "dark"):
             page = browser.new_page(color_scheme=scheme)  # type: ignore[arg-type]
-            page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+            page.on(
+                "console",
+                lambda message: problems.append(message.text) if message.type == "error" else None,
+            )
             page.on("pageerror", lambda error: problems.append(str(error)))
-            page.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
+            page.on(
+                "request",
+                lambda request: (
+                    problems.append(request.url) if request.url.startswith("http") else None
+                ),
+            )
             check_site(page)
             if REPORT.exists():
                 check_report(page)

@@ -12,7 +12,8 @@ from lightning_sv import Backbone
 class PaperLlama(nn.Module):
     """A Llama with scale vectors, written from the paper's equations (Section 3) on plain tensors.
 
-    y = gamma_a * Norm(W (gamma_b * Norm(x))): which factors a branch has is read from the parameters that there are.
+    y = gamma_a * Norm(W (gamma_b * Norm(x))): which factors a branch has is read from the
+    parameters that there are.
     """
 
     def __init__(self, model: Backbone):
@@ -20,11 +21,18 @@ class PaperLlama(nn.Module):
         self.config, self.normalizes = model.config, model.strategy.placement == "dnp"
         self.er = model.strategy.parameterization == "er"
         for name, parameter in model.named_parameters():
-            self.register_parameter(name.replace(".", "/"), nn.Parameter(parameter.detach().clone()))
+            self.register_parameter(
+                name.replace(".", "/"), nn.Parameter(parameter.detach().clone())
+            )
 
     def gamma(self, path: str) -> Tensor | float:
-        """Direct: gamma; offset: 1 + w; OR: beta Norm(alpha); ER: exp(beta) exp(alpha - mean alpha); or 1."""
-        own = {name.rpartition("/")[2]: p for name, p in self.named_parameters() if name.startswith(path + "/")}
+        """Direct: gamma; offset: 1 + w; OR: beta Norm(alpha); ER: exp(beta) exp(alpha - mean
+        alpha); or 1."""
+        own = {
+            name.rpartition("/")[2]: p
+            for name, p in self.named_parameters()
+            if name.startswith(path + "/")
+        }
         if "offset" in own:
             return 1 + own["offset"]
         if not own or "gamma" in own:
@@ -45,7 +53,9 @@ class PaperLlama(nn.Module):
         return y * self.gamma(f"{path}/scale_out")
 
     def branch(self, x: Tensor, group: str, name: str, heads: int = 1) -> Tensor:
-        return self.matrix(self.norm(x) * self.gamma(f"{group}/norm/scale"), f"{group}/{name}", heads)
+        return self.matrix(
+            self.norm(x) * self.gamma(f"{group}/norm/scale"), f"{group}/{name}", heads
+        )
 
     def forward(self, input_ids: Tensor) -> SimpleNamespace:
         n, t = self.config.n_head, input_ids.shape[1]

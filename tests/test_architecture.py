@@ -28,13 +28,16 @@ LAYER_OF = {
 }  # fmt: skip
 #: layers of a run; conf/paper holds experiments
 EXPERIMENTS = ("paper", "budgets", "tuned", "experiment")
-LAYERS = sorted(path for path in (ROOT / "conf").rglob("*.yaml") if path.parts[-2] not in EXPERIMENTS)
+LAYERS = sorted(
+    path for path in (ROOT / "conf").rglob("*.yaml") if path.parts[-2] not in EXPERIMENTS
+)
 FEW_LAYERS = [path for path in LAYERS if path.parts[-2] != "model"][::3]
 FEW_LAYERS += [path for path in LAYERS if path.stem in ("gemma-0.5b", "tiny")]
 
 
 def imports(path: Path) -> set[str]:
-    """Return the modules that a file imports, in functions too, and the names that it imports from them."""
+    """Return the modules that a file imports, in functions too, and the names that it imports from
+    them."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -56,14 +59,21 @@ def test_packages_import_lower_layers_only() -> None:
             if name.split(".")[0] == "lightning":
                 assert home in ("lit", "callbacks"), f"{where} knows Lightning"
             if name.split(".")[0] == "matplotlib":
-                assert {PACKAGE / "plots", PACKAGE / "experiments/report"} & set(path.parents), f"{where} draws"
+                assert {PACKAGE / "plots", PACKAGE / "experiments/report"} & set(path.parents), (
+                    f"{where} draws"
+                )
         assert path.name != "utils.py"
 
 
 def test_files_have_no_import_cycle() -> None:
-    files = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in FILES
+    }
     try:
-        TopologicalSorter({name: imports(path) & files.keys() - {name} for name, path in files.items()}).prepare()
+        TopologicalSorter(
+            {name: imports(path) & files.keys() - {name} for name, path in files.items()}
+        ).prepare()
     except CycleError as error:
         pytest.fail(" < ".join(error.args[1]))
 
@@ -92,7 +102,9 @@ print("\\n" + json.dumps([code or 0, [name for name in json.loads(sys.argv[1]) i
 """
 
 
-@pytest.mark.parametrize("name", thinned([name for name in WORDS if name not in PARSED], ["params", "report"]))
+@pytest.mark.parametrize(
+    "name", thinned([name for name in WORDS if name not in PARSED], ["params", "report"])
+)
 def test_command_without_training_imports_no_lightning(name: str) -> None:
     command = [sys.executable, "-c", PROGRAM, json.dumps(HEAVY), name, *WORDS[name]]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -103,8 +115,8 @@ def test_command_without_training_imports_no_lightning(name: str) -> None:
 def test_command_without_tensors_imports_no_torch() -> None:
     """`report` reads what runs left behind, on any machine."""
     program = (
-        "import sys, lightning_sv.cli.report, lightning_sv.cli.theory; from lightning_sv.__main__ import main\n"
-        "main(['--help']); assert 'torch' not in sys.modules"
+        "import sys, lightning_sv.cli.report, lightning_sv.cli.theory; from lightning_sv.__main__"
+        " import main\nmain(['--help']); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True)
 
@@ -113,13 +125,14 @@ def test_command_without_tensors_imports_no_torch() -> None:
 def test_cli_openmp_spin_count_is_set_unless_given(given: dict[str, str], used: str) -> None:
     """The variable is read when torch is imported, so it is set before."""
     program = (
-        "import os, sys; from lightning_sv.cli.main import cli; sys.argv = ['lightning-sv', '--version']\n"
-        "assert 'torch' not in sys.modules\n"
-        "try: cli()\n"
-        "except SystemExit: print(os.environ['GOMP_SPINCOUNT'])"
+        "import os, sys; from lightning_sv.cli.main import cli; sys.argv = ['lightning-sv',"
+        " '--version']\nassert 'torch' not in sys.modules\ntry: cli()\nexcept SystemExit:"
+        " print(os.environ['GOMP_SPINCOUNT'])"
     )
     env = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"} | given
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split()[-1] == used
 
 
@@ -150,29 +163,47 @@ def entries(docstring: str, section: str) -> list[str]:
 def arguments(node: ast.FunctionDef | ast.ClassDef) -> list[str]:
     """Return the names of a function's arguments, or of a class's __init__ or fields."""
     if isinstance(node, ast.ClassDef):
-        made = [child for child in node.body if isinstance(child, ast.FunctionDef) and child.name == "__init__"]
+        made = [
+            child
+            for child in node.body
+            if isinstance(child, ast.FunctionDef) and child.name == "__init__"
+        ]
         return arguments(made[0]) if made else fields(node)
-    return [a.arg for a in ast.iter_child_nodes(node.args) if isinstance(a, ast.arg) and a.arg not in ("self", "cls")]
+    return [
+        a.arg
+        for a in ast.iter_child_nodes(node.args)
+        if isinstance(a, ast.arg) and a.arg not in ("self", "cls")
+    ]
 
 
 def fields(node: ast.ClassDef) -> list[str]:
     annotated = [child.target for child in node.body if isinstance(child, ast.AnnAssign)]
-    return [target.id for target in annotated if isinstance(target, ast.Name) and not target.id.startswith("_")]
+    return [
+        target.id
+        for target in annotated
+        if isinstance(target, ast.Name) and not target.id.startswith("_")
+    ]
 
 
 def test_docstring_arguments_are_the_real_ones() -> None:
     """Ruff checks functions only; this also checks classes, and the order."""
     nodes = [(path, node) for path in FILES for node in ast.walk(ast.parse(path.read_text()))]
     for path, node in nodes:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and (docstring := ast.get_docstring(node)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and (
+            docstring := ast.get_docstring(node)
+        ):
             where = f"{path.relative_to(PACKAGE)}:{node.lineno}, {node.name}"
             if names := entries(docstring, "Args"):
                 assert names == arguments(node), where
-            if isinstance(node, ast.ClassDef) and not any(isinstance(c, ast.FunctionDef) for c in node.body):
+            if isinstance(node, ast.ClassDef) and not any(
+                isinstance(c, ast.FunctionDef) for c in node.body
+            ):
                 assert set(entries(docstring, "Attributes")) <= set(fields(node)), where
 
 
-def test_main_help_and_wrong_command_have_their_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_help_and_wrong_command_have_their_exit_codes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["--help"]) == 0
     assert main(["--version"]) == 0
     assert main([]) == 2

@@ -77,7 +77,9 @@ def test_atomic_path_of_a_folder_applies_the_umask(tmp_path: Path) -> None:
     assert [file.stat().st_mode & 0o777 for file in files] == [0o640, 0o640]
 
 
-def test_atomic_folder_without_modes_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_atomic_folder_without_modes_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a mounted bucket, or with CIFS."""
 
     def refuse(path: Path, mode: int) -> None:
@@ -90,7 +92,9 @@ def test_atomic_folder_without_modes_is_written(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / "folder/file").read_text() == "x"
 
 
-def test_second_name_of_a_folder_without_links_is_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_name_of_a_folder_without_links_is_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(path: Path, target: object) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
 

@@ -29,7 +29,9 @@ from lightning_sv.scale.strategy import DECAYS, PARAMETERIZATIONS, PLACEMENTS
 from lightning_sv.scale.validate import check_parameterization
 from tests.experiments.fake_results import arm
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs/extend.md").read_text(), re.DOTALL)
+BLOCKS = re.findall(
+    r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs/extend.md").read_text(), re.DOTALL
+)
 SMALL = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=64)
 
 
@@ -37,7 +39,15 @@ SMALL = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=64)
 def tables() -> Iterator[None]:
     """Rows that a block adds are gone after the test."""
     with ExitStack() as stack:
-        for table in (PARAMETERIZATIONS, PLACEMENTS, DECAYS, OPTIMIZERS, SCHEDULES, PRODUCTS, KINDS):
+        for table in (
+            PARAMETERIZATIONS,
+            PLACEMENTS,
+            DECAYS,
+            OPTIMIZERS,
+            SCHEDULES,
+            PRODUCTS,
+            KINDS,
+        ):
             stack.enter_context(mock.patch.dict(table))
         yield
         TRANSPOSED.discard("my_library::fused_linear")
@@ -62,20 +72,29 @@ def test_extend_page_blocks_are_run_here() -> None:
         "fused_linear",
         "KINDS",
     )
-    assert len(BLOCKS) == len(words) and all(sum(word in block for block in BLOCKS) == 1 for word in words)
+    assert len(BLOCKS) == len(words) and all(
+        sum(word in block for block in BLOCKS) == 1 for word in words
+    )
 
 
 def test_parameterization_block_keeps_the_contract() -> None:
     names = run("SoftplusScale(")
     check_parameterization(names["SoftplusScale"])
     tokens = torch.arange(8)[None]
-    torch.testing.assert_close(names["model"](tokens), Backbone(SMALL, "llama")(tokens), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        names["model"](tokens), Backbone(SMALL, "llama")(tokens), atol=1e-5, rtol=1e-5
+    )
 
 
 def test_placement_and_decay_blocks_build_a_model() -> None:
-    with pytest.warns(UserWarning, match=r"the same model as 'bnp\+nowd'"):  # it has no output side that could decay
+    with pytest.warns(
+        UserWarning, match=r"the same model as 'bnp\+nowd'"
+    ):  # it has no output side that could decay
         model = Backbone(SMALL, run('"bnp"')["strategy"])
-    assert model.layers[0].attn.qkv.q_proj.scale_out is None and model.layers[0].attn.qkv.q_proj.norm_width == 16
+    assert (
+        model.layers[0].attn.qkv.q_proj.scale_out is None
+        and model.layers[0].attn.qkv.q_proj.norm_width == 16
+    )
 
 
 def test_options_and_group_blocks_build_a_model() -> None:
@@ -119,7 +138,9 @@ def test_callback_block_logs_in_a_trainer(tmp_path: Path) -> None:
 def test_student_block_is_studied() -> None:
     names = run("Cubed")
     assert names["losses"].shape == (3,) and names["largest"] < 1 and names["exact"][3] < 0
-    assert names["Cubed"]().rate(names["Cubed"]().initial(1, 2), np.array([[2, 1]])) == -5  # of W alone, which is 0
+    assert (
+        names["Cubed"]().rate(names["Cubed"]().initial(1, 2), np.array([[2, 1]])) == -5
+    )  # of W alone, which is 0
 
 
 @torch.library.custom_op("my_library::fused_linear", mutates_args=())
@@ -163,4 +184,6 @@ def test_panel_kind_block_is_a_kind_of_conf_paper(claim: str, is_decided: bool) 
     panel = LoadedPanel.of_arms(spec, [arm("hg", -0.1), arm("llama", 0.0, baseline=True)])
     table = panel.kind.table(panel)
     assert table["arm"].tolist() == ["llama", "hg"] and len(panel.pairs) == 1
-    assert float(table["highest final loss"][0]) == pytest.approx(panel.arm("llama").losses.max(), abs=1e-4)
+    assert float(table["highest final loss"][0]) == pytest.approx(
+        panel.arm("llama").losses.max(), abs=1e-4
+    )

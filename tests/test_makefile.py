@@ -1,4 +1,5 @@
-"""The Makefile: each target is one command, unknown variables are refused, `make clean` keeps other files."""
+"""The Makefile: each target is one command, unknown variables are refused, `make clean` keeps other
+files."""
 
 import os
 import re
@@ -11,7 +12,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 #: without what an outer `make test ARGS=...` hands down: variables are written in capitals
-ENV = {name: value for name, value in os.environ.items() if not name.isupper() or name in ("PATH", "HOME", "TMPDIR")}
+ENV = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.isupper() or name in ("PATH", "HOME", "TMPDIR")
+}
 pytestmark = NEEDS_MAKE = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
 
@@ -29,7 +34,11 @@ def make(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 )
 def test_make_wrong_variable_is_refused(words: str, message: str) -> None:
     done = make(*shlex.split(words))
-    assert done.returncode == 2 and re.search(message, done.stderr) and "lightning-sv" not in done.stdout
+    assert (
+        done.returncode == 2
+        and re.search(message, done.stderr)
+        and "lightning-sv" not in done.stdout
+    )
 
 
 NAMES = "--optim adamw --schedule cos --trainer cpu --data stdlib"
@@ -66,5 +75,10 @@ def test_make_clean_removes_corpora_and_keeps_other_files(tmp_path: Path) -> Non
     for file in (corpus, own):
         file.parent.mkdir(parents=True)
         file.touch()
-    subprocess.run(["make", "-f", str(ROOT / "Makefile"), "clean"], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(
+        ["make", "-f", str(ROOT / "Makefile"), "clean"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
     assert own.exists() and not corpus.parent.exists()

@@ -1,4 +1,5 @@
-"""The pages' links, commands, Python, tables and log; workflows, citation and the site's contents."""
+"""The pages' links, commands, Python, tables and log; workflows, citation and the site's
+contents."""
 
 import ast
 import re
@@ -36,8 +37,14 @@ def blocks(page: str | Path) -> list[str]:
 
 def commands(text: str) -> list[str]:
     """Return the commands of a page, in its blocks and in the first column of its tables."""
-    lines = "".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ").splitlines()
-    found = [line.partition("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
+    lines = (
+        "".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ").splitlines()
+    )
+    found = [
+        line.partition("  #")[0].strip()
+        for line in lines
+        if line.strip() and not line.startswith("#")
+    ]
     return found + re.findall(r"^\| `((?:make|lightning-sv) [^`]+)` \|", text, re.MULTILINE)
 
 
@@ -55,20 +62,29 @@ def test_page_links_exist(path: Path) -> None:
         assert target.exists(), link
         if anchor:
             heads = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
-            assert anchor in {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}, link
+            assert anchor in {
+                re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads
+            }, link
 
 
 @NEEDS_MAKE
 def test_page_commands_exist_and_targets_read_their_variables() -> None:
     for command in ALL_COMMANDS:
-        words = shlex.split(re.sub(r"^[A-Z_]+=\S+ ", "", command))  # without a variable of the environment
+        words = shlex.split(
+            re.sub(r"^[A-Z_]+=\S+ ", "", command)
+        )  # without a variable of the environment
         if words[0] == "make":
-            words = [re.sub("^DATA=notes/?$", "DATA=docs", word) for word in words]  # the reader's folder
+            words = [
+                re.sub("^DATA=notes/?$", "DATA=docs", word) for word in words
+            ]  # the reader's folder
             assert make(*words[1:]).returncode == 0, command
         elif re.match(r"\.venv[\w-]*/bin/python -m", command):
             assert find_spec(words[2]) is not None, command
         elif words[0] == "for":
-            assert "requirements/install.sh" in command and (ROOT / "requirements/install.sh").is_file()
+            assert (
+                "requirements/install.sh" in command
+                and (ROOT / "requirements/install.sh").is_file()
+            )
         elif words[0] not in (
             "git", "cd", "torchrun", "pip", ".venv/bin/pip", "sbatch", "lm_eval", "aws", "nvidia-cuda-mps-control",
         ):  # fmt: skip
@@ -82,9 +98,13 @@ def test_own_block_page_under_llama_equals_plain_attention() -> None:
     exec(code.replace("unified", "llama"), defined)
     block, x = defined["model"][0].double(), torch.randn(2, 5, 64, dtype=torch.float64)
     xhat = F.rms_norm(x, (64,), eps=1e-5)
-    q, k, v = ((xhat @ w.weight.T).view(2, 5, -1, 8).transpose(1, 2) for _, w in block.qkv.branches())
+    q, k, v = (
+        (xhat @ w.weight.T).view(2, 5, -1, 8).transpose(1, 2) for _, w in block.qkv.branches()
+    )
     k, v = (y.repeat_interleave(4, dim=1) for y in (k, v))
-    expected = block.o_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+    expected = block.o_proj(
+        F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+    )
     torch.testing.assert_close(block(x), expected, rtol=1e-9, atol=1e-12)
 
 
@@ -94,19 +114,36 @@ RUNS = [c for c in ALL_COMMANDS if re.match("make (train|compare)", c)]
 @pytest.mark.parametrize("command", thinned(RUNS, RUNS[::3]))
 def test_page_runs_have_a_tuned_learning_rate(command: str) -> None:
     words = dict(word.split("=", 1) for word in shlex.split(command)[2:])
-    default = {"MODEL": "tiny" if "compare" in command else "mini", "OPTIM": "adamw", "SCHEDULE": "cos"}
+    default = {
+        "MODEL": "tiny" if "compare" in command else "mini",
+        "OPTIM": "adamw",
+        "SCHEDULE": "cos",
+    }
     chosen = default | words
-    layers = ["base", f"optim/{chosen['OPTIM']}", f"schedule/{chosen['SCHEDULE']}", "trainer/cpu", "data/stdlib"]
-    layers += [f"model/{chosen['MODEL']}", *([f"probes/{chosen['PROBES']}"] if "PROBES" in chosen else [])]
+    layers = [
+        "base",
+        f"optim/{chosen['OPTIM']}",
+        f"schedule/{chosen['SCHEDULE']}",
+        "trainer/cpu",
+        "data/stdlib",
+    ]
+    layers += [
+        f"model/{chosen['MODEL']}",
+        *([f"probes/{chosen['PROBES']}"] if "PROBES" in chosen else []),
+    ]
     args = config_args(*layers)
     for scale in [chosen.get("SCALE"), chosen.get("A"), *chosen.get("B", "").split()]:
         named = ["--model.scale", scale] if scale else []
-        module, *_ = parse_run([*args, *named, *shlex.split(chosen.get("B_ARGS", ""))], check_corpus=False)
+        module, *_ = parse_run(
+            [*args, *named, *shlex.split(chosen.get("B_ARGS", ""))], check_corpus=False
+        )
         assert module.plan.lr > 0
 
 
 @pytest.mark.long
-def test_commands_page_commands_exit_with_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_page_commands_exit_with_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
     text = "files:" + ",".join(map(str, files))
     monkeypatch.chdir(tmp_path)
@@ -120,7 +157,11 @@ def test_commands_page_commands_exit_with_0(tmp_path: Path, monkeypatch: pytest.
         "sweep": ["--seeds", "1", *short],
         "generate": ["--max_new_tokens", "5"],
         "plan": ["--model.backbone.n_layer", "2"],
-        "prepare": [f"--data.corpus.source={text}", "--data.corpus.tokenizer=bpe:300", "--data.corpus.val_fraction=.2"],
+        "prepare": [
+            f"--data.corpus.source={text}",
+            "--data.corpus.tokenizer=bpe:300",
+            "--data.corpus.val_fraction=.2",
+        ],
     }
     ran = []
     for command in commands((ROOT / "docs/commands.md").read_text()):
@@ -137,7 +178,11 @@ def test_page_python_parses_and_its_imports_exist(path: Path) -> None:
     for block in blocks(path):
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("lightning_sv"):
-                missing = [name.name for name in node.names if not hasattr(import_module(str(node.module)), name.name)]
+                missing = [
+                    name.name
+                    for name in node.names
+                    if not hasattr(import_module(str(node.module)), name.name)
+                ]
                 assert not missing, f"{node.module} has no {missing}"
 
 
@@ -160,7 +205,9 @@ def test_own_model_example_learns_under_both_strategies() -> None:
 def test_page_run_names_are_those_of_fit(path: Path) -> None:
     if path.is_file():
         for name in re.findall(r"runs/[\w.-]+/([\w+]+)-seed\d", path.read_text()):
-            assert name == str(ScaleStrategy.parse(name)), f"a run of {name} is named after {ScaleStrategy.parse(name)}"
+            assert name == str(ScaleStrategy.parse(name)), (
+                f"a run of {name} is named after {ScaleStrategy.parse(name)}"
+            )
 
 
 def test_log_page_equals_the_recorded_verdicts() -> None:
@@ -172,10 +219,14 @@ def test_log_page_equals_the_recorded_verdicts() -> None:
     assert arms == expected, "results/ changed: python results/log.py"
     for line in said.splitlines():
         assert any(row.startswith(line.removesuffix(" |")) for row in found.splitlines()), line
-    intervals = re.findall(r"\| [+-]\S+ \(([+-]\S+) to ([+-]\S+)\) to [^|]+, \d pairs \| \**([a-z ]+)\**", text)
+    intervals = re.findall(
+        r"\| [+-]\S+ \(([+-]\S+) to ([+-]\S+)\) to [^|]+, \d pairs \| \**([a-z ]+)\**", text
+    )
     assert len(intervals) > 30
     for low, high, word in intervals:
-        assert word.strip() == ("lower" if float(high) < 0 else "higher" if float(low) > 0 else "not resolved")
+        assert word.strip() == (
+            "lower" if float(high) < 0 else "higher" if float(low) > 0 else "not resolved"
+        )
 
 
 def models_row(path: Path) -> list[str]:
@@ -184,14 +235,20 @@ def models_row(path: Path) -> list[str]:
     config = BackboneConfig(**content["model"]["backbone"])
     assert config.name == path.stem
     counted = count_parameters(config, "llama").numbers
-    experts = f"{config.n_expert_active} of {config.n_expert} of {config.expert_width:,}" if config.n_expert else ""
+    experts = (
+        f"{config.n_expert_active} of {config.n_expert} of {config.expert_width:,}"
+        if config.n_expert
+        else ""
+    )
     if config.n_expert and config.n_expert_shared:
         experts += f" + 1 of {config.ffn_width:,}"
     try:
         lr = f"{tuned_lr(config.name, 'adamw', 'cos', ScaleStrategy.parse('llama')):g}"
     except ValueError:
         lr = ""
-    sizes = {n.computed: n.printed for n in PAPER_NUMBERS if (n.model, n.scale) == (config.name, "llama")}
+    sizes = {
+        n.computed: n.printed for n in PAPER_NUMBERS if (n.model, n.scale) == (config.name, "llama")
+    }
     return [
         config.name, f"{config.d_model:,}", str(config.n_layer), str(config.n_head),
         "" if config.n_expert else f"{config.ffn_width:,}", experts, f"{config.vocab_size:,}",
@@ -205,7 +262,9 @@ def test_models_page_table_equals_the_configs() -> None:
     shown = table("models", "| model | d_model |").reset_index()
     found = shown.to_numpy().tolist()
     assert sorted(found) == sorted(map(models_row, (ROOT / "conf/model").glob("*.yaml")))
-    smallest_first = [int(line[9].replace(",", "")) for line in found if line[0].startswith("llama")]
+    smallest_first = [
+        int(line[9].replace(",", "")) for line in found if line[0].startswith("llama")
+    ]
     assert smallest_first == sorted(smallest_first)
 
 
@@ -233,8 +292,13 @@ def test_workflow_commands_exist(path: Path) -> None:
 def test_workflows_have_the_oldest_and_newest_versions() -> None:
     (job,) = jobs(ROOT / ".github/workflows/test.yml")
     tried, project = job["strategy"]["matrix"], (ROOT / "pyproject.toml").read_text()
-    oldest = re.search(r'"torch>=([\d.]+),<2\.(\d+)"', project), re.search(r'requires-python = ">=([\d.]+)"', project)
-    default = re.search(r"^TORCH \?= torch==([\d.]+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    oldest = (
+        re.search(r'"torch>=([\d.]+),<2\.(\d+)"', project),
+        re.search(r'requires-python = ">=([\d.]+)"', project),
+    )
+    default = re.search(
+        r"^TORCH \?= torch==([\d.]+)$", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
     assert oldest[0] and oldest[1] and default
     assert tried["torch"] == [f"{oldest[0][1]}.0", default[1], f"2.{int(oldest[0][2]) - 1}.0"]
     assert tried["python"][0] == oldest[1][1]
@@ -242,11 +306,17 @@ def test_workflows_have_the_oldest_and_newest_versions() -> None:
 
 
 def test_citation_has_this_version_and_the_paper() -> None:
-    citation, front = yaml.safe_load((ROOT / "CITATION.cff").read_text()), (ROOT / "README.md").read_text()
+    citation, front = (
+        yaml.safe_load((ROOT / "CITATION.cff").read_text()),
+        (ROOT / "README.md").read_text(),
+    )
     paper = citation["preferred-citation"]
     assert citation["version"] == __version__
     assert paper["url"] in front and paper["title"] in " ".join(front.split())
-    assert re.search("".join(f".*{author['family-names']}" for author in paper["authors"]), front.replace("\n", " "))
+    assert re.search(
+        "".join(f".*{author['family-names']}" for author in paper["authors"]),
+        front.replace("\n", " "),
+    )
 
 
 def test_site_navigation_has_every_page() -> None:

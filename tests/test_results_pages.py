@@ -1,6 +1,7 @@
 """Numbers on the pages equal the recordings in results/, and records are added to their page.
 
-Every interval of a page is one of a recording, tables equal it cell by cell, and paragraphs have its numbers.
+Every interval of a page is one of a recording, tables equal it cell by cell, and paragraphs have
+its numbers.
 """
 
 import json
@@ -77,7 +78,8 @@ def tuned(steps: int) -> dict[str, float]:
 
 
 def page(name: str) -> str:
-    """Return the README, a page of docs/, or the page of a recording, with hyphens as minus signs."""
+    """Return the README, a page of docs/, or the page of a recording, with hyphens as minus
+    signs."""
     paths = [ROOT / f"{name}.md", ROOT / f"docs/{name}.md", ROOT / f"results/{name}/README.md"]
     return next(path for path in paths if path.exists()).read_text().replace("−", "-")
 
@@ -91,7 +93,8 @@ def table(name: str, head: str) -> pd.DataFrame:
 
 
 def paragraph(name: str, words: str) -> str:
-    """Return the only paragraph or item of a page that contains the words; empty if it is not the only one."""
+    """Return the only paragraph or item of a page that contains the words; empty if it is not the
+    only one."""
     parts = re.split(r"\n\n|\n(?=[*|#])", page(name))
     found = [text for text in (" ".join(part.split()) for part in parts) if words in text]
     return found[0] if len(found) == 1 else ""
@@ -155,8 +158,12 @@ def rates(*which: str) -> Callable[[pd.DataFrame], Rows]:
 
 def mean_of_both(arm: str) -> str:
     """Return the difference to llama at the own optimum: the mean of two recordings per seed."""
-    first = once("cpu-100/results.csv", **OWN_OPTIMUM).pivot(index="seed", columns="arm", values="val_loss")
-    second = once("cpu-100-copying/results.csv").pivot(index="seed", columns="arm", values="val_loss")
+    first = once("cpu-100/results.csv", **OWN_OPTIMUM).pivot(
+        index="seed", columns="arm", values="val_loss"
+    )
+    second = once("cpu-100-copying/results.csv").pivot(
+        index="seed", columns="arm", values="val_loss"
+    )
     mean = (first + second) / 2
     d = paired_difference(mean["llama"], mean[arm])
     return interval(d.mean, d.low, d.high)
@@ -167,12 +174,19 @@ def readme_table(shown: pd.DataFrame) -> Rows:
     at_std = ("gpu-25", "cpu-100-protocol", "cpu-english")
     for folder, setting in zip((*at_std, "cpu-100"), shown.index, strict=True):
         assert f", {recorded(f'{folder}/differences.csv').n.iloc[0]} seeds" in setting
-    rows = [[difference(folder, arm, panels="Initial std 0.02") for arm in arms] for folder in at_std]
+    rows = [
+        [difference(folder, arm, panels="Initial std 0.02") for arm in arms] for folder in at_std
+    ]
     return [*rows, [mean_of_both(arm) for arm in arms]]
 
 
 def own_optima(shown: pd.DataFrame) -> Rows:
-    rows = recorded("cpu-100/differences.csv", figure="horizon", panel=OWN_OPTIMUM["panel"], quantity="final loss")
+    rows = recorded(
+        "cpu-100/differences.csv",
+        figure="horizon",
+        panel=OWN_OPTIMUM["panel"],
+        quantity="final loss",
+    )
     names = rows.arm.str.rpartition(", ")[0]
     by_arm = rows.assign(text=intervals(rows)).groupby(names, sort=False).text.apply(list)
     assert [name.partition(":")[0] for name in shown.index] == by_arm.index.tolist()
@@ -196,7 +210,9 @@ def final_gains(runs: pd.DataFrame) -> pd.Series:
 def times_formed(runs: pd.DataFrame) -> list[float]:
     """Return the millions of tokens after which the circuit forms."""
     curves = [read_curve(text) for text in runs["copying/second_minus_first"]]
-    return [tokens / 1e6 for curve in curves if (tokens := tokens_to_reach(*curve, FORMED)) is not None]
+    return [
+        tokens / 1e6 for curve in curves if (tokens := tokens_to_reach(*curve, FORMED)) is not None
+    ]
 
 
 def record(_: pd.DataFrame) -> Rows:
@@ -204,7 +220,8 @@ def record(_: pd.DataFrame) -> Rows:
     loss = recorded("cpu/results.csv", **OWN_OPTIMUM, arm="llama").val_loss.mean()
     rate, std = own["model.optim.lr"], own["model.backbone.init_std"]
     assert (
-        f"record: A_ARGS = --model.optim.lr {rate} --model.backbone.init_std {std}\n" in (ROOT / "Makefile").read_text()
+        f"record: A_ARGS = --model.optim.lr {rate} --model.backbone.init_std {std}\n"
+        in (ROOT / "Makefile").read_text()
     )
     return [["llama", f"{rate}, {std}", "–", f"{loss:.3f}"]]
 
@@ -224,7 +241,8 @@ def counts_of(words: pd.Series) -> list[str]:
 
 
 def paper_claims() -> tuple[pd.DataFrame, pd.Series]:
-    """Return the verdicts of `cpu`, and which of them are on claims that are not in the paper's figures."""
+    """Return the verdicts of `cpu`, and which of them are on claims that are not in the paper's
+    figures."""
     verdicts = recorded("cpu/verdicts.csv")
     ours = verdicts.figure.isin(["own-optimum", "routing", "sharpness", "tuning"])
     return verdicts, ours | (verdicts.paper == "not stated")
@@ -243,7 +261,9 @@ TABLES: dict[tuple[str, str], Callable[[pd.DataFrame], Rows]] = {
     ("results", "| strategy - `llama`, both"): optima_of_llama,
     ("cpu-100-protocol", "| rate of `tiny` at std 0.02"): rates("cpu-100/runs.csv"),
     ("cpu-100-protocol", "| rate of `tiny` at std 0.07"): rates("cpu-100/runs.csv", LARGER),
-    ("cpu-100-protocol", "| rate of `tiny` without scale"): rates("cpu-100/runs.csv", "Initial std 0.02", "nop"),
+    ("cpu-100-protocol", "| rate of `tiny` without scale"): rates(
+        "cpu-100/runs.csv", "Initial std 0.02", "nop"
+    ),
     ("gpu-25", "| rate of `mini` at std 0.02"): rates("gpu-25/results.csv"),
     ("cpu", "| claims | hold"): verdict_counts,
     ("cpu-small", "| learning rate | seed 100"): rates("cpu-small/runs.csv"),
@@ -276,7 +296,8 @@ def test_table_equals_the_recording(name: str, head: str) -> None:
 
 @pytest.mark.parametrize("name", ["cpu", "cpu-long", "cpu-100"])
 def test_claims_of_a_page_are_those_of_its_report(name: str) -> None:
-    """A row is a claim; on the page of `cpu`, the first claim of a figure with the number of each verdict."""
+    """A row is a claim; on the page of `cpu`, the first claim of a figure with the number of each
+    verdict."""
     report = (ROOT / f"results/{name}/report.md").read_text().replace("−", "-")
     _, *expected = claim_lines(report.partition("## Claims")[2].partition("\n## ")[0])
     if name == "cpu":
@@ -297,9 +318,12 @@ def claim_lines(text: str) -> list[str]:
 
 
 def between(folder: str, b: str) -> PairedDifference:
-    """Return the difference of two forms of unified to each other, or to another arm, with the scatter of all."""
+    """Return the difference of two forms of unified to each other, or to another arm, with the
+    scatter of all."""
     runs = recorded(f"{folder}/results.csv", figure="protocol")
-    runs = runs[~runs.panel.str.startswith(LARGER) & (runs.arm != "nop, own rate")].drop_duplicates(["arm", "seed"])
+    runs = runs[~runs.panel.str.startswith(LARGER) & (runs.arm != "nop, own rate")].drop_duplicates(
+        ["arm", "seed"]
+    )
     rows = {arm: dict(zip(own.seed, own.val_loss, strict=True)) for arm, own in runs.groupby("arm")}
     return BlockDesign(rows).difference(b, HEAD_DP)
 
@@ -312,22 +336,34 @@ def gain_of_or() -> PairedDifference:
 
 
 def recorded_intervals() -> Iterator[tuple[float, float, float]]:
-    """Yield estimate, low and high of each recorded row, and of the differences that pages compute from runs."""
+    """Yield estimate, low and high of each recorded row, and of the differences that pages compute
+    from runs."""
     for path in (*ROOT.glob("results/*/differences.csv"), *ROOT.glob("results/*/verdicts.csv")):
         if path.read_text().strip():
-            yield from pd.read_csv(path).dropna(subset="low")[["estimate", "low", "high"]].to_numpy()
-    computed = [between("gpu-25", "unified"), between("gpu-25", "hg+dp+or"), between("cpu-100-protocol", "unified")]
+            yield from (
+                pd.read_csv(path).dropna(subset="low")[["estimate", "low", "high"]].to_numpy()
+            )
+    computed = [
+        between("gpu-25", "unified"),
+        between("gpu-25", "hg+dp+or"),
+        between("cpu-100-protocol", "unified"),
+    ]
     for d in (*computed, gain_of_or()):
         yield d.mean, d.low, d.high
 
 
 NUMBER = r"[+-]?\d+\.\d+"
 INTERVAL = re.compile(
-    rf"({NUMBER})(?: lower| higher| times as many tokens)? \((?:[\w%]+ interval )?({NUMBER}) to ({NUMBER})"
+    rf"({NUMBER})(?: lower| higher| times as many tokens)? \((?:[\w%]+ interval )?({NUMBER}) to"
+    rf" ({NUMBER})"
 )
 #: pages whose intervals are measured elsewhere: comparisons on one machine, and step times of a GPU
 ELSEWHERE = ("docs/compare.md", "results/gpu/README.md", "results/compare/README.md")
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("results/*/README.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("results/*/README.md")),
+]
 PAGES = [path for path in PAGES if str(path.relative_to(ROOT)) not in ELSEWHERE]
 #: page -> intervals of runs that no table of differences has
 UNRECORDED = {
@@ -343,7 +379,10 @@ UNRECORDED = {
 @cache
 def known_intervals() -> set[tuple[str, ...]]:
     """Return the recorded intervals as texts; a page may negate them (`0.058 below`)."""
-    known = {tuple(re.findall(NUMBER, mean_of_both(arm))) for arm in ("hg+dp+or", "unified", HEAD_DP, "nop")}
+    known = {
+        tuple(re.findall(NUMBER, mean_of_both(arm)))
+        for arm in ("hg+dp+or", "unified", HEAD_DP, "nop")
+    }
     for mean, low, high in recorded_intervals():
         for ends in ((mean, low, high), (-mean, -high, -low), (abs(mean), low, high)):
             for digits in ("+.2f", "+.3f", "+.4f"):
@@ -354,7 +393,10 @@ def known_intervals() -> set[tuple[str, ...]]:
 @pytest.mark.parametrize("path", PAGES, ids=named)
 def test_intervals_of_a_page_are_recorded(path: Path) -> None:
     text = " ".join(path.read_text().replace("−", "-").split())
-    found = [tuple(end if end[0] in "+-" else f"+{end}" for end in match.groups()) for match in INTERVAL.finditer(text)]
+    found = [
+        tuple(end if end[0] in "+-" else f"+{end}" for end in match.groups())
+        for match in INTERVAL.finditer(text)
+    ]
     assert set(found) - known_intervals() == UNRECORDED.get(str(path.relative_to(ROOT)), set())
 
 
@@ -376,9 +418,15 @@ def ends(folder: str, *arms: str, panels: str = SMALLER) -> list[str]:
 
 
 def of_parts(arm: str, panels: str) -> list[float]:
-    """Return the parts of a difference by kind of token: two in the context, and one that is not."""
+    """Return the parts of a difference by kind of token: two in the context, and one that is
+    not."""
     rows = recorded("cpu-100-protocol/differences.csv", arm=arm)
-    rows = rows[rows.panel.str.startswith(panels)].drop_duplicates("quantity").set_index("quantity").estimate
+    rows = (
+        rows[rows.panel.str.startswith(panels)]
+        .drop_duplicates("quantity")
+        .set_index("quantity")
+        .estimate
+    )
     return [rows[part] for part in PARTS[1:]]
 
 
@@ -399,22 +447,46 @@ def numbers_of_the_protocol() -> Quoted:
     """Yield page, words of a paragraph, and numbers that it has."""
     small, large = ("cpu-100-protocol", "gpu-25")
     yield "results", "**The paper's claims hold**", ends(large, "unified", "nop")
-    yield "results", "`dp` instead of `dnp` at the lm_head `unified` is lower still", ends(small, HEAD_DP)
-    yield "results", "**QK-norm and Peri-LN lower", ends(small, "llama with QK-norm", "llama with Peri-LN", "unified")
+    yield (
+        "results",
+        "`dp` instead of `dnp` at the lm_head `unified` is lower still",
+        ends(small, HEAD_DP),
+    )
+    yield (
+        "results",
+        "**QK-norm and Peri-LN lower",
+        ends(small, "llama with QK-norm", "llama with Peri-LN", "unified"),
+    )
     yield "results", "**`dnp` alone ends", ends(small, "dnp")
     yield "results", "**`hg` alone ends", ends(small, "hg")
-    yield "related", "nats per token below `llama`", ends(small, "llama with QK-norm", "llama with Peri-LN")
+    yield (
+        "related",
+        "nats per token below `llama`",
+        ends(small, "llama with QK-norm", "llama with Peri-LN"),
+    )
     runs = once("gpu-25/results.csv", figure="protocol").groupby("arm").val_loss
     sd = runs.std().map("{:.3f}".format)
-    texts = [f"{sd['hg+dp+or']} (`hg+dp+or`)", f"{sd['llama']} (`llama`)", f"{sd[HEAD_DP]} (`unified` with"]
+    texts = [
+        f"{sd['hg+dp+or']} (`hg+dp+or`)",
+        f"{sd['llama']} (`llama`)",
+        f"{sd[HEAD_DP]} (`unified` with",
+    ]
     yield "results", "**Chance does not decide it.**", texts
-    yield "readings", "Norm over the logits", [f"{runs.mean()['unified'] - runs.mean()[HEAD_DP]:.3f} lower in `mini`"]
+    yield (
+        "readings",
+        "Norm over the logits",
+        [f"{runs.mean()['unified'] - runs.mean()[HEAD_DP]:.3f} lower in `mini`"],
+    )
 
     own = of_parts("hg+dp+or", SMALLER)
     apart = [a - b for a, b in zip(of_parts("unified", f"{SMALLER}hg+dp+or"), own, strict=True)]
     texts = [f"{-apart[2]:.3f} less", f"{sum(apart[:2]):.3f} more", *ends(small, "hg+dp+or")]
     yield "results", "**`hg+dp+or` ends as low as `unified`**", texts
-    texts = [f"{-sum(own):.3f} below", f"of which {-sum(own[:2]):.3f}", f"{gain_of_or().mean:.3f} ("]
+    texts = [
+        f"{-sum(own):.3f} below",
+        f"of which {-sum(own[:2]):.3f}",
+        f"{gain_of_or().mean:.3f} (",
+    ]
     yield "results", "**Copying does not explain", texts
     head = of_parts(HEAD_DP, LARGER)
     texts = [f"{-sum(head[:2]):.3f} of the {-sum(head):.3f}"]
@@ -422,7 +494,9 @@ def numbers_of_the_protocol() -> Quoted:
     yield small, "**With `dp` at the lm_head `unified` ends", texts
     hours = recorded("cpu-100-protocol/results.csv").drop_duplicates("run").seconds.sum() / 3600 / 2
     yield "README", "hours on two cores", [f"in about {hours:.0f} hours"]
-    english = ends("cpu-english", HEAD_DP, "hg+dp+or", "unified", "llama with QK-norm", panels="Initial std")
+    english = ends(
+        "cpu-english", HEAD_DP, "hg+dp+or", "unified", "llama with QK-norm", panels="Initial std"
+    )
     yield "README", "the three strategies below", [*ends(large, "hg+dp+or"), english[0]]
     yield "results", "**All strategies end below `llama` on English", english[:3]
     yield "results", "**QK-norm lowers the loss of `llama` by", english[3:]
@@ -430,41 +504,71 @@ def numbers_of_the_protocol() -> Quoted:
 
 
 def numbers_of_other_recordings() -> Quoted:
-    best, second = ends("cpu-100-other-norms", "hg+dp+or with Peri-LN", "hg+dp+or with QK-norm", panels="")
+    best, second = ends(
+        "cpu-100-other-norms", "hg+dp+or with Peri-LN", "hg+dp+or with QK-norm", panels=""
+    )
     texts = judged(
-        "cpu-100-other-norms", "unified ends below llama with QK-norm", "unified ends below llama with Peri-LN"
+        "cpu-100-other-norms",
+        "unified ends below llama with QK-norm",
+        "unified ends below llama with Peri-LN",
     )
     yield "results", "ends above `llama` with either norm", [*texts, f"{best} (", f"{second} below"]
     yield "README", "Peri-LN on top of", [f"{best} below `llama`"]
 
-    texts = judged("cpu-100-parts", "without or", "dp at the lm_head", "dp at gate and up", "dp at v")
-    texts = [" ".join(pair) for pair in zip(texts, ("higher", "lower", "lower", "higher"), strict=True)]
+    texts = judged(
+        "cpu-100-parts", "without or", "dp at the lm_head", "dp at gate and up", "dp at v"
+    )
+    texts = [
+        " ".join(pair) for pair in zip(texts, ("higher", "lower", "lower", "higher"), strict=True)
+    ]
     texts += judged("cpu-mini", "dp at q and k")
     yield "results", "**Which part of `unified` lowers the loss?**", texts
     ratios = [f"{ratio:.3f}" for ratio in recorded("cpu-output-decay/verdicts.csv").estimate]
     yield "results", "feed-forward network is", ratios
-    assert re.findall(r"([\d.]+) \(", " ".join(table("cpu-output-decay", "| RMS at").iloc[:, -1])) == ratios
-    iwd = recorded("cpu-settings/differences.csv", figure="iwd-dp", arm="iwd", quantity="final loss").estimate
+    assert (
+        re.findall(r"([\d.]+) \(", " ".join(table("cpu-output-decay", "| RMS at").iloc[:, -1]))
+        == ratios
+    )
+    iwd = recorded(
+        "cpu-settings/differences.csv", figure="iwd-dp", arm="iwd", quantity="final loss"
+    ).estimate
     yield "results", "**Under `dp+or`", [f"{-iwd.iloc[0]:.3f} below"]
 
     verdicts, ours = paper_claims()
     more = verdicts[ours & (verdicts.paper != "not stated")].verdict
-    yield "cpu", "This recording has", [str(len(verdicts)), str((~ours).sum()), *counts_of(more)[:3]]
+    yield (
+        "cpu",
+        "This recording has",
+        [str(len(verdicts)), str((~ours).sum()), *counts_of(more)[:3]],
+    )
     log = recorded("log.csv")
     log = log[log.claim.str.contains("unified ends below llama(?! with)")]
     n_settings = log.groupby(["budget", "figure"]).ngroups
-    yield "results", "Many verdicts on one question", [f"has {len(log)} verdicts", f"in {n_settings} figures"]
+    yield (
+        "results",
+        "Many verdicts on one question",
+        [f"has {len(log)} verdicts", f"in {n_settings} figures"],
+    )
     for folder, words in (("cpu-long", "trained `tiny` for"), ("cpu-100", "trained `tiny` for")):
         yield folder, words, [f"{recorded(f'{folder}/results.csv').run.nunique()} runs"]
     stdlib_tokens = 30_279_913  # data/README.md; corpus 9f59d20f
-    times = [recorded(f"{folder}/results.csv").tokens.max() / stdlib_tokens for folder in ("gpu-25", "cpu-mini")]
+    times = [
+        recorded(f"{folder}/results.csv").tokens.max() / stdlib_tokens
+        for folder in ("gpu-25", "cpu-mini")
+    ]
     yield "results", "Repeated text.", [f"text {times[0]:.1f} times", f"read {times[1]:.1f} of it"]
 
 
 def numbers_of_the_answer() -> Quoted:
-    rows = [table("results", f"| strategy - `llama`, {which}").iloc[0] for which in ("both", "each")]
+    rows = [
+        table("results", f"| strategy - `llama`, {which}").iloc[0] for which in ("both", "each")
+    ]
     at_std = [difference(folder, "unified") for folder in ("gpu-25", "cpu-100-protocol")]
-    yield "results", "**Answer.**", [text.partition(" ")[0] for text in (*at_std, *rows[0], *rows[1])]
+    yield (
+        "results",
+        "**Answer.**",
+        [text.partition(" ")[0] for text in (*at_std, *rows[0], *rows[1])],
+    )
     values = zip(*(tuned(steps).values() for steps in (3000, 12000, 45000)), strict=True)
     texts = ["{:g}, {:g} and {:g}".format(*each) for each in values]
     yield "results", "Here all strategies of `tiny` have one rate", texts
@@ -485,26 +589,48 @@ def numbers_of_copying() -> Quoted:
 
         found = permutation_test((own.val_loss,), rank_correlation, permutation_type="pairings")
         text = f"{found.statistic:.2f} for `{arm}`"
-        yield "cpu-100-copying", "**The loss follows the copying.**", [f"{text} (p = {found.pvalue:.2g})"]
+        yield (
+            "cpu-100-copying",
+            "**The loss follows the copying.**",
+            [f"{text} (p = {found.pvalue:.2g})"],
+        )
         yield "copying", "the rank correlation over six seeds", [text]
 
-    runs = pd.concat([recorded("cpu-mini/results.csv").drop_duplicates("run"), recorded("cpu-mini/more-seeds.csv")])
+    runs = pd.concat(
+        [
+            recorded("cpu-mini/results.csv").drop_duplicates("run"),
+            recorded("cpu-mini/more-seeds.csv"),
+        ]
+    )
     late = runs[final_gains(runs) > FORMED]
-    yield "cpu-mini", "**One of the 30 runs above does not learn", [f"seed {seed}" for seed in late.seed]
+    yield (
+        "cpu-mini",
+        "**One of the 30 runs above does not learn",
+        [f"seed {seed}" for seed in late.seed],
+    )
     own = runs[runs.arm == "llama"].sort_values("seed")
     losses = own.val_loss.map("{:.4f}".format).tolist()
     assert table("cpu-mini", "| seed of `llama`").loc["final loss"].tolist() == losses
     times = times_formed(own)
     gains = -final_gains(own)
     scatter = f"{own.val_loss.std():.3f}"
-    texts = [f"{min(times):.1f} to {max(times):.1f} million", f"{gains.min():.2f} to {gains.max():.2f} nats", scatter]
+    texts = [
+        f"{min(times):.1f} to {max(times):.1f} million",
+        f"{gains.min():.2f} to {gains.max():.2f} nats",
+        scatter,
+    ]
     yield "cpu-mini", "**The losses scatter little.**", texts
     yield "copying", "Over six seeds of `llama`", [scatter]
 
 
 @pytest.mark.parametrize(
     "numbers",
-    [numbers_of_the_protocol, numbers_of_other_recordings, numbers_of_the_answer, numbers_of_copying],
+    [
+        numbers_of_the_protocol,
+        numbers_of_other_recordings,
+        numbers_of_the_answer,
+        numbers_of_copying,
+    ],
 )
 def test_paragraphs_have_the_recorded_numbers(numbers: Callable[[], Quoted]) -> None:
     missing: list[tuple[str, str, str]] = []
@@ -540,16 +666,24 @@ def test_protocol_rate_has_the_lowest_mean_of_its_tuning_runs(
     assert all(each["lr"][budget] == best for each in found[panels])
     assert of_rates.index.min() < best < of_rates.index.max()
     if panel != LARGER and budget == "cpu-100":
-        assert found[4]["arms"]["nop, own rate"]["lr"][budget] == tuning(path, arm="nop").map(sum).idxmin()
+        assert (
+            found[4]["arms"]["nop, own rate"]["lr"][budget]
+            == tuning(path, arm="nop").map(sum).idxmin()
+        )
 
 
 def test_reliability_table_sums_equal_faults_json() -> None:
-    """A row of the page may sum several faults, so the sums over all faults and over each word are compared."""
+    """A row of the page may sum several faults, so the sums over all faults and over each word are
+    compared."""
     shown = table("reliability", "| fault |").replace(",", "", regex=True).astype(int).reset_index()
     measured = pd.read_json(ROOT / "results/faults.json")
     for word in ("", "kill -9", "SIG", "worker killed", "left out", "hostile checkpoint"):
-        ours, theirs = (rows[rows.fault.str.contains(word, regex=False)] for rows in (shown, measured))
-        assert ours.iloc[:, 1:].sum().tolist() == theirs[["tries", "recovered", "lost"]].sum().tolist(), word
+        ours, theirs = (
+            rows[rows.fault.str.contains(word, regex=False)] for rows in (shown, measured)
+        )
+        assert (
+            ours.iloc[:, 1:].sum().tolist() == theirs[["tries", "recovered", "lost"]].sum().tolist()
+        ), word
 
 
 def test_log_script_adds_the_verdicts_of_the_folders_that_the_log_lacks() -> None:
@@ -566,18 +700,26 @@ def comparison(folder: Path, high: float, seconds: float) -> Path:
     difference = {"mean": -0.0154, "low": -0.03, "high": high}
     command = "fit --model.optim.lr 0.1 --model.optim.lr=0.0065 --trainer.max_steps 5"
     times = {"a-seed0": 10.0, "b-seed0": seconds}
-    runs = [{"name": name, "summary": {"seconds": time}, "command": command} for name, time in times.items()]
+    runs = [
+        {"name": name, "summary": {"seconds": time}, "command": command}
+        for name, time in times.items()
+    ]
     arms = [{}, {"scale": "hg+dp+or", "val_loss": 3.5618}]
     numbers = {"date": "2026-11-26T10:00:00+00:00", "arms": arms, "runs": runs, "seeds": [0, 1]}
     path = folder / "comparison.json"
-    path.write_text(json.dumps(numbers | {"differences": [{"b": "hg+dp+or", "difference": difference}]}))
+    path.write_text(
+        json.dumps(numbers | {"differences": [{"b": "hg+dp+or", "difference": difference}]})
+    )
     return path
 
 
 @pytest.mark.parametrize(
-    ("high", "seconds", "is_record"), [(-0.001, 10.9, True), (0.001, 10, False), (-0.001, 11.1, False)]
+    ("high", "seconds", "is_record"),
+    [(-0.001, 10.9, True), (0.001, 10, False), (-0.001, 11.1, False)],
 )
-def test_record_lower_interval_adds_the_last_row(tmp_path: Path, high: float, seconds: float, is_record: bool) -> None:
+def test_record_lower_interval_adds_the_last_row(
+    tmp_path: Path, high: float, seconds: float, is_record: bool
+) -> None:
     add = runpy.run_path(str(ROOT / "results/record.py"))["add"]
     records = tmp_path / "records.md"
     records.write_text("# Records\n\n| a |\n|---|\n| 1 |\n\nThe end.\n")

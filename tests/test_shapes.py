@@ -1,7 +1,8 @@
-"""The shapes that the signatures of scale/ and nn/ state hold in every call; without jaxtyping they cost nothing.
+"""The shapes that the signatures of scale/ and nn/ state hold in every call; without jaxtyping they
+cost nothing.
 
-`python -m tests.test_shapes BUILD ...` runs strategies of every family with all shapes checked. It needs its own
-process: jaxtyping wraps functions at import, and compilers would see the wrappers.
+`python -m tests.test_shapes BUILD ...` runs strategies of every family with all shapes checked. It
+needs its own process: jaxtyping wraps functions at import, and compilers would see the wrappers.
 """
 
 import subprocess
@@ -37,7 +38,10 @@ def run_models(builds: Sequence[str]) -> int:
         from lightning_sv.scale.definitions import effective_weight
     from tests.conftest import GEMMA, MOE
 
-    for gamma in (torch.ones(1), torch.ones(6, 4)):  # torch itself broadcasts these, so the hook is active
+    for gamma in (
+        torch.ones(1),
+        torch.ones(6, 4),
+    ):  # torch itself broadcasts these, so the hook is active
         with pytest.raises(TypeCheckError):
             effective_weight(torch.ones(6, 4), gamma, None)
     config = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=48)

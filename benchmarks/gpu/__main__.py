@@ -1,4 +1,4 @@
-"""Measure this CUDA machine: limits, correctness, cost of scale vectors, peers, time per kind of kernel.
+"""Measure this CUDA machine: limits, correctness, cost of scale vectors, peers, kernels.
 
 python -m benchmarks.gpu [--out results/gpu] [--seconds 560] [--stages ceilings,fit]
 """
@@ -20,12 +20,14 @@ OLDEST = (2, 11)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the report; exit code 0 even if a stage failed (the report lists it), 1 if all failed, 2 for wrong input."""
+    """Run the report; exit code 0 even if a stage failed, 1 if all failed, 2 for wrong input."""
     parser = ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--out", default="results/gpu", help="folder of report.json and report.md")
     parser.add_argument("--seconds", type=float, default=560, help="time limit of the report")
     parser.add_argument("--stages", help="run only these, separated by commas")
-    parser.add_argument("--again", action="store_true", help="repeat stages that the report contains")
+    parser.add_argument(
+        "--again", action="store_true", help="repeat stages that the report contains"
+    )
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--toy", action="store_true", help="use toy sizes, to test that it runs")
     parser.add_argument("--work", help="folder for everything else")
@@ -42,7 +44,10 @@ def main(argv: list[str] | None = None) -> int:
     names = options.stages.split(",") if options.stages else None
     unknown = sorted(set(names or ()) - {stage.name for stage in STAGES})
     if unknown:
-        print(f"error: unknown stage {unknown[0]!r}; known: {' '.join(s.name for s in STAGES)}.", file=sys.stderr)
+        print(
+            f"error: unknown stage {unknown[0]!r}; known: {' '.join(s.name for s in STAGES)}.",
+            file=sys.stderr,
+        )
         return 2
     work = Path(options.work or Path(tempfile.gettempdir()) / "lightning_sv_gpu").resolve()
     out = Path(options.out).resolve()
@@ -51,7 +56,10 @@ def main(argv: list[str] | None = None) -> int:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
-            print(f"error: {option} {folder} cannot be written ({error.strerror}); name another.", file=sys.stderr)
+            print(
+                f"error: {option} {folder} cannot be written ({error.strerror}); name another.",
+                file=sys.stderr,
+            )
             return 2
     if missing := _missing():
         print(missing, flush=True)
@@ -85,14 +93,17 @@ def _missing() -> str | None:
     """Name the missing packages, and how to copy their wheels to a machine without a network."""
     lock = (ROOT / "requirements/lock.txt").read_text().splitlines()
     installed = {_normal(found.metadata["Name"]) for found in metadata.distributions()}
-    missing = [pin for pin in lock if "==" in pin and _normal(pin.partition("==")[0]) not in installed]
+    missing = [
+        pin for pin in lock if "==" in pin and _normal(pin.partition("==")[0]) not in installed
+    ]
     if not missing:
         return None
     names = " ".join(pin.partition("==")[0] for pin in missing)
     return (
-        f"not installed: {names}; stages that need them fail. To carry them here, on a machine with a network\n"
-        f"    python -m pip download --no-deps -d wheels {' '.join(missing)}\n"
-        f"and here\n    {sys.executable} -m pip install --no-deps --no-index --find-links wheels {names}"
+        f"not installed: {names}; stages that need them fail. To carry them here, on a machine with"
+        f" a network\n    python -m pip download --no-deps -d wheels {' '.join(missing)}\nand"
+        f" here\n    {sys.executable} -m pip install --no-deps --no-index --find-links wheels"
+        f" {names}"
     )
 
 
@@ -109,21 +120,31 @@ def _problem(device: str) -> str | None:
         return f"torch cannot be imported ({error}); use the Python that has it, PYTHON=..."
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version < OLDEST:
-        return f"torch {torch.__version__} is too old; {'.'.join(map(str, OLDEST))} or newer is needed."
+        return (
+            f"torch {torch.__version__} is too old; {'.'.join(map(str, OLDEST))} or newer is"
+            " needed."
+        )
     if device == "cpu":
         return None
     if torch.version.cuda is None:
-        return f"torch {torch.__version__} is built without CUDA; install a CUDA build on a machine that has a card."
+        return (
+            f"torch {torch.__version__} is built without CUDA; install a CUDA build on a machine"
+            " that has a card."
+        )
     if not torch.cuda.is_available():
         try:
             torch.cuda.init()
         except Exception as error:
-            return f"there is no CUDA device that torch {torch.__version__} can use ({' '.join(str(error).split())})."
+            return (
+                f"there is no CUDA device that torch {torch.__version__} can use"
+                f" ({' '.join(str(error).split())})."
+            )
         return "there is no CUDA device."
     capability = torch.cuda.get_device_capability()
     if capability < (8, 0):
         return (
-            f"{torch.cuda.get_device_name()} has no bf16 (capability {capability[0]}.{capability[1]}); 8.0 is needed."
+            f"{torch.cuda.get_device_name()} has no bf16 (capability"
+            f" {capability[0]}.{capability[1]}); 8.0 is needed."
         )
     return None
 

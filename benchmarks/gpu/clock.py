@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch.profiler import ProfilerActivity
 
-#: fraction of a GPU's memory available to tensors; the context, cuBLAS and fragmentation use the rest
+#: fraction of a GPU's memory available to tensors; the context, cuBLAS and fragmentation use the
+#: rest
 USABLE = 0.92
 
 
@@ -36,7 +37,7 @@ class Clock:
         torch.cuda.synchronize(self.device)
 
     def times(self, step: Callable[[], object], n: int) -> list[float]:
-        """Return the device time of each of n steps in milliseconds, with one host synchronization at the end."""
+        """Return the device time of each of n steps in milliseconds, with one synchronization."""
         events = [torch.cuda.Event(enable_timing=True) for _ in range(n + 1)]
         events[0].record()
         for event in events[1:]:
@@ -98,8 +99,10 @@ def clock_of(device: str) -> Clock:
     return _CpuClock(device) if device == "cpu" else Clock(device)
 
 
-def median_ms(clock: Clock, step: Callable[[], object], *, inner: int = 10, rounds: int = 3, warmup: int = 3) -> float:
-    """Return the median over rounds of the mean time of `inner` consecutive calls, in milliseconds."""
+def median_ms(
+    clock: Clock, step: Callable[[], object], *, inner: int = 10, rounds: int = 3, warmup: int = 3
+) -> float:
+    """Return the median over rounds of the mean milliseconds of `inner` consecutive calls."""
     for _ in range(warmup):
         step()
     clock.wait()

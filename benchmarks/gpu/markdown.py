@@ -24,7 +24,13 @@ def page(report: dict[str, Any]) -> str:
     for name, stage in report["stages"].items():
         provenance = stage.get("provenance", {})
         rows.append(
-            [name, stage["state"], f"{stage['seconds']:.0f}", provenance.get("date", ""), provenance.get("commit", "")]
+            [
+                name,
+                stage["state"],
+                f"{stage['seconds']:.0f}",
+                provenance.get("date", ""),
+                provenance.get("commit", ""),
+            ]
         )
     lines += _table(["stage", "state", "s", "date", "code"], rows)
     for name, stage in report["stages"].items():
@@ -51,18 +57,29 @@ def _get(row: Figures, key: str, form: str, scale: float = 1) -> str:
 
 def _ceilings(found: Figures) -> list[str]:
     versions = found.get("versions", {})
-    packages = ", ".join(f"{name} {version or 'absent'}" for name, version in versions.get("packages", {}).items())
+    packages = ", ".join(
+        f"{name} {version or 'absent'}" for name, version in versions.get("packages", {}).items()
+    )
     lines = [
-        f"{versions.get('device')}, {versions.get('memory_gib')} GiB; Python {versions.get('python')}; {packages}."
+        f"{versions.get('device')}, {versions.get('memory_gib')} GiB; Python"
+        f" {versions.get('python')}; {packages}."
     ]
-    lines += ["", f"Copy {found.get('copy_tb_s')} TB/s; 8,192³ in bf16 {found.get('bf16_tflops')} TFLOP/s.", ""]
+    lines += [
+        "",
+        f"Copy {found.get('copy_tb_s')} TB/s; 8,192³ in bf16 {found.get('bf16_tflops')} TFLOP/s.",
+        "",
+    ]
     keys = ["tokens", "d_in", "d_out", "forward", "d_input", "d_weight"]
     lines += ["Products in bf16, TFLOP/s:", ""]
     lines += _table(keys, [[row[key] for key in keys] for row in found.get("products", [])])
     rows = []
     for row in found.get("attention", []):
         said = row.get("errors", {}).get("error", "")
-        cells = [_get(row, "forward_ms", ".3f"), _get(row, "both_ms", ".3f"), _get(row, "both_tflops", ".0f")]
+        cells = [
+            _get(row, "forward_ms", ".3f"),
+            _get(row, "both_ms", ".3f"),
+            _get(row, "both_tflops", ".0f"),
+        ]
         rows.append([row["shape"], row["backend"], *cells, said[:80]])
     lines += ["", "Causal attention (batch, heads, length, width), FLOPs of the causal half:", ""]
     lines += _table(["shape", "backend", "forward ms", "with backward ms", "TFLOP/s", ""], rows)
@@ -83,15 +100,23 @@ def _correctness(found: Figures) -> list[str]:
     for case, errors in found.get("cases", {}).items():
         cells = [_get(errors.get(way, {}), "gradient", ".1e") for way in ways]
         verdict = (
-            ", ".join(errors["fails"]) or "within" if "fails" in errors else " ".join(errors.get("error", []))[-200:]
+            ", ".join(errors["fails"]) or "within"
+            if "fails" in errors
+            else " ".join(errors.get("error", []))[-200:]
         )
         rows.append([case, _get(errors.get("float32", {}), "loss", ".1e"), *cells, verdict])
     limits = found.get("limits", {})
-    lines = ["Relative error of the gradient (and of the loss, first), against float64 on the CPU unless named;"]
+    lines = [
+        "Relative error of the gradient (and of the loss, first), against float64 on the CPU unless"
+        " named;"
+    ]
     lines += [f"limits {limits.get('float32')} and, in bf16, {limits.get('bf16')}.", ""]
     lines += _table(["", "loss, float32", *(way.replace("_", " ") for way in ways), "limits"], rows)
     empty = found.get("experts_without_rows", {})
-    said = f"zeros {empty.get('zeros')}, products {empty.get('rows', 0):.1e} apart {empty.get('error', '')}"
+    said = (
+        f"zeros {empty.get('zeros')}, products {empty.get('rows', 0):.1e} apart"
+        f" {empty.get('error', '')}"
+    )
     return [*lines, "", f"Experts without rows: {said}"]
 
 
@@ -99,14 +124,26 @@ def _fit(found: Figures) -> list[str]:
     rows = []
     for name, run in found.get("runs", {}).items():
         rows.append(
-            [name, run["exit"], _get(run, "seconds", ".0f"), run.get("val_loss", ""), run.get("error", [""])[-1]]
+            [
+                name,
+                run["exit"],
+                _get(run, "seconds", ".0f"),
+                run.get("val_loss", ""),
+                run.get("error", [""])[-1],
+            ]
         )
-    lines = [f"`fit` for {found.get('steps')} steps; saved at {found.get('saved_at')}, killed after"]
+    lines = [
+        f"`fit` for {found.get('steps')} steps; saved at {found.get('saved_at')}, killed after"
+    ]
     lines += [f"{found.get('killed_after')}, resumed.", ""]
     lines += _table(["run", "exit", "s", "validation loss", ""], rows)
     for name, said in found.items():
         if " against " in name:
-            equal = "bit-equal" if said["bit_equal"] else f"not bit-equal, weights {said['weights_apart']:.1e} apart"
+            equal = (
+                "bit-equal"
+                if said["bit_equal"]
+                else f"not bit-equal, weights {said['weights_apart']:.1e} apart"
+            )
             lines += ["", f"{name}: {equal}."]
     counted = found.get("synchronizations", {})
     if isinstance(counted, dict) and "a_step" in counted:
@@ -135,7 +172,12 @@ def _overhead(found: Figures) -> list[str]:
         rows = []
         for name, row in table.get("rows", {}).items():
             interval = f"{row['low']:.4f} to {row['high']:.4f}" if "low" in row else ""
-            cells = [_get(row, "ms", ".2f"), _get(row, "ratio", ".4f"), interval, _get(row, "rounds", "d")]
+            cells = [
+                _get(row, "ms", ".2f"),
+                _get(row, "ratio", ".4f"),
+                interval,
+                _get(row, "rounds", "d"),
+            ]
             cells.append(_get(row, "peak_mib", ",.0f"))
             cells += [
                 _get(row, "tokens_per_s", ",.0f"),
@@ -145,10 +187,22 @@ def _overhead(found: Figures) -> list[str]:
             rows.append([name, *cells, _get(row, "first_step_s", ".1f")])
         lines += [
             "",
-            f"Micro-batch {table['micro_batch']}, {table['tokens']:,} tokens per step, optimizer included:",
+            (
+                f"Micro-batch {table['micro_batch']}, {table['tokens']:,} tokens per step,"
+                " optimizer included:"
+            ),
             "",
         ]
-        head = ["", "ms", f"time / {table.get('reference', 'first')}", "95%", "rounds", "peak MiB", "tokens/s", "MFU %"]
+        head = [
+            "",
+            "ms",
+            f"time / {table.get('reference', 'first')}",
+            "95%",
+            "rounds",
+            "peak MiB",
+            "tokens/s",
+            "MFU %",
+        ]
         lines += _table([*head, "of measured %", "first step s"], rows)
     for name, why in found.get("left_out", {}).items():
         lines += ["", f"Left out: {name}: {why}"]
@@ -163,7 +217,11 @@ def _profile(found: Figures) -> list[str]:
         cells = [_get(milliseconds, kind, ".2f") for kind in kinds]
         cells += [_get(row, "gaps_ms", ".2f"), _get(row, "kernels", ".0f"), row.get("error", "")]
         rows.append([name, _get(row, "step_ms", ".2f"), *cells])
-    lines = ["Milliseconds per step by kind of kernel.", "", *_table(["", "step", *kinds, "gaps", "kernels", ""], rows)]
+    lines = [
+        "Milliseconds per step by kind of kernel.",
+        "",
+        *_table(["", "step", *kinds, "gaps", "kernels", ""], rows),
+    ]
     for name, row in found.items():
         lines += _largest_kernels(name, row.get("largest", []))
     return lines
@@ -172,7 +230,12 @@ def _profile(found: Figures) -> list[str]:
 def _largest_kernels(name: str, kernels: list[Figures]) -> list[str]:
     rows = []
     for row in kernels:
-        cells = [_get(row, "launches", ".0f"), _get(row, "ms", ".3f"), _get(row, "gb", ".3f"), _get(row, "tb_s", ".2f")]
+        cells = [
+            _get(row, "launches", ".0f"),
+            _get(row, "ms", ".3f"),
+            _get(row, "gb", ".3f"),
+            _get(row, "tb_s", ".2f"),
+        ]
         rows.append([f"`{row['name']}`", row["kind"], *cells])
     title = f"Kernels of {name}, per step; bytes are those that a generated kernel must move:"
     return ["", title, "", *_table(["kernel", "kind", "launches", "ms", "GB", "TB/s"], rows)]
@@ -186,13 +249,18 @@ def _memory(found: Figures) -> list[str]:
 def _attention(found: Figures) -> list[str]:
     rows = []
     for kind, table in found.items():
-        rows += [[kind, name, _get(row, "error_of_norm", ".1e"), row.get("error", "")] for name, row in table.items()]
+        rows += [
+            [kind, name, _get(row, "error_of_norm", ".1e"), row.get("error", "")]
+            for name, row in table.items()
+        ]
     return ["Relative error in bf16 against float64.", "", *_table(["", "", "error", ""], rows)]
 
 
 def _cache(found: Figures) -> list[str]:
     if found.get("saved"):
-        return [f"{found['archive']}: {found['files']} files, {found['archive_bytes'] / 2**20:.1f} MiB."]
+        return [
+            f"{found['archive']}: {found['files']} files, {found['archive_bytes'] / 2**20:.1f} MiB."
+        ]
     return [f"Not saved: {found.get('why')}."]
 
 

@@ -1,4 +1,4 @@
-"""Training steps of other Llama implementations at our sizes: Hugging Face, liger-kernel, litgpt, torchtitan."""
+"""Steps of other Llamas at our sizes: Hugging Face, liger-kernel, litgpt, torchtitan."""
 
 import importlib
 from collections.abc import Callable
@@ -19,7 +19,9 @@ class Missing(Exception):
     """A peer that is not installed."""
 
 
-def peer(name: str, size: Size, batch: int, device: torch.device, *, compile_it: bool = True) -> Trainee:
+def peer(
+    name: str, size: Size, batch: int, device: torch.device, *, compile_it: bool = True
+) -> Trainee:
     """Return the peer of this name with float32 weights, bf16 autocast and our optimizer.
 
     Raises:
@@ -29,7 +31,9 @@ def peer(name: str, size: Size, batch: int, device: torch.device, *, compile_it:
         loss, model = PEERS[name](size, draw_tokens(size, batch, device), device, compile_it)
     except ImportError as error:
         raise Missing(f"not installed ({error})") from error
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
     tokens = batch * size.seq_len
     activated = activated_parameters(meta_backbone(size.config), size.config)
     flops = flops_per_token(activated, size.config, size.seq_len) * tokens
@@ -48,7 +52,9 @@ def _of(build: Builder, size: Size, block: Tensor, device: torch.device, compile
     def loss() -> Tensor:
         return theirs.loss(tokens, targets)
 
-    return torch.compile(loss, dynamic=False) if compile_it else loss, theirs.model  # loss and model in one graph
+    return torch.compile(
+        loss, dynamic=False
+    ) if compile_it else loss, theirs.model  # loss and model in one graph
 
 
 def _hugging_face_liger(size: Size, block: Tensor, device: torch.device, compile_it: bool) -> Made:
@@ -56,8 +62,12 @@ def _hugging_face_liger(size: Size, block: Tensor, device: torch.device, compile
 
     apply: Any = importlib.import_module("liger_kernel.transformers").apply_liger_kernel_to_llama
     _, model = _of(hugging_face, size, block, device, compile_it=False)
-    # liger-kernel patches the module, and thereby other Llamas of this process; it is undone except in its own steps.
-    theirs = {name: getattr(modeling_llama, name) for name in ("apply_rotary_pos_emb", "LlamaRMSNorm", "LlamaMLP")}
+    # liger-kernel patches the module, and thereby other Llamas of this process; it is undone except
+    # in its own steps.
+    theirs = {
+        name: getattr(modeling_llama, name)
+        for name in ("apply_rotary_pos_emb", "LlamaRMSNorm", "LlamaMLP")
+    }
     with patch.multiple(modeling_llama, **theirs):
         apply(model=model)
         rotate = modeling_llama.apply_rotary_pos_emb
@@ -65,7 +75,8 @@ def _hugging_face_liger(size: Size, block: Tensor, device: torch.device, compile
 
     def loss() -> Tensor:
         with patch.object(modeling_llama, "apply_rotary_pos_emb", rotate):
-            # The model shifts the labels itself, because its fused loss never computes the full logits.
+            # The model shifts the labels itself, because its fused loss never computes the full
+            # logits.
             value: Tensor = model(input_ids=tokens, labels=tokens, use_cache=False).loss
         return value
 

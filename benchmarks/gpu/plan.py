@@ -28,7 +28,15 @@ class Stage:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def stage(name: str, module: str, seconds: float, *, beside: bool = False, last: bool = False, **options: Any) -> Stage:
+def stage(
+    name: str,
+    module: str,
+    seconds: float,
+    *,
+    beside: bool = False,
+    last: bool = False,
+    **options: Any,
+) -> Stage:
     """Return the stage that runs `run` of a module of benchmarks.gpu.stages."""
     return Stage(name, f"{STAGES_OF}.{module}:run", seconds, beside, last, options)
 

@@ -1,8 +1,10 @@
 """Functions in separate processes, with incremental results and deadlines.
 
-    python -m benchmarks.gpu.process benchmarks.gpu.stages.ceilings:run RESULT.json '{"device": "cuda", ...}'
+    python -m benchmarks.gpu.process benchmarks.gpu.stages.ceilings:run RESULT.json '{"device":
+    "cuda", ...}'
 
-The function takes a `Task` and calls `task.save` with intermediate results; its return value is saved last.
+The function takes a `Task` and calls `task.save` with intermediate results; its return value is
+saved last.
 """
 
 import importlib
@@ -82,7 +84,15 @@ class Running:
         leads: if True, its child processes end with it; otherwise it ends with its parent.
     """
 
-    def __init__(self, target: str, task: Task, name: str, env: dict[str, str] | None = None, *, leads: bool = True):
+    def __init__(
+        self,
+        target: str,
+        task: Task,
+        name: str,
+        env: dict[str, str] | None = None,
+        *,
+        leads: bool = True,
+    ):
         self.leads = leads
         self.name, self.began = name, time.monotonic()
         self.deadline = self.began + task.seconds
@@ -91,12 +101,24 @@ class Running:
         self.result, self.log = folder / f"{name}.json", folder / f"{name}.log"
         self.result.unlink(missing_ok=True)
         given = {key: getattr(task, key) for key in ("device", "toy", "seconds", "work", "options")}
-        command = [sys.executable, "-m", "benchmarks.gpu.process", target, str(self.result), json.dumps(given)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.gpu.process",
+            target,
+            str(self.result),
+            json.dumps(given),
+        ]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"} | (env or {})
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=log, stderr=log, process_group=0 if leads else None
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                process_group=0 if leads else None,
             )
 
     def over(self) -> bool:
@@ -118,16 +140,20 @@ class Running:
         self.process.wait()
 
     def outcome(self) -> dict[str, Any]:
-        """Return state ('running', 'done', 'failed', 'deadline'), seconds, results, and the last lines of a failure."""
+        """Return state (running, done, failed, deadline), seconds, results, and end of a failure."""
         code = self.process.poll()
         late = code == -signal.SIGKILL and time.monotonic() >= self.deadline
-        state = "running" if code is None else "done" if code == 0 else "deadline" if late else "failed"
+        state = (
+            "running" if code is None else "done" if code == 0 else "deadline" if late else "failed"
+        )
         seconds = round(time.monotonic() - self.began, 1)
         found = {"state": state, "seconds": seconds, "figures": read_json(self.result)}
         if state in ("failed", "deadline"):
             lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
             last = "ended at its deadline" if late else f"ended with exit status {code}"
-            found["error"] = [line[:400] for line in lines[-LAST_LINES:]] + ([last] if late or not lines else [])
+            found["error"] = [line[:400] for line in lines[-LAST_LINES:]] + (
+                [last] if late or not lines else []
+            )
         return found
 
 
@@ -148,7 +174,9 @@ class Job:
     gib: float = 0.0
 
 
-def at_once(jobs: Iterable[Job], *, most: int, gib: float = float("inf")) -> Iterator[tuple[str, dict[str, Any]]]:
+def at_once(
+    jobs: Iterable[Job], *, most: int, gib: float = float("inf")
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Run jobs concurrently and yield (name, outcome) as they end.
 
     Args:

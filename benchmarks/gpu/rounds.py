@@ -1,4 +1,4 @@
-"""Interleaved steps of several models, in the order ABCD DCBA, so that drift affects all equally."""
+"""Interleaved steps of several models, in the order ABCD DCBA: drift affects all equally."""
 
 import math
 import statistics
@@ -42,10 +42,14 @@ def interleaved(
 
 
 def ratios(times: Mapping[str, list[float]], reference: str) -> dict[str, dict[str, Any]]:
-    """Return the median time, and the ratio to the reference: geometric mean over rounds, 95% t interval."""
+    """Return the median time, and the ratio to the reference: geometric mean, 95% t interval."""
     out = {}
     for name, values in times.items():
-        row: dict[str, Any] = {"ms": statistics.median(values), "rounds": len(values), "all_ms": values}
+        row: dict[str, Any] = {
+            "ms": statistics.median(values),
+            "rounds": len(values),
+            "all_ms": values,
+        }
         logs = [math.log(a / b) for a, b in zip(values, times[reference], strict=True)]
         mean = statistics.fmean(logs)
         row["ratio"] = math.exp(mean)

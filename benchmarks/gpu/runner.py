@@ -51,7 +51,12 @@ class Runner:
 
     def __post_init__(self) -> None:
         self.began = time.monotonic()
-        made = {"provenance": Provenance.now()._asdict(), "sources": sources(), "toy": self.toy, "device": self.device}
+        made = {
+            "provenance": Provenance.now()._asdict(),
+            "sources": sources(),
+            "toy": self.toy,
+            "device": self.device,
+        }
         made["card"] = clock_of(self.device).name()
         before = read_json(self.out / REPORT)
         self._check_card(before, made["card"])
@@ -68,7 +73,8 @@ class Runner:
         if recorded != card or before["made"]["toy"] != self.toy:
             sizes = " with toy sizes" if before["made"]["toy"] else ""
             raise ConfigError(
-                f"--out {self.out} has a report of {recorded}{sizes}; expected {card}. Name another folder."
+                f"--out {self.out} has a report of {recorded}{sizes}; expected {card}. Name another"
+                " folder."
             )
 
     @property
@@ -83,7 +89,9 @@ class Runner:
         chosen = fitting(groups, self.left)
         if groups and not chosen:
             shortest = min(time_of(group) for group in groups)
-            raise ConfigError(f"--seconds is {self.seconds:.0f}; expected at least {shortest:.0f}, for one stage.")
+            raise ConfigError(
+                f"--seconds is {self.seconds:.0f}; expected at least {shortest:.0f}, for one stage."
+            )
         for group in groups:
             if group in chosen:
                 self._run_group(group)
@@ -106,7 +114,9 @@ class Runner:
     def _note_unfitting(self, group: list[Stage]) -> None:
         for stage in group:
             self.tell(f"{stage.name}: no time left; the next call runs it")
-            self.report["stages"].setdefault(stage.name, {"state": "no time left", "seconds": 0.0, "figures": {}})
+            self.report["stages"].setdefault(
+                stage.name, {"state": "no time left", "seconds": 0.0, "figures": {}}
+            )
 
     def _run_group(self, group: list[Stage]) -> None:
         running = {stage.name: self._start(stage, alone=len(group) == 1) for stage in group}
@@ -132,7 +142,11 @@ class Runner:
     def _keep(self, name: str, outcome: dict[str, Any]) -> None:
         """Update the report with a stage's current results, and write them."""
         made = self.report["made"]
-        entry = outcome | {"sources": sources(), "provenance": made["provenance"], "card": made["card"]}
+        entry = outcome | {
+            "sources": sources(),
+            "provenance": made["provenance"],
+            "card": made["card"],
+        }
         before = self.report["stages"].get(name, {})
         self.report["stages"][name] = entry
         if (before.get("state"), before.get("figures")) != (entry["state"], entry["figures"]):
@@ -147,7 +161,7 @@ class Runner:
         self.tell(line)
 
     def _known(self) -> dict[str, Any]:
-        """Return results that later stages need: the GPU's listed and measured peak, and the output folder."""
+        """Return results that later stages need: the GPU's listed and measured peak, the folder."""
         figures = self.report["stages"].get("ceilings", {}).get("figures", {})
         gpu = gpu_of_card(figures.get("versions", {}).get("device", ""))
         return {
@@ -169,7 +183,9 @@ def sources() -> str:
         for folder in ("lightning_sv", "benchmarks/gpu", "conf"):
             for path in sorted((ROOT / folder).rglob("*")):
                 if path.suffix in (".py", ".yaml"):
-                    digest.update(json.dumps([str(path.relative_to(ROOT)), path.read_text()]).encode())
+                    digest.update(
+                        json.dumps([str(path.relative_to(ROOT)), path.read_text()]).encode()
+                    )
         _SOURCES.append(digest.hexdigest()[:16])
     return _SOURCES[0]
 

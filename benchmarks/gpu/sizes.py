@@ -31,7 +31,8 @@ class Size:
         return replace(self, config=replace(self.config, n_layer=1))
 
 
-#: name -> (file in conf/model, micro-batches). 'protocol' at 1B is the paper's, and everywhere 8,192 tokens.
+#: name -> (file in conf/model, micro-batches). 'protocol' at 1B is the paper's, and everywhere
+#: 8,192 tokens.
 _SIZES: dict[str, tuple[str, dict[str, int]]] = {
     "0.12b": ("llama-0.12b", {"protocol": 8, "large": 32}),
     "1b": ("llama-1b", {"protocol": 2, "large": 8}),

@@ -77,7 +77,9 @@ def ours(
     module.net.to(device).train()
     compile_backbone(module.net, compile, INDUCTOR | (inductor or {}))
     optimizer = build_optimizer(
-        module.settings.plan.parameter_groups(module.net), module.settings.optim, module.settings.plan.lr
+        module.settings.plan.parameter_groups(module.net),
+        module.settings.optim,
+        module.settings.plan.lr,
     )
     block = draw_tokens(size, batch, device)
 
@@ -87,13 +89,18 @@ def ours(
 
     tokens = batch * size.seq_len
     step = step_of(loss, module.net, optimizer, device)
-    return Trainee(arm, step, module.settings.plan.flops_per_token(size.seq_len) * tokens, tokens, module.net)
+    return Trainee(
+        arm, step, module.settings.plan.flops_per_token(size.seq_len) * tokens, tokens, module.net
+    )
 
 
 def step_of(
-    loss: Callable[[], Tensor], model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+    loss: Callable[[], Tensor],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
 ) -> Callable[[], None]:
-    """Run one step: loss under autocast, backward, clipping by the global norm, optimizer; gradients are freed."""
+    """Run one step: loss under autocast, backward, clipping, optimizer; frees the gradients."""
     parameters = list(model.parameters())
 
     def step() -> None:
@@ -110,7 +117,7 @@ def step_of(
 
 @torch.no_grad()
 def _draw_there(model: nn.Module, config: BackboneConfig, seed: int) -> None:
-    """Initialize on the device, because a billion numbers take ten seconds on the CPU; values do not affect times."""
+    """Initialize on the device: a billion numbers take ten seconds on the CPU."""
     vectors: set[Any] = set()
     for module in model.modules():
         if isinstance(module, ScaleVector):

@@ -188,7 +188,7 @@ class Recording:
         return self._report(runs, failed)
 
     def print_array(self) -> int:
-        """Print the missing runs as one sbatch array, and submit it if asked; return the exit code."""
+        """Print the missing runs as an sbatch array, submit it if asked; return the exit code."""
         runs = self._trained_runs()
         console = self.console
         self._print_runs(Console(stderr=True, width=console.width), runs)

@@ -15,7 +15,15 @@ from lightning_sv.atomic import remove, replace, write_atomically
 from lightning_sv.corpus.config import LAYER, PADDED_TO, CorpusConfig
 from lightning_sv.corpus.duplicates import Kept, keep_documents
 from lightning_sv.corpus.job import Job
-from lightning_sv.corpus.manifest import FILENAME, FORMAT_VERSION, SPLITS, Manifest, Shard, SplitInfo, corpus_hash
+from lightning_sv.corpus.manifest import (
+    FILENAME,
+    FORMAT_VERSION,
+    SPLITS,
+    Manifest,
+    Shard,
+    SplitInfo,
+    corpus_hash,
+)
 from lightning_sv.corpus.parts import NAMED, Part, check_lost
 from lightning_sv.corpus.progress import PartsLog, in_threads, phase
 from lightning_sv.corpus.shards import Span, plan_shards, write_index, write_shard
@@ -60,7 +68,11 @@ def _enough(job: Job, count: int) -> int:
     config = job.config
     encoded = [part.summary() for part in job.parts[:count]]
     n_bytes = sum(summary["bytes"] for summary in encoded)
-    ratio = n_bytes / max(1, sum(summary["tokens"] for summary in encoded)) if encoded else _BYTES_PER_TOKEN
+    ratio = (
+        n_bytes / max(1, sum(summary["tokens"] for summary in encoded))
+        if encoded
+        else _BYTES_PER_TOKEN
+    )
     needed = float("inf")
     if config.limit is not None:
         needed = config.limit
@@ -93,8 +105,11 @@ def publish(job: Job, count: int, target: Path, workers: int, *, shown: bool) ->
     replace(folder, target)
     if job.config.max_tokens is None:
         remove(job.folder)
-    check_corpus(manifest, target)  # now, because other users may not be able to write verified.json
-    # The library's threads do not survive a fork, about which it would warn in every process forked later.
+    check_corpus(
+        manifest, target
+    )  # now, because other users may not be able to write verified.json
+    # The library's threads do not survive a fork, about which it would warn in every process forked
+    # later.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return manifest
 
@@ -104,7 +119,12 @@ def _check_max_tokens(job: Job, parts: list[Part], kept: Kept) -> None:
     if limit is None or kept.is_limited:
         return
     total = sum(_n_tokens(parts, kept, split) for split in SPLITS)
-    expect(total == limit, "max_tokens", f"{limit:,}", f"at most {total:,}, all tokens of {job.config.source}.")
+    expect(
+        total == limit,
+        "max_tokens",
+        f"{limit:,}",
+        f"at most {total:,}, all tokens of {job.config.source}.",
+    )
 
 
 def _n_tokens(parts: list[Part], kept: Kept, split: str) -> int:
@@ -141,7 +161,9 @@ class _SplitWriter:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.dtype = job.tokenizer.dtype
         tokens = (_tokens(part, split, rows) for part, rows in zip(parts, kept.rows, strict=True))
-        self.plan = plan_shards((sizes * self.dtype.itemsize for sizes in tokens), job.config.chunk_size)
+        self.plan = plan_shards(
+            (sizes * self.dtype.itemsize for sizes in tokens), job.config.chunk_size
+        )
 
     def write(self, number: int) -> int:
         """Write a shard, unless it exists; return its bytes."""
@@ -176,7 +198,9 @@ class _SplitWriter:
 
     def _sizes(self, span: Span) -> np.ndarray:
         """Return the tokens of each document of a span that is in the split and kept."""
-        sizes = _tokens(self.parts[span.part], self.split, self.kept.rows[span.part])[span.start : span.stop]
+        sizes = _tokens(self.parts[span.part], self.split, self.kept.rows[span.part])[
+            span.start : span.stop
+        ]
         return sizes[sizes > 0]
 
     def _span_tokens(self, span: Span) -> np.ndarray:
@@ -226,7 +250,10 @@ def _manifest(job: Job, parts: list[Part], kept: Kept, splits: dict[str, SplitIn
     source = job.source
     tokenizer = job.tokenizer
     summaries = [part.summary() for part in parts]
-    lost = sum(int(part.documents()["lost_bytes"][rows].sum()) for part, rows in zip(parts, kept.rows, strict=True))
+    lost = sum(
+        int(part.documents()["lost_bytes"][rows].sum())
+        for part, rows in zip(parts, kept.rows, strict=True)
+    )
     val_bytes = splits["val"].bytes + lost
     check_lost(lost, val_bytes, config.tokenizer)
     return Manifest(
@@ -243,7 +270,8 @@ def _manifest(job: Job, parts: list[Part], kept: Kept, splits: dict[str, SplitIn
         dtype=tokenizer.dtype.name,
         splits=splits,
         duplicates=kept.duplicates,
-        unreadable=source.unreadable + len(set().union(*(summary["unreadable"] for summary in summaries))),
+        unreadable=source.unreadable
+        + len(set().union(*(summary["unreadable"] for summary in summaries))),
         corpus_hash=corpus_hash(tokenizer.sha256, splits),
         sources=source.files,
         left_out=source.left_out,
@@ -266,9 +294,16 @@ def _write_layer(config: CorpusConfig, vocab_size: int, folder: Path) -> None:
     """Write the settings that reproduce this corpus and the model's vocabulary size, as a layer of a run's config."""
     always = ("dir", "source", "tokenizer")
     default = asdict(CorpusConfig())
-    settings = {key: value for key, value in asdict(config).items() if key in always or value != default[key]}
+    settings = {
+        key: value
+        for key, value in asdict(config).items()
+        if key in always or value != default[key]
+    }
     padded = -(-vocab_size // PADDED_TO) * PADDED_TO
-    layer: dict[str, Any] = {"data": {"corpus": settings}, "model": {"backbone": {"vocab_size": padded}}}
+    layer: dict[str, Any] = {
+        "data": {"corpus": settings},
+        "model": {"backbone": {"vocab_size": padded}},
+    }
     from omegaconf import OmegaConf  # imported here, because training does not need it
 
     OmegaConf.save(OmegaConf.create(layer), folder / LAYER)

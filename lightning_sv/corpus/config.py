@@ -12,7 +12,8 @@ _UNITS = {"": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 _STDLIB_BYTES = 75_000_000
 #: name of a corpus's own layer of a run's config
 LAYER = "corpus.yaml"
-#: Vocabularies are padded to a multiple of this, as GPT-2's 50,257 to 50,304, because odd matrix widths are slow.
+#: Vocabularies are padded to a multiple of this, as GPT-2's 50,257 to 50,304, because odd matrix
+#: widths are slow.
 PADDED_TO = 64
 Errors = Literal["strict", "replace", "skip"]
 
@@ -22,25 +23,30 @@ class CorpusConfig:
     """Text, tokenizer and split of one prepared corpus.
 
     Args:
-        dir: folder of the prepared corpus, written by `prepare` and read by training; for training also its address in
-            an object store, such as s3://bucket/corpus, which is downloaded once per node
-        source: source of the text: 'stdlib' (Python sources of the standard library and of 14 locked packages),
-            'installed' (of the standard library and all installed packages except this one), 'files:PATH[,PATH...]'
-            (files, folders or globs of .txt .md .py .jsonl .ndjson .json .parquet; all but .parquet also as .gz .zst
-            .bz2 .xz; .json with one object per line), or 'hf:NAME' (a dataset of the Hugging Face hub, or the path of
-            a folder in its format), streamed
-        tokenizer: 'bpe:N' (a byte-level BPE of N tokens trained on the corpus), 'gpt2' (50,257 tokens, downloaded from
-            the Hugging Face hub), or a path to a tokenizer.json or to the folder of one
-        eot: name of the end-of-text token of a tokenizer.json; null for eos_token of the tokenizer_config.json or
-            special_tokens_map.json next to it, or else a common name
-        val_fraction: fraction of the documents held out, selected by a hash of their text, independent of their order;
-            for few documents, the end of each (see `SplitDocuments`)
+        dir: folder of the prepared corpus, written by `prepare` and read by training; for training
+            also its address in an object store, such as s3://bucket/corpus, which is downloaded
+            once per node
+        source: source of the text: 'stdlib' (Python sources of the standard library and of 14
+            locked packages), 'installed' (of the standard library and all installed packages except
+            this one), 'files:PATH[,PATH...]' (files, folders or globs of .txt .md .py .jsonl
+            .ndjson .json .parquet; all but .parquet also as .gz .zst .bz2 .xz; .json with one
+            object per line), or 'hf:NAME' (a dataset of the Hugging Face hub, or the path of a
+            folder in its format), streamed
+        tokenizer: 'bpe:N' (a byte-level BPE of N tokens trained on the corpus), 'gpt2' (50,257
+            tokens, downloaded from the Hugging Face hub), or a path to a tokenizer.json or to the
+            folder of one
+        eot: name of the end-of-text token of a tokenizer.json; null for eos_token of the
+            tokenizer_config.json or special_tokens_map.json next to it, or else a common name
+        val_fraction: fraction of the documents held out, selected by a hash of their text,
+            independent of their order; for few documents, the end of each (see `SplitDocuments`)
         max_bytes: maximum number of UTF-8 bytes of text; null for all (for 'stdlib': 75 MB)
-        max_tokens: maximum number of tokens of both splits, at most those of the source; null for all. The corpus can
-            be prepared again with a larger number, which encodes only the parts that it lacks
+        max_tokens: maximum number of tokens of both splits, at most those of the source; null for
+            all. The corpus can be prepared again with a larger number, which encodes only the parts
+            that it lacks
         text_field: name of the text column in .jsonl, .parquet and Hugging Face data
-        errors: handling of files and lines that are not UTF-8: 'strict' raises an error that names them, 'replace'
-            inserts U+FFFD for each wrong byte, 'skip' omits the file or line, as 'stdlib' and 'installed' always do
+        errors: handling of files and lines that are not UTF-8: 'strict' raises an error that names
+            them, 'replace' inserts U+FFFD for each wrong byte, 'skip' omits the file or line, as
+            'stdlib' and 'installed' always do
         hf_subset: configuration name of the Hugging Face dataset
         hf_split: split of the Hugging Face dataset
         licence: licence of the text, stored in the manifest; 'stdlib' and 'installed' set their own
@@ -62,17 +68,31 @@ class CorpusConfig:
     chunk_bytes: str = "64MB"
 
     def __post_init__(self) -> None:
-        expect(bool(self.dir.strip()), "dir", "empty", "the folder of the corpus, for example dir=data/stdlib.")
+        expect(
+            bool(self.dir.strip()),
+            "dir",
+            "empty",
+            "the folder of the corpus, for example dir=data/stdlib.",
+        )
         kind, _, rest = self.source.partition(":")
-        known = self.source in ("stdlib", "installed") or (kind in ("files", "hf") and bool(rest.strip()))
-        expect(known, "source", repr(self.source), "'stdlib', 'installed', 'files:PATH[,PATH...]' or 'hf:NAME'.")
+        known = self.source in ("stdlib", "installed") or (
+            kind in ("files", "hf") and bool(rest.strip())
+        )
+        expect(
+            known,
+            "source",
+            repr(self.source),
+            "'stdlib', 'installed', 'files:PATH[,PATH...]' or 'hf:NAME'.",
+        )
         wanted = "a number between 0 and 1, both excluded, because training and validation need documents."
         expect(0.0 < self.val_fraction < 1.0, "val_fraction", self.val_fraction, wanted)
         expect_known("errors", self.errors, get_args(Errors))
         for key in ("max_bytes", "max_tokens"):
             limit = getattr(self, key)
             expect(limit is None or limit >= 1, key, limit, "at least 1, or null.")
-        for key, value in asdict(self).items():  # bytes of a path that are not UTF-8 are half surrogate pairs in Python
+        for key, value in asdict(
+            self
+        ).items():  # bytes of a path that are not UTF-8 are half surrogate pairs in Python
             valid = not re.search(r"[\ud800-\udfff]", str(value))
             expect(valid, key, repr(value), "UTF-8. Rename the file or folder.")
         _ = self.chunk_size  # check the value early
@@ -95,7 +115,9 @@ class CorpusConfig:
     @property
     def chunk_size(self) -> int:
         """`chunk_bytes` as an integer."""
-        return byte_size("chunk_bytes", self.chunk_bytes)  # offsets inside a shard are 32-bit in litdata's format
+        return byte_size(
+            "chunk_bytes", self.chunk_bytes
+        )  # offsets inside a shard are 32-bit in litdata's format
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that determine the content; corpora with equal settings are equal."""

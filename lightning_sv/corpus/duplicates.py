@@ -1,8 +1,9 @@
 """Duplicates among the documents of all parts, and the end of a limited corpus.
 
-The first of several equal documents is kept, in the order of the parts. Documents with equal hashes are found by
-sorting, one bucket of hashes after another, so that memory is bounded: one byte per document, and 70 bytes per
-document of a bucket of at most 2^23, together 0.7 GB for 100 million documents.
+The first of several equal documents is kept, in the order of the parts. Documents with equal hashes
+are found by sorting, one bucket of hashes after another, so that memory is bounded: one byte per
+document, and 70 bytes per document of a bucket of at most 2^23, together 0.7 GB for 100 million
+documents.
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,9 @@ class Kept:
     is_limited: bool
 
 
-def keep_documents(parts: Sequence[Documents], *, max_bytes: int | None, max_tokens: int | None) -> Kept:
+def keep_documents(
+    parts: Sequence[Documents], *, max_bytes: int | None, max_tokens: int | None
+) -> Kept:
     """Drop duplicates, and all documents from the first on that would exceed a limit."""
     rows = _first_of_equal(parts)
     duplicates = n_bytes = n_tokens = 0
@@ -73,14 +76,18 @@ def _first_of_equal(parts: Sequence[Documents]) -> list[np.ndarray]:
     buckets = -(-int(starts[-1]) // BUCKET)
     for bucket in range(buckets):
         digests, rows = _bucket(parts, starts, bucket, buckets)
-        order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable, so the first of equal hashes stays first
+        order = np.lexsort(
+            (digests[:, 1], digests[:, 0])
+        )  # stable, so the first of equal hashes stays first
         ordered = digests[order]
         repeats = (ordered[1:] == ordered[:-1]).all(axis=1)
         is_first[rows[order[1:][repeats]]] = False
     return np.split(is_first, starts[1:-1])
 
 
-def _bucket(parts: Sequence[Documents], starts: np.ndarray, bucket: int, buckets: int) -> tuple[np.ndarray, np.ndarray]:
+def _bucket(
+    parts: Sequence[Documents], starts: np.ndarray, bucket: int, buckets: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return hashes (n, 2) of a bucket, and the numbers of their documents (n,)."""
     digests = []
     rows = []

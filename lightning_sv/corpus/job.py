@@ -1,7 +1,8 @@
 """The folder of an unfinished preparation: its plan, its tokenizer and its parts.
 
-`NAME.parts` is next to the corpus NAME. It has `job.json`, the tokenizer, a folder per complete part, the lock of each
-part, and the shards of the corpus until they are all written and renamed to NAME.
+`NAME.parts` is next to the corpus NAME. It has `job.json`, the tokenizer, a folder per complete
+part, the lock of each part, and the shards of the corpus until they are all written and renamed to
+NAME.
 """
 
 import json
@@ -54,13 +55,20 @@ class Job:
         """Settings of the encoding of all parts."""
         config = self.config
         return Encoding(
-            self.tokenizer, config.tokenizer, config.val_fraction, self.cuts, config.errors, config.text_field
+            self.tokenizer,
+            config.tokenizer,
+            config.val_fraction,
+            self.cuts,
+            config.errors,
+            config.text_field,
         )
 
     @cached_property
     def parts(self) -> list[Part]:
         """All parts of the source in order."""
-        return plan_parts(self.folder, list(self.source.slices), self.encoding, self.config.limit, self.part_bytes)
+        return plan_parts(
+            self.folder, list(self.source.slices), self.encoding, self.config.limit, self.part_bytes
+        )
 
     def is_open(self) -> bool:
         """Return False after the corpus has been published."""
@@ -70,7 +78,11 @@ class Job:
         """Write the plan and the tokenizer."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer.save(self.folder)
-        source = {key: value for key, value in vars(self.source).items() if key not in ("slices", "reader")}
+        source = {
+            key: value
+            for key, value in vars(self.source).items()
+            if key not in ("slices", "reader")
+        }
         plan = {
             "settings": self.config.settings(), "tokenizer_sha256": self.tokenizer.sha256, "eot": self.tokenizer.eot,
             "cuts": self.cuts, "part_bytes": self.part_bytes, "source": source,
@@ -86,7 +98,9 @@ class Job:
             config = CorpusConfig(**plan["settings"])
             slices = [Slice(*values) for values in plan["slices"]]
             source = Source(slices, READERS[config.kind](config), **plan["source"])
-            tokenizer = Tokenizer((folder / Tokenizer.filename).read_bytes(), str(folder), plan["eot"])
+            tokenizer = Tokenizer(
+                (folder / Tokenizer.filename).read_bytes(), str(folder), plan["eot"]
+            )
             return cls(config, folder, source, tokenizer, plan["cuts"], plan["part_bytes"])
         except (KeyError, TypeError, FileNotFoundError) as error:
             raise ConfigError(f"{folder} is damaged ({error!r}); delete it.") from None
@@ -109,7 +123,8 @@ def open_job(config: CorpusConfig, target: Path, part_bytes: int, *, shown: bool
     """Plan a preparation, or go on with the one in the folder of its parts.
 
     Raises:
-        ConfigError: the folder has the parts of a preparation with other settings or another tokenizer
+        ConfigError: the folder has the parts of a preparation with other settings or another
+            tokenizer
     """
     folder = parts_folder(target)
     started = None
@@ -125,7 +140,9 @@ def open_job(config: CorpusConfig, target: Path, part_bytes: int, *, shown: bool
         return job
 
     if started:
-        log.warning("the text of %s has changed; parts of the changed text are encoded again", folder)
+        log.warning(
+            "the text of %s has changed; parts of the changed text are encoded again", folder
+        )
     try:
         documents = SplitDocuments(source.read, config.limit, config.val_fraction)
     except ConfigError as error:
@@ -142,20 +159,27 @@ def _check_settings(config: CorpusConfig, started: Job) -> None:
     for key, value in config.settings().items():
         if key != GROWING and then[key] != value:
             value_then = f"{then[key]}, with which {started.folder} was started"
-            raise ConfigError(f"{key} is {value}; expected {value_then}. Delete that folder, or use a different dir.")
+            raise ConfigError(
+                f"{key} is {value}; expected {value_then}. Delete that folder, or use a different dir."
+            )
 
 
 def _given_tokenizer(config: CorpusConfig, started: Job | None) -> Tokenizer | None:
     """Return the tokenizer that the settings name; None for one that is trained on the text."""
     if bpe_size(config.tokenizer) is None:
         tokenizer = open_tokenizer(config.tokenizer, config.eot)
-        if started and (tokenizer.sha256, tokenizer.eot) != (started.tokenizer.sha256, started.tokenizer.eot):
+        if started and (tokenizer.sha256, tokenizer.eot) != (
+            started.tokenizer.sha256,
+            started.tokenizer.eot,
+        ):
             expected = f"the tokenizer with which {started.folder} was started"
             raise ConfigError(f"tokenizer is {config.tokenizer}, which has changed; expected {expected}. Restore it, "
                               "or delete that folder.")  # fmt: skip
         return tokenizer
     if config.eot not in (None, END_OF_TEXT):
-        raise ConfigError(f"eot is {config.eot!r}; expected null, because tokenizer is {config.tokenizer}, no file.")
+        raise ConfigError(
+            f"eot is {config.eot!r}; expected null, because tokenizer is {config.tokenizer}, no file."
+        )
     return None
 
 

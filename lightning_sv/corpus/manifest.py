@@ -34,7 +34,8 @@ class Shard:
 class SplitInfo:
     """One split: documents, tokens (including end-of-text), UTF-8 bytes of its text, largest id, shards.
 
-    Validation bytes count only text that the tokenizer preserves, so that bits per byte refer to it.
+    Validation bytes count only text that the tokenizer preserves, so that bits per byte refer to
+    it.
     """
 
     documents: int
@@ -127,7 +128,8 @@ class Manifest:
         """Read the manifest of a prepared corpus.
 
         Raises:
-            ConfigError: the manifest is missing, damaged, has a different format version, or names a file outside `dir`
+            ConfigError: the manifest is missing, damaged, has a different format version, or names
+                a file outside `dir`
         """
         path = Path(dir) / FILENAME
         if not path.is_file():
@@ -141,20 +143,29 @@ class Manifest:
             splits = {name: _split(data["splits"][name]) for name in SPLITS}
             manifest = _build(cls, data | {"splits": splits})
         except (KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path} is incomplete ({error!r}); delete {dir} and prepare it again.") from None
+            raise ConfigError(
+                f"{path} is incomplete ({error!r}); delete {dir} and prepare it again."
+            ) from None
         if any(not isinstance(state, dict) for state in manifest.sources.values()):
             raise ConfigError(f"{path}: sources is damaged; delete {dir} and prepare it again.")
         for name in (manifest.tokenizer_file, *(shard.file for shard in manifest.shards)):
             if not _inside(name):
-                raise ConfigError(f"{path} names the file {name!r} outside {dir}; do not use this corpus.")
+                raise ConfigError(
+                    f"{path} names the file {name!r} outside {dir}; do not use this corpus."
+                )
         if data.get(CHECKSUM) != checksum(data):
-            raise ConfigError(f"{path} does not match its {CHECKSUM}, so it was edited; prepare the corpus again.")
+            raise ConfigError(
+                f"{path} does not match its {CHECKSUM}, so it was edited; prepare the corpus again."
+            )
         return manifest
 
 
 def corpus_hash(tokenizer_sha256: str, splits: dict[str, SplitInfo]) -> str:
     """Return the hash of the tokens of all splits, their order and shards, and the tokenizer."""
-    content = [tokenizer_sha256, *([name, *(s.sha256 for s in splits[name].shards)] for name in SPLITS)]
+    content = [
+        tokenizer_sha256,
+        *([name, *(s.sha256 for s in splits[name].shards)] for name in SPLITS),
+    ]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
@@ -167,12 +178,15 @@ def checksum(data: dict[str, Any]) -> str:
 def _inside(name: str) -> bool:
     """Return True if a path stays inside its folder, on every operating system."""
     return name.isprintable() and not any(
-        path.drive or path.root or ".." in path.parts for path in (PurePosixPath(name), PureWindowsPath(name))
+        path.drive or path.root or ".." in path.parts
+        for path in (PurePosixPath(name), PureWindowsPath(name))
     )
 
 
 def _split(data: dict[str, Any]) -> SplitInfo:
-    split = _build(SplitInfo, data | {"shards": tuple(_build(Shard, shard) for shard in data["shards"])})
+    split = _build(
+        SplitInfo, data | {"shards": tuple(_build(Shard, shard) for shard in data["shards"])}
+    )
     if not min(split.documents, split.tokens, split.bytes):
         raise TypeError("a split has no documents, tokens or bytes")
     return split
@@ -184,7 +198,9 @@ def _build(cls: type[_T], data: dict[str, Any]) -> _T:
     for entry in known:
         kinds = get_args(entry.type) if isinstance(entry.type, UnionType) else (entry.type,)
         value = data[entry.name]
-        valid = isinstance(value, tuple(get_origin(kind) or kind for kind in kinds)) and not isinstance(value, bool)
+        valid = isinstance(
+            value, tuple(get_origin(kind) or kind for kind in kinds)
+        ) and not isinstance(value, bool)
         if not valid or (entry.type is int and not 0 <= value < 1 << 63):
             raise TypeError(f"{entry.name} is {value!r}"[:200])
     return cls(**{entry.name: data[entry.name] for entry in known})

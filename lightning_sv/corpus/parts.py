@@ -1,6 +1,7 @@
 """Parts of a corpus: consecutive slices of its source, encoded on their own.
 
-A part is a folder that appears complete or not at all. It can be written by any process, in any order:
+A part is a folder that appears complete or not at all. It can be written by any process, in any
+order:
 
     00003-5d1c0e7a9b42/
       part.json        size, tokens, text bytes, slices; places of text that is not UTF-8
@@ -8,8 +9,8 @@ A part is a folder that appears complete or not at all. It can be written by any
       train.bin        tokens of the training documents in order, each with its end-of-text token
       val.bin          the same of the validation documents
 
-The folder's name has the part's number and a hash of all that determines its content, so that a part of a different
-text, tokenizer or revision is never taken for this one.
+The folder's name has the part's number and a hash of all that determines its content, so that a
+part of a different text, tokenizer or revision is never taken for this one.
 """
 
 import hashlib
@@ -34,14 +35,16 @@ from lightning_sv.errors import ConfigError
 PART_BYTES = 128 << 20
 #: version of a part's files
 PART_VERSION = 1
-#: A document: half of its hash, its bytes, and its tokens and bytes in the splits; tokens are 0 in a duplicate.
+#: A document: half of its hash, its bytes, and its tokens and bytes in the splits; tokens are 0 in
+#: a duplicate.
 DOCUMENT = np.dtype(
     [
         ("digest", "<u8", 2), ("n_bytes", "<u4"), ("train_tokens", "<u4"), ("val_tokens", "<u4"),
         ("val_bytes", "<u4"), ("lost_bytes", "<u4"),
     ]
 )  # fmt: skip
-#: maximum fraction of the text that a tokenizer may drop, checked from this number of bytes of validation text on
+#: maximum fraction of the text that a tokenizer may drop, checked from this number of bytes of
+#: validation text on
 MOST_LOST = 0.05
 LOSS_SAMPLE_BYTES = 1_000_000
 #: number of validation documents recorded by name
@@ -86,7 +89,8 @@ class Part:
     Attributes:
         path: its folder
         slices: consecutive slices of the source
-        max_bytes: for the first part, stop before the document that would exceed this many bytes; None for no limit
+        max_bytes: for the first part, stop before the document that would exceed this many bytes;
+            None for no limit
     """
 
     path: Path
@@ -152,11 +156,14 @@ class _Row:
     lost_bytes: int = 0
 
 
-def encode_part(part: Part, source: Source, encoding: Encoding, step: Callable[[int], None]) -> None:
+def encode_part(
+    part: Part, source: Source, encoding: Encoding, step: Callable[[int], None]
+) -> None:
     """Encode a part and write its folder; `step` is called with the bytes of text of each batch.
 
     Raises:
-        ConfigError: the text cannot be read, contains the end-of-text token, or loses too much in the tokenizer
+        ConfigError: the text cannot be read, contains the end-of-text token, or loses too much in
+            the tokenizer
     """
     reader = source.reader
     reader.unreadable.clear()
@@ -235,7 +242,9 @@ class _TokenWriter:
         self.encoding = encoding
         self.held_out: list[str] = []
         self._stack = ExitStack()
-        self._files = {name: self._stack.enter_context((folder / f"{name}.bin").open("wb")) for name in SPLITS}
+        self._files = {
+            name: self._stack.enter_context((folder / f"{name}.bin").open("wb")) for name in SPLITS
+        }
         self._eot = np.array([encoding.tokenizer.eot], encoding.tokenizer.dtype).tobytes()
         self._val_bytes = self._lost_bytes = 0
 
@@ -250,7 +259,9 @@ class _TokenWriter:
         rows: list[_Row] = []
         pieces: list[tuple[Document, bool]] = []
         for row, document in batch:
-            for piece in split_document(document, self.encoding.val_fraction, cuts=self.encoding.cuts):
+            for piece in split_document(
+                document, self.encoding.val_fraction, cuts=self.encoding.cuts
+            ):
                 rows.append(row)
                 pieces.append(piece)
 
@@ -272,7 +283,9 @@ class _TokenWriter:
         is_unknown = tokenizer.eot == tokenizer.unknown
         contains = "unknown text is encoded as" if is_unknown else "the text contains"
         found = f"{document.where}: {contains} {tokenizer.eot_token!r}, the end-of-text token"
-        raise ConfigError(f"{found}; remove it, or set data.corpus.eot to a token that is in no text.")
+        raise ConfigError(
+            f"{found}; remove it, or set data.corpus.eot to a token that is in no text."
+        )
 
     def _measure_loss(self, row: _Row, document: Document, ids: np.ndarray) -> None:
         share = self.encoding.tokenizer.lost_share(document.text, ids.tolist())
@@ -287,7 +300,9 @@ class _TokenWriter:
 def check_lost(lost_bytes: int, n_bytes: int, tokenizer: str) -> None:
     """Check that a tokenizer drops at most `MOST_LOST` of a text."""
     if lost_bytes > MOST_LOST * n_bytes:
-        expected = f"at most {MOST_LOST:.0%}. Use one that knows its characters, for example bpe:4096."
+        expected = (
+            f"at most {MOST_LOST:.0%}. Use one that knows its characters, for example bpe:4096."
+        )
         share = f"{lost_bytes / n_bytes:.0%}"
         raise ConfigError(f"tokenizer={tokenizer} drops {share} of this text; expected {expected}")
 

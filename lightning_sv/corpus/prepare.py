@@ -34,26 +34,28 @@ def prepare(
 ) -> Manifest:
     """Prepare the corpus of a config, or return the existing one.
 
-    Parts of the text are encoded in the folder NAME.parts next to `config.dir`, by any number of processes, and kept
-    until the corpus is complete, so that the next start goes on after a kill, a full disk or a lost connection. Then
-    duplicates are dropped, and the corpus is written next to the parts and renamed, so `config.dir` exists only when
-    complete. Processes that prepare the same folder, also on other machines, share the parts. The corpus does not
-    depend on their number, on the size of parts, or on interruptions.
+    Parts of the text are encoded in the folder NAME.parts next to `config.dir`, by any number of
+    processes, and kept until the corpus is complete, so that the next start goes on after a kill, a
+    full disk or a lost connection. Then duplicates are dropped, and the corpus is written next to
+    the parts and renamed, so `config.dir` exists only when complete. Processes that prepare the
+    same folder, also on other machines, share the parts. The corpus does not depend on their
+    number, on the size of parts, or on interruptions.
 
     Args:
         config: settings and folder of the corpus
         progress: if True, show a progress bar per phase
         workers: processes on this machine; None for one per core
         part_bytes: bytes of text of a part, of which a killed process loses one
-        needed_tokens: tokens that a run needs; if given, and if the text has several parts, log how many of them
-            suffice, and disk and hours
+        needed_tokens: tokens that a run needs; if given, and if the text has several parts, log how
+            many of them suffice, and disk and hours
 
     Returns:
-        The manifest, also in `config.dir`/manifest.json, next to the corpus's own layer of a run's config.
+        The manifest, also in `config.dir`/manifest.json, next to the corpus's own layer of a run's
+        config.
 
     Raises:
-        ConfigError: the text or the tokenizer is not available, there is nothing to split, or `config.dir` has
-            other content, or a corpus whose text has changed since
+        ConfigError: the text or the tokenizer is not available, there is nothing to split, or
+            `config.dir` has other content, or a corpus whose text has changed since
     """
     wanted = "a local folder. Prepare the corpus there and copy it to the store."
     expect(not is_remote(config.dir), "dir", config.dir, wanted)
@@ -61,9 +63,13 @@ def prepare(
     expect(part_bytes >= 1, "--part_bytes", part_bytes, "at least 1.")
     target = Path(config.dir).expanduser().resolve()
     try:
-        return _prepare(config, target, workers or usable_cores(), part_bytes, needed_tokens, shown=progress)
+        return _prepare(
+            config, target, workers or usable_cores(), part_bytes, needed_tokens, shown=progress
+        )
     except OSError as error:
-        raise ConfigError(f"preparing dir={config.dir} failed ({error}); check path, permissions and space.") from error
+        raise ConfigError(
+            f"preparing dir={config.dir} failed ({error}); check path, permissions and space."
+        ) from error
 
 
 def usable_cores() -> int:
@@ -72,7 +78,13 @@ def usable_cores() -> int:
 
 
 def _prepare(
-    config: CorpusConfig, target: Path, workers: int, part_bytes: int, needed: int | None, *, shown: bool
+    config: CorpusConfig,
+    target: Path,
+    workers: int,
+    part_bytes: int,
+    needed: int | None,
+    *,
+    shown: bool,
 ) -> Manifest:
     manifest = _existing(config, target)
     if manifest is not None:
@@ -139,7 +151,8 @@ def _check_unchanged(
     again = "delete it to prepare it again, or choose a different dir."
     if changed:
         settings = "; ".join(
-            f"{key}={json.dumps(then)}, expected {json.dumps(now)}" for key, (then, now) in changed.items()
+            f"{key}={json.dumps(then)}, expected {json.dumps(now)}"
+            for key, (then, now) in changed.items()
         )
         raise ConfigError(f"{found} with other settings ({settings}); {again}")
     check_corpus(manifest, target, checksums=False)

@@ -51,7 +51,13 @@ def phase(name: str, total: int | None, *, shown: bool = True) -> Iterator[Calla
 
 
 def in_threads(
-    name: str, work: Callable[[Any], int], items: Iterable[Any], total: int, *, shown: bool = True, threads: int = 8
+    name: str,
+    work: Callable[[Any], int],
+    items: Iterable[Any],
+    total: int,
+    *,
+    shown: bool = True,
+    threads: int = 8,
 ) -> None:
     """Call `work` with each item, on some threads, and advance a progress bar by the bytes that it returns."""
     with ThreadPoolExecutor(threads) as pool, phase(name, total, shown=shown) as advance:
@@ -112,7 +118,9 @@ class PartsLog:
         if speed:
             left = str(timedelta(seconds=round((self.total_bytes - self.done_bytes) / speed)))
         disk = self.tokens * self.itemsize
-        needed = 2 * disk * self.total_bytes / max(1, self.done_bytes)  # the parts, and then the shards
+        needed = (
+            2 * disk * self.total_bytes / max(1, self.done_bytes)
+        )  # the parts, and then the shards
         return (
             f"{self.total - len(self.left)}/{self.total} parts, {self.text_bytes / 1e6:,.1f} MB of text, "
             f"{speed / 1e6:.1f} MB/s, {self.tokens:,} tokens, {disk / 1e6:,.1f} of {needed / 1e6:,.1f} MB on disk, "

@@ -1,7 +1,7 @@
 """Corpora in object stores: downloaded once per node, then read like a local folder.
 
-Every optimizer step reads sequences from all shards in random order. Therefore the shards are copied before the first
-step, with the checks of a local corpus, and not streamed.
+Every optimizer step reads sequences from all shards in random order. Therefore the shards are
+copied before the first step, with the checks of a local corpus, and not streamed.
 """
 
 import os
@@ -27,14 +27,16 @@ def is_remote(dir: str | Path) -> bool:
 def local_folder(dir: str | Path) -> Path:
     """Return the folder of a corpus; an address such as s3://bucket/corpus is downloaded first.
 
-    The copy is in $LIGHTNING_SV_CACHE, or ~/.cache/lightning_sv, in a folder named after the corpus and its hash.
-    Later runs use it again. Credentials are those that the client of the store finds, e.g. AWS_ACCESS_KEY_ID.
+    The copy is in $LIGHTNING_SV_CACHE, or ~/.cache/lightning_sv, in a folder named after the corpus
+    and its hash. Later runs use it again. Credentials are those that the client of the store finds,
+    e.g. AWS_ACCESS_KEY_ID.
 
     Args:
         dir: a folder, or an address of one of `SCHEMES`
 
     Raises:
-        ConfigError: the scheme is unknown, the address has no corpus, or a file does not match the manifest
+        ConfigError: the scheme is unknown, the address has no corpus, or a file does not match the
+            manifest
     """
     return _download(str(dir).rstrip("/")) if is_remote(dir) else Path(dir).expanduser()
 
@@ -43,7 +45,9 @@ def local_folder(dir: str | Path) -> Path:
 def _download(url: str) -> Path:
     scheme, _, name = url.partition("://")
     expect_known("data.corpus.dir: scheme", scheme, SCHEMES)
-    cache = Path(os.environ.get("LIGHTNING_SV_CACHE", "~/.cache/lightning_sv")).expanduser() / "corpora"
+    cache = (
+        Path(os.environ.get("LIGHTNING_SV_CACHE", "~/.cache/lightning_sv")).expanduser() / "corpora"
+    )
     cache.mkdir(parents=True, exist_ok=True)
     # Imported here, because litdata imports many cloud clients.
     from litdata.streaming.downloader import get_downloader
@@ -54,7 +58,9 @@ def _download(url: str) -> Path:
         manifest = Manifest.load(temporary)
         text = (Path(temporary) / FILENAME).read_text()
     folder = cache / f"{name.rpartition('/')[2]}-{manifest.corpus_hash[:12]}"
-    with locked(folder, f"download of {url}"):  # one process per node downloads while the others wait
+    with locked(
+        folder, f"download of {url}"
+    ):  # one process per node downloads while the others wait
         if not (folder / FILENAME).is_file():
             _fetch_all(store, url, manifest, folder)
             write_atomically(folder / FILENAME, text)  # last: a folder with a manifest is complete
@@ -73,7 +79,9 @@ def _fetch_all(store: Any, url: str, manifest: Manifest, folder: Path) -> None:
             _fetch(store, url, name, folder)
         if name in hashes and file_sha256(path) != hashes[name]:
             path.unlink()
-            raise ConfigError(f"{url}/{name} does not match its sha256 in {FILENAME}; copy the corpus there again.")
+            raise ConfigError(
+                f"{url}/{name} does not match its sha256 in {FILENAME}; copy the corpus there again."
+            )
         return sizes.get(name, 0)
 
     in_threads("downloading", fetch, names, sum(sizes.values()))
@@ -83,7 +91,8 @@ def _fetch_all(store: Any, url: str, manifest: Manifest, folder: Path) -> None:
 
 def _fetch(store: Any, url: str, name: str, folder: Path) -> None:
     try:
-        # download_fileobj and not download_file, which starts a thread pool that forked loader processes cannot use.
+        # download_fileobj and not download_file, which starts a thread pool that forked loader
+        # processes cannot use.
         with atomic_path(folder / name) as path, path.open("wb") as file:
             store.download_fileobj(f"{url}/{name}", file)
     except Exception as error:  # each store's client has errors of its own

@@ -46,8 +46,9 @@ class RankShare:
 class DeviceSampler(SequentialSampler, DistributedSampler[Any]):
     """Yield the given keys of a dataset, which are those of one device, in their order.
 
-    Lightning and Fabric split the sampler of a DataLoader over the devices, unless it is a DistributedSampler. Under
-    overfit_batches Lightning replaces it, unless it is a SequentialSampler.
+    Lightning and Fabric split the sampler of a DataLoader over the devices, unless it is a
+    DistributedSampler. Under overfit_batches Lightning replaces it, unless it is a
+    SequentialSampler.
 
     Args:
         keys: keys of this device, e.g. numbers of sequences, or a list of numbers per batch
@@ -80,9 +81,10 @@ class Batches(Dataset[Tensor]):
 class GlobalBatchSampler(DeviceSampler):
     """Sample each epoch as a permutation of all sequences, cut into global batches and split over the devices.
 
-    Step s of epoch e has the sequences p[s G], ..., p[s G + G - 1], with G the global batch and p the permutation
-    of (seed, e). Rank r of R reads the r-th of R equal parts of them, in micro-batches. The sequences of a step thus do
-    not depend on devices, workers or micro-batch. Sequences beyond the last full global batch are skipped.
+    Step s of epoch e has the sequences p[s G], ..., p[s G + G - 1], with G the global batch and p
+    the permutation of (seed, e). Rank r of R reads the r-th of R equal parts of them, in
+    micro-batches. The sequences of a step thus do not depend on devices, workers or micro-batch.
+    Sequences beyond the last full global batch are skipped.
 
     Raises:
         ConfigError: there are fewer sequences than in a global batch
@@ -90,7 +92,12 @@ class GlobalBatchSampler(DeviceSampler):
 
     def __init__(self, n_sequences: int, share: RankShare, seed: int):
         wanted = f"at least data.global_batch, {share.global_batch}. Lower it or data.seq_len, or prepare more text."
-        expect(n_sequences >= share.global_batch, "the number of training sequences", n_sequences, wanted)
+        expect(
+            n_sequences >= share.global_batch,
+            "the number of training sequences",
+            n_sequences,
+            wanted,
+        )
         super().__init__(range(n_sequences))
         self.n_sequences = n_sequences
         self.share = share
@@ -107,7 +114,9 @@ class GlobalBatchSampler(DeviceSampler):
         """Yield the sequence numbers of each micro-batch of this device."""
         share = self.share
         parts = self._steps(self.epoch).view(-1, share.ranks, share.accumulate, share.micro_batch)
-        for i in range(self.start, len(self)):  # iterating over the tensor would create all of its rows first
+        for i in range(
+            self.start, len(self)
+        ):  # iterating over the tensor would create all of its rows first
             step, micro_step = divmod(i, share.accumulate)
             yield parts[step, share.rank, micro_step].tolist()
 
@@ -163,17 +172,21 @@ class TokenLoader(DataLoader[Tensor]):
         sequences: sequences of the training split
         share: part of this device
         seed: seed of the order
-        num_workers: number of reader processes, which does not affect the order; 0 to read in this process
+        num_workers: number of reader processes, which does not affect the order; 0 to read in this
+            process
         pin_memory: if True, batches are in page-locked memory
         epoch: number of the first epoch
         repeat: if True, every epoch has the order of the first
-        limit: number or fraction of an epoch's batches that are read, as Trainer's limit_train_batches
+        limit: number or fraction of an epoch's batches that are read, as Trainer's
+            limit_train_batches
 
     Attributes:
-        unfinished: returns the number of batches read but not trained, as after an error in a step; 0 by default
+        unfinished: returns the number of batches read but not trained, as after an error in a step;
+            0 by default
 
     Raises:
-        ConfigError: fewer sequences than in a global batch, or too little shared memory for the workers
+        ConfigError: fewer sequences than in a global batch, or too little shared memory for the
+            workers
     """
 
     def __init__(
@@ -217,7 +230,8 @@ class TokenLoader(DataLoader[Tensor]):
         self._loaded = False
         self.order.epoch = self._epoch
         self.order.start = self._read
-        # Lightning stops after len() batches without exhausting the iterator, so set all state before a yield.
+        # Lightning stops after len() batches without exhausting the iterator, so set all state
+        # before a yield.
         try:
             # Block signals for the threads that torch starts in a worker before `_outlive_signals`.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -228,8 +242,13 @@ class TokenLoader(DataLoader[Tensor]):
             for batch in batches:
                 self._read += 1
                 yield batch
-        except (EOFError, ConnectionError) as error:  # a closed pipe; torch raises an error for other causes
-            raise RunError(f"a data loader worker died ({type(error).__name__} while it was read from)") from error
+        except (
+            EOFError,
+            ConnectionError,
+        ) as error:  # a closed pipe; torch raises an error for other causes
+            raise RunError(
+                f"a data loader worker died ({type(error).__name__} while it was read from)"
+            ) from error
 
     def position(self) -> tuple[int, int]:
         """Return the epoch and the step in it (from 0) of the last yielded micro-batch."""
@@ -239,7 +258,8 @@ class TokenLoader(DataLoader[Tensor]):
         """Return the position after the last batch that was trained, as plain values, equal on all ranks."""
         share = self.order.share
         read = self._read - (0 if self._loaded else self.unfinished())
-        # Save the end of an epoch as the start of the next, because Lightning would count an epoch without batches.
+        # Save the end of an epoch as the start of the next, because Lightning would count an epoch
+        # without batches.
         ended = read >= self._last
         return {
             "epoch": self._epoch + (ended and not self.repeat),
@@ -254,17 +274,22 @@ class TokenLoader(DataLoader[Tensor]):
         """Continue from a saved position in the next iteration.
 
         Raises:
-            ConfigError: the position belongs to a different corpus, seed, length or batch, or is inside a step
+            ConfigError: the position belongs to a different corpus, seed, length or batch, or is
+                inside a step
         """
         current = self.state_dict()
         if set(state) != set(current):
-            raise ConfigError("the checkpoint's data position has a different format; start a new run.")
+            raise ConfigError(
+                "the checkpoint's data position has a different format; start a new run."
+            )
         for name in ("corpus_hash", "seed", "seq_len", "global_batch"):
             wanted = f"{state[name]}, as in the checkpoint. Resume with the same value, or start a new run."
             expect(state[name] == current[name], f"data.{name}", current[name], wanted)
         share = self.order.share
         if state["sequences"] % share.global_batch:
-            raise ConfigError("the checkpoint was saved inside an optimizer step; resume from one saved after a step.")
+            raise ConfigError(
+                "the checkpoint was saved inside an optimizer step; resume from one saved after a step."
+            )
         self._epoch = state["epoch"]
         self._read = state["sequences"] // (share.micro_batch * share.ranks)
         self._loaded = self._epoch >= 0

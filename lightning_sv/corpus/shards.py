@@ -40,10 +40,12 @@ class Span:
 def plan_shards(sizes: Iterable[np.ndarray], chunk_bytes: int) -> list[list[Span]]:
     """Distribute documents over shards of at most `chunk_bytes`, as litdata's writer does.
 
-    A shard ends before the document that would exceed `chunk_bytes`. A larger document has its own shard.
+    A shard ends before the document that would exceed `chunk_bytes`. A larger document has its own
+    shard.
 
     Args:
-        sizes: for each part the bytes of the tokens of its documents (n,), 0 for documents that are dropped
+        sizes: for each part the bytes of the tokens of its documents (n,), 0 for documents that are
+            dropped
         chunk_bytes: maximum size of a shard's tokens
     """
     shards: list[list[Span]] = [[]]
@@ -67,7 +69,9 @@ def plan_shards(sizes: Iterable[np.ndarray], chunk_bytes: int) -> list[list[Span
     return [spans for spans in shards if spans]
 
 
-def write_shard(path: Path, documents: Iterable[np.ndarray], tokens: Iterable[np.ndarray]) -> dict[str, Any]:
+def write_shard(
+    path: Path, documents: Iterable[np.ndarray], tokens: Iterable[np.ndarray]
+) -> dict[str, Any]:
     """Write a shard in litdata's format; return what `Shard` needs, and its largest token.
 
     The format is the number of documents, their offsets and the end (uint32), and the tokens.
@@ -80,7 +84,12 @@ def write_shard(path: Path, documents: Iterable[np.ndarray], tokens: Iterable[np
     sizes = np.concatenate([np.zeros(1, np.int64), *documents])
     header = 4 * (len(sizes) + 1)
     offsets = header + np.cumsum(sizes)
-    expect(offsets[-1] < 1 << 32, "chunk_bytes", f"{offsets[-1]:,} bytes in one document", "less than 4 GiB.")
+    expect(
+        offsets[-1] < 1 << 32,
+        "chunk_bytes",
+        f"{offsets[-1]:,} bytes in one document",
+        "less than 4 GiB.",
+    )
     largest = n_tokens = 0
     with atomic_path(path) as partial:
         with partial.open("wb") as file:
@@ -109,7 +118,9 @@ def write_index(folder: Path, shards: Sequence[Shard], chunk_bytes: int, dtype: 
         for shard in shards
     ]
     config = _INDEX | {"chunk_bytes": chunk_bytes, "data_format": DATA_FORMATS[dtype.name]}
-    (folder / "index.json").write_text(json.dumps({"chunks": chunks, "config": config}, sort_keys=True))
+    (folder / "index.json").write_text(
+        json.dumps({"chunks": chunks, "config": config}, sort_keys=True)
+    )
 
 
 def open_split(dir: str | Path, split: Split, *, seq_len: int) -> "Sequences":
@@ -118,10 +129,12 @@ def open_split(dir: str | Path, split: Split, *, seq_len: int) -> "Sequences":
     Args:
         dir: folder of the corpus, or its address in an object store, such as s3://bucket/corpus
         split: 'train' or 'val'
-        seq_len: predicted tokens per sequence; items have shape (seq_len + 1,), to be cut into inputs and targets
+        seq_len: predicted tokens per sequence; items have shape (seq_len + 1,), to be cut into
+            inputs and targets
 
     Raises:
-        ConfigError: the corpus is missing or damaged, or no shard has a sequence of seq_len + 1 tokens
+        ConfigError: the corpus is missing or damaged, or no shard has a sequence of seq_len + 1
+            tokens
     """
     expect_known("split", split, SPLITS)
     dir = local_folder(dir)
@@ -146,7 +159,9 @@ class Sequences(Dataset[Tensor]):
         from litdata.streaming.item_loader import TokensLoader
 
         loader = TokensLoader(block_size=seq_len + 1)
-        self._stream = StreamingDataset(str(folder), item_loader=loader, shuffle=False, drop_last=False)
+        self._stream = StreamingDataset(
+            str(folder), item_loader=loader, shuffle=False, drop_last=False
+        )
 
     def __len__(self) -> int:
         return self._n

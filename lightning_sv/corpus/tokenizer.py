@@ -44,8 +44,9 @@ _END_TOKEN_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 class Tokenizer:
     """A tokenizer of the `tokenizers` library with an end-of-text token, defined by a tokenizer.json.
 
-    Text is plain text: the spelling of a special token is encoded as letters, not as the token, unless it is a piece of
-    the model itself (Unigram, WordLevel). Byte-level tokenizers satisfy decode(encode(x)) == x. BPE's dropout is off.
+    Text is plain text: the spelling of a special token is encoded as letters, not as the token,
+    unless it is a piece of the model itself (Unigram, WordLevel). Byte-level tokenizers satisfy
+    decode(encode(x)) == x. BPE's dropout is off.
 
     Args:
         raw: content of a tokenizer.json, which is kept byte for byte
@@ -70,7 +71,9 @@ class Tokenizer:
         except BaseException as error:  # the library raises ValueError, a bare Exception, or panics
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            raise ConfigError(f"{where} is not a tokenizer.json ({error}); check the path.") from None
+            raise ConfigError(
+                f"{where} is not a tokenizer.json ({error}); check the path."
+            ) from None
         self._tokenizer = tokenizer
         self.content = raw
         tokenizer.encode_special_tokens = True  # encode special tokens in the text as text
@@ -125,7 +128,9 @@ class Tokenizer:
         """Id of the token for unknown text; None if there is none."""
         model = json.loads(self.content)["model"]
         name = model.get("unk_token")
-        number: int | None = model.get("unk_id") if name is None else self._tokenizer.token_to_id(name)
+        number: int | None = (
+            model.get("unk_id") if name is None else self._tokenizer.token_to_id(name)
+        )
         return number
 
     def encode(self, text: str) -> list[int]:
@@ -135,7 +140,8 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of many texts, each 1-D and of `dtype`; the libraries use all cores.
 
-        `tokenizers` needs 0.2 GB per MB of text, so byte-level tokenizers encode long texts in parts.
+        `tokenizers` needs 0.2 GB per MB of text, so byte-level tokenizers encode long texts in
+        parts.
         """
         if self._fast is not None:
             return self._encode_fast(self._fast, texts)
@@ -163,18 +169,26 @@ class Tokenizer:
     def _fast(self) -> fastokens.Tokenizer | None:
         """The same tokenizer in a faster library, for GPT-2's pattern and byte-level BPE; None for other tokenizers.
 
-        `tests/corpus/test_tokenizer.py` compares the ids on random texts. Names of special tokens in a text are
-        letters, as here, because this library is not told of them.
+        `tests/corpus/test_tokenizer.py` compares the ids on random texts. Names of special tokens
+        in a text are letters, as here, because this library is not told of them.
         """
         settings = json.loads(self.content)
         model = settings["model"]
         split = settings.get("pre_tokenizer") or {}
         expected = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
-        is_plain = all(token["special"] for token in settings["added_tokens"]) and settings["normalizer"] is None
+        is_plain = (
+            all(token["special"] for token in settings["added_tokens"])
+            and settings["normalizer"] is None
+        )
         is_bpe = model["type"] == "BPE" and not any(model.get(key) for key in _UNUSUAL_BPE)
         if not is_plain or not is_bpe or not expected.items() <= split.items():
             return None
-        plain = settings | {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+        plain = settings | {
+            "added_tokens": [],
+            "post_processor": None,
+            "truncation": None,
+            "padding": None,
+        }
         return fastokens.Tokenizer.from_json_str(json.dumps(plain))
 
     @cached_property
@@ -195,7 +209,9 @@ class Tokenizer:
     def _splits_at_words(self) -> bool:
         """Return True if the text is split as GPT-2 splits it, before each word."""
         split = self._tokenizer.pre_tokenizer
-        is_plain = isinstance(split, pre_tokenizers.ByteLevel) and self._tokenizer.normalizer is None
+        is_plain = (
+            isinstance(split, pre_tokenizers.ByteLevel) and self._tokenizer.normalizer is None
+        )
         return is_plain and split.use_regex and not split.add_prefix_space
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -205,7 +221,8 @@ class Tokenizer:
     def lost_share(self, text: str, ids: Sequence[int]) -> float:
         """Return the fraction of a text's bytes that decoding its ids does not restore.
 
-        White space, case and compatibility forms do not count, because many tokenizers normalize them.
+        White space, case and compatibility forms do not count, because many tokenizers normalize
+        them.
         """
         decoded = self.decode([i for i in ids if i != self.unknown])
         if decoded == text:
@@ -230,7 +247,9 @@ class Tokenizer:
         with atomic_path(path) as partial:
             partial.write_bytes(self.content)
         if self.eot_token != END_OF_TEXT:
-            write_atomically(path.with_name(_END_TOKEN_FILES[0]), json.dumps({"eos_token": self.eot_token}))
+            write_atomically(
+                path.with_name(_END_TOKEN_FILES[0]), json.dumps({"eos_token": self.eot_token})
+            )
         return path
 
 
@@ -242,8 +261,8 @@ def _reads_white_space(token: tokenizers.AddedToken) -> bool:
 def _parts(text: str, places: re.Pattern[str] = _WORD_START) -> Iterator[str]:
     """Cut a text after about every `_PART` characters, where no token of a byte-level BPE can continue.
 
-    GPT-2's pattern keeps the white space before the last character of a run together, a line break apart from text, and
-    a space with the text after it.
+    GPT-2's pattern keeps the white space before the last character of a run together, a line break
+    apart from text, and a space with the text after it.
     """
     start = 0
     while start < len(text):
@@ -259,7 +278,9 @@ def bpe_size(spec: str) -> int | None:
         return None
     number = spec.removeprefix("bpe:")
     size = int(number) if number.isdecimal() else 0
-    expect(257 <= size <= 1 << 20, "tokenizer", repr(spec), "a size from 257 (all bytes) to 1,048,576.")
+    expect(
+        257 <= size <= 1 << 20, "tokenizer", repr(spec), "a size from 257 (all bytes) to 1,048,576."
+    )
     return size
 
 
@@ -284,7 +305,9 @@ def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:
             path = Path(hf_hub_download(GPT2, Tokenizer.filename))
         except Exception as error:  # errors of the hub, of httpx or of a proxy
             hint = f"without a network, set tokenizer to the path of the tokenizer.json of {GPT2}."
-            raise ConfigError(f"tokenizer=gpt2 could not be downloaded ({type(error).__name__}); {hint}") from error
+            raise ConfigError(
+                f"tokenizer=gpt2 could not be downloaded ({type(error).__name__}); {hint}"
+            ) from error
     return Tokenizer(read_file(path), f"tokenizer={spec}", eot or _named_end(path.parent))
 
 

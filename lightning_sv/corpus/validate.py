@@ -1,7 +1,8 @@
 """Checks that a prepared corpus is complete, unmodified, and suitable for a model.
 
-litdata detects damage late or not at all: a truncated shard causes a time-out in the middle of an epoch, a wrong
-id no error, a sequence longer than a shard an empty dataset. Therefore everything is checked during setup.
+litdata detects damage late or not at all: a truncated shard causes a time-out in the middle of an
+epoch, a wrong id no error, a sequence longer than a shard an empty dataset. Therefore everything is
+checked during setup.
 """
 
 import hashlib
@@ -26,9 +27,11 @@ from lightning_sv.errors import ConfigError, expect
 SHOWN_BYTES = 2 << 30
 #: file next to manifest.json that `check_corpus` writes after it has hashed all shards
 STAMP = "verified.json"
-# Wait at most this long for a different process that hashes: half of the time that other ranks wait for this one.
+# Wait at most this long for a different process that hashes: half of the time that other ranks wait
+# for this one.
 _WAIT_S = 300.0
-# Write the stamp this often while hashing, because a restart after a rank's time-out would hash all shards again.
+# Write the stamp this often while hashing, because a restart after a rank's time-out would hash all
+# shards again.
 _STAMP_S = 10.0
 # litdata's names of 1-D NumPy arrays of these types. Other formats are rejected: some are pickles.
 DATA_FORMATS = {"uint16": ["no_header_numpy:5"], "uint32": ["no_header_numpy:6"]}
@@ -58,8 +61,8 @@ def check_corpus(
         vocab_size: vocabulary size of the model, at least that of the corpus (larger is padding)
         seq_len: sequence length; both splits must have a sequence of seq_len + 1 tokens
         tokenizer: tokenizer in the user's config, which must be that of the corpus
-        checksums: if True, hash every shard, on up to 8 threads at 1 GB/s each or the speed of the disk, unless
-            verified.json of the last time shows that they have not changed since
+        checksums: if True, hash every shard, on up to 8 threads at 1 GB/s each or the speed of the
+            disk, unless verified.json of the last time shows that they have not changed since
 
     Raises:
         ConfigError: the first failed check, with the file and a hint
@@ -68,14 +71,21 @@ def check_corpus(
     _check_tokenizer(manifest, root, tokenizer)
     hint = f"Set model.backbone.vocab_size{_by_layer(root)}."
     wanted = f"at least {manifest.vocab_size}, for the corpus in {dir}. {hint}"
-    expect(vocab_size is None or vocab_size >= manifest.vocab_size, "vocab_size", vocab_size, wanted)
+    expect(
+        vocab_size is None or vocab_size >= manifest.vocab_size, "vocab_size", vocab_size, wanted
+    )
     for name in SPLITS:
         _check_split(manifest, root, name)
         split = manifest.splits[name]
         longest = max((shard.tokens for shard in split.shards), default=0)
         hint = "Lower seq_len, or prepare more text or larger shards (val_fraction, max_bytes, chunk_bytes)."
         wanted = f"at most {longest - 1}, the largest shard minus 1. {hint}"
-        expect(seq_len is None or split.sequences(seq_len) > 0, f"{root / name}: seq_len", seq_len, wanted)
+        expect(
+            seq_len is None or split.sequences(seq_len) > 0,
+            f"{root / name}: seq_len",
+            seq_len,
+            wanted,
+        )
     if checksums:
         _check_contents(manifest, root)
 
@@ -87,9 +97,17 @@ def _check_tokenizer(manifest: Manifest, root: Path, spec: str | None) -> None:
     if spec is None or spec == manifest.tokenizer:
         return
     file = tokenizer_file(spec)
-    same = file is not None and hashlib.sha256(read_file(file)).hexdigest() == manifest.tokenizer_sha256
+    same = (
+        file is not None
+        and hashlib.sha256(read_file(file)).hexdigest() == manifest.tokenizer_sha256
+    )
     hint = f"Use that one{_by_layer(root)}, or prepare a different folder."
-    expect(same, "tokenizer", spec, f"{manifest.tokenizer}, with which the corpus in {root} was prepared. {hint}")
+    expect(
+        same,
+        "tokenizer",
+        spec,
+        f"{manifest.tokenizer}, with which the corpus in {root} was prepared. {hint}",
+    )
 
 
 def _by_layer(root: Path) -> str:
@@ -165,18 +183,21 @@ def _check_size(manifest: Manifest, root: Path, shard: Shard) -> None:
 def _check_contents(manifest: Manifest, root: Path) -> None:
     """Hash the shards, unless the stamp in their folder is current.
 
-    A lock in the folder and not the rank selects the process that hashes, because ranks do not know which nodes share
-    a disk. Nodes that share the folder share its lock and stamp, so one hashes for all. Other nodes hash their copy.
+    A lock in the folder and not the rank selects the process that hashes, because ranks do not know
+    which nodes share a disk. Nodes that share the folder share its lock and stamp, so one hashes
+    for all. Other nodes hash their copy.
     """
-    # Read before hashing, to detect concurrent changes. The change time (ctime) of a copy is new, and programs cannot
-    # set it. Neither holds for the modification time.
+    # Read before hashing, to detect concurrent changes. The change time (ctime) of a copy is new,
+    # and programs cannot set it. Neither holds for the modification time.
     status = {shard.file: (root / shard.file).stat() for shard in manifest.shards}
     files = {name: [state.st_size, state.st_ctime_ns] for name, state in status.items()}
     checksum = manifest.to_dict()[CHECKSUM]
 
     def unverified() -> list[Shard]:
         stamped: dict[str, Any] = {}
-        with suppress(OSError, ValueError, RecursionError, LookupError, TypeError):  # missing or damaged
+        with suppress(
+            OSError, ValueError, RecursionError, LookupError, TypeError
+        ):  # missing or damaged
             found = json.loads(regular(root / STAMP).read_text())
             stamped = dict(found["files"]) if found[CHECKSUM] == checksum else {}
         return [shard for shard in manifest.shards if stamped.get(shard.file) != files[shard.file]]
@@ -190,12 +211,16 @@ def _check_contents(manifest: Manifest, root: Path) -> None:
         return
     with ExitStack() as stack:
         with suppress(OSError):  # after the time-out, or if it is not writable, each process hashes
-            stack.enter_context(locked(root / STAMP, f"process that checks {root}", timeout=_WAIT_S))
+            stack.enter_context(
+                locked(root / STAMP, f"process that checks {root}", timeout=_WAIT_S)
+            )
         if left := unverified():
             _hash_shards(manifest, root, left, stamp)
 
 
-def _hash_shards(manifest: Manifest, root: Path, shards: list[Shard], stamp: Callable[[set[str]], None]) -> None:
+def _hash_shards(
+    manifest: Manifest, root: Path, shards: list[Shard], stamp: Callable[[set[str]], None]
+) -> None:
     """Check the shards; call `stamp` with the names of those left from time to time, so that a restart continues."""
     left = {shard.file for shard in shards}
     lock = Lock()
@@ -205,7 +230,11 @@ def _hash_shards(manifest: Manifest, root: Path, shards: list[Shard], stamp: Cal
         path = root / shard.file
         if file_sha256(path) != shard.sha256:
             raise ConfigError(f"{path} does not match its sha256 in manifest.json; {_again(root)}")
-        tokens = np.memmap(path, manifest.dtype, mode="r", offset=4 * (shard.documents + 2)) if shard.tokens else [0]
+        tokens = (
+            np.memmap(path, manifest.dtype, mode="r", offset=4 * (shard.documents + 2))
+            if shard.tokens
+            else [0]
+        )
         if (largest := np.max(tokens)) >= manifest.vocab_size:
             raise ConfigError(f"{path} has token {largest}, outside the vocabulary; {_again(root)}")
         nonlocal stamped

@@ -1,8 +1,8 @@
 """Encoding of the parts by any number of processes, here and on other machines with the same file system.
 
-Every process runs the same loop: it takes a part that is neither complete nor locked, and encodes it under the part's
-lock. The operating system releases the lock of a process that ends or dies, so its part is taken over by another. No
-process distributes work, and none has to know of the others.
+Every process runs the same loop: it takes a part that is neither complete nor locked, and encodes
+it under the part's lock. The operating system releases the lock of a process that ends or dies, so
+its part is taken over by another. No process distributes work, and none has to know of the others.
 
 `python -m lightning_sv.corpus.work FOLDER` is such a process. `prepare` starts some of them.
 """
@@ -27,7 +27,8 @@ from lightning_sv.errors import ConfigError, RunError
 
 log = logging.getLogger(__name__)
 
-#: exit codes of a worker that has printed why the text cannot be encoded, or why a file cannot be written
+#: exit codes of a worker that has printed why the text cannot be encoded, or why a file cannot be
+#: written
 EXIT_TEXT = 2
 EXIT_DISK = 3
 #: seconds between two looks at the parts that the workers have completed
@@ -83,7 +84,9 @@ def _claim(part: Part, *, waits: bool) -> Iterator[bool]:
         lock.release()
 
 
-def _encode_in_processes(job: Job, count: int, left: list[Part], workers: int, step: Callable[[int], None]) -> None:
+def _encode_in_processes(
+    job: Job, count: int, left: list[Part], workers: int, step: Callable[[int], None]
+) -> None:
     running: list[_Worker] = []
     with ExitStack() as stack:
         for _ in range(workers):
@@ -96,20 +99,31 @@ def _encode_in_processes(job: Job, count: int, left: list[Part], workers: int, s
             time.sleep(_POLL_S)
     _report_completed(left, step)
     if job.is_open() and not all(part.is_complete() for part in job.parts[:count]):
-        raise RunError("all workers died, perhaps for lack of memory; start again, with fewer --workers.")
+        raise RunError(
+            "all workers died, perhaps for lack of memory; start again, with fewer --workers."
+        )
 
 
 class _Worker:
     """A process that encodes parts of the job in a folder."""
 
     def __init__(self, folder: Path, count: int) -> None:
-        # One thread per process: several processes share the cores better than the threads of the libraries.
-        threads = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        paths = {"PYTHONPATH": os.pathsep.join(sys.path)}  # and not the current folder, which -m would put first
+        # One thread per process: several processes share the cores better than the threads of the
+        # libraries.
+        threads = {
+            "RAYON_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        paths = {
+            "PYTHONPATH": os.pathsep.join(sys.path)
+        }  # and not the current folder, which -m would put first
         command = [sys.executable, "-P", "-m", __name__, str(folder), str(count)]
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in __exit__)
         environment = os.environ | threads | paths
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=self.errors, env=environment)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stderr=self.errors, env=environment
+        )
 
     def __enter__(self) -> "_Worker":
         return self
@@ -130,7 +144,9 @@ class _Worker:
         if self.process.returncode == EXIT_DISK:
             raise OSError(sentence)
         if self.process.returncode:
-            log.warning("a worker died (%s); the others go on. %s", self.process.returncode, message)
+            log.warning(
+                "a worker died (%s); the others go on. %s", self.process.returncode, message
+            )
 
 
 def _report_completed(left: list[Part], step: Callable[[int], None]) -> list[Part]:

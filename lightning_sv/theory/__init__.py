@@ -1,7 +1,8 @@
 """The paper's theorems as checkable objects: gradient flows, exact power series, the SDE of SGD.
 
-Imports only errors and the version of lightning_sv, except `toy_training`, which trains its models. Define a custom
-reparameterization as an instance of `Scaled`, and any other student as a subclass of `Student`. A teacher is a matrix.
+Imports only errors and the version of lightning_sv, except `toy_training`, which trains its models.
+Define a custom reparameterization as an instance of `Scaled`, and any other student as a subclass
+of `Student`. A teacher is a matrix.
 """
 
 from lightning_sv.theory.claims import CLAIMS

@@ -14,7 +14,8 @@ from lightning_sv.errors import ConfigError, expect
 from lightning_sv.theory.series import Array, PowerSeries, check_analytic, exact, join, split
 from lightning_sv.theory.students import Student
 
-#: times from which the difference, of order t³, exceeds the integrator's error, until losses are rounding errors
+#: times from which the difference, of order t³, exceeds the integrator's error, until losses are
+#: rounding errors
 TIMES = np.concatenate([np.geomspace(0.01, 0.5, 25), np.linspace(0.52, 8, 188)])
 
 #: fraction of the initial loss below which a residual is within the integrator's error
@@ -39,7 +40,13 @@ class Flow(NamedTuple):
     states: list[list[Array]]  #: T lists of the student's parameter blocks
 
 
-def flow(student: Student, teacher: Any, times: Sequence[float] | Array, *, initial: list[Array] | None = None) -> Flow:
+def flow(
+    student: Student,
+    teacher: Any,
+    times: Sequence[float] | Array,
+    *,
+    initial: list[Array] | None = None,
+) -> Flow:
     """Integrate θ̇ = −∇L(θ) from t = 0 by a Runge-Kutta method of order 8, or by LSODA if the flow is stiff.
 
     Args:
@@ -49,8 +56,8 @@ def flow(student: Student, teacher: Any, times: Sequence[float] | Array, *, init
         initial: parameters at t = 0; None for the student's own
 
     Raises:
-        ConfigError: the integration failed, a shape, a time or an entry of the teacher is wrong, or A is not an
-            analytic function
+        ConfigError: the integration failed, a shape, a time or an entry of the teacher is wrong, or
+            A is not an analytic function
     """
     target = _matrix(teacher).astype(float)
     blocks = _initial_blocks(student, target, initial)
@@ -59,7 +66,9 @@ def flow(student: Student, teacher: Any, times: Sequence[float] | Array, *, init
     problem.check()
     solution = problem.solve(at)
     if not solution.success:
-        raise ConfigError(f"the flow of {student.name!r} failed at t = {solution.t[-1]:g}: {solution.message}")
+        raise ConfigError(
+            f"the flow of {student.name!r} failed at t = {solution.t[-1]:g}: {solution.message}"
+        )
     thetas = solution.y.T
     loss = np.array([problem.loss(theta) for theta in thetas])
     return Flow(loss, [split(theta, blocks) for theta in thetas])
@@ -73,9 +82,19 @@ def _initial_blocks(student: Student, target: Array, initial: list[Array] | None
     blocks = [np.asarray(block, dtype=float) for block in initial]
     found = [block.shape for block in blocks]
     wanted = [block.shape for block in own]
-    expect(found == wanted, "the shapes of initial", found, f"those of {student.name!r} for this teacher, {wanted}.")
+    expect(
+        found == wanted,
+        "the shapes of initial",
+        found,
+        f"those of {student.name!r} for this teacher, {wanted}.",
+    )
     shape = np.shape(student.effective(*blocks))
-    expect(shape == target.shape, f"the shape of A of {student.name!r}", shape, f"that of the teacher, {target.shape}.")
+    expect(
+        shape == target.shape,
+        f"the shape of A of {student.name!r}",
+        shape,
+        f"that of the teacher, {target.shape}.",
+    )
     return blocks
 
 
@@ -110,7 +129,12 @@ class _GradientFlow:
     def check(self) -> None:
         """Raise `ConfigError` if the gradient at t = 0 is not finite, or A is not analytic."""
         is_finite = bool(np.isfinite(self.gradient(self.start)).all())
-        expect(is_finite, f"the gradient of {self.student.name!r} at t = 0", "not finite", "finite numbers.")
+        expect(
+            is_finite,
+            f"the gradient of {self.student.name!r} at t = 0",
+            "not finite",
+            "finite numbers.",
+        )
         check_analytic(self.student.effective, self.blocks)
 
     def solve(self, at: Array) -> Any:
@@ -118,7 +142,9 @@ class _GradientFlow:
         for method, limit in (("DOP853", STIFF), ("LSODA", 4 * STIFF)):
             with suppress(_Stiff):
                 return self._integrate(at, method, limit)
-        raise ConfigError(f"the flow of {self.student.name!r} is too stiff to integrate to t = {at[-1]:g}.")
+        raise ConfigError(
+            f"the flow of {self.student.name!r} is too stiff to integrate to t = {at[-1]:g}."
+        )
 
     def _integrate(self, at: Array, method: str, limit: int) -> Any:
         evaluations = itertools.count()
@@ -130,7 +156,9 @@ class _GradientFlow:
 
         size_of_target = float(np.abs(self.target).max()) or 1.0
         small = 1e-14 * min(1.0, size_of_target)
-        return solve_ivp(velocity, (0.0, at[-1]), self.start, method, t_eval=at, rtol=1e-12, atol=small)
+        return solve_ivp(
+            velocity, (0.0, at[-1]), self.start, method, t_eval=at, rtol=1e-12, atol=small
+        )
 
 
 def power_series(student: Student, teacher: Any, order: int) -> list[Array]:
@@ -154,7 +182,9 @@ def power_series(student: Student, teacher: Any, order: int) -> list[Array]:
     for k in range(order):
         theta = split(np.array([PowerSeries(c) for c in known]), shapes)
         for coefficients, g in zip(known, student.gradient(theta, target), strict=True):
-            coefficients.append(-g.coefficients[k] / (k + 1) if isinstance(g, PowerSeries) else Fraction(0))
+            coefficients.append(
+                -g.coefficients[k] / (k + 1) if isinstance(g, PowerSeries) else Fraction(0)
+            )
     return split(np.array([PowerSeries(c) for c in known]), shapes)
 
 
@@ -188,7 +218,11 @@ class Curve(NamedTuple):
         if not above.any():
             return float("inf")
         k = int(above.argmax())
-        return float(np.interp(level, self.values[k - 1 : k + 1], self.times[k - 1 : k + 1]) if k else self.times[0])
+        return float(
+            np.interp(level, self.values[k - 1 : k + 1], self.times[k - 1 : k + 1])
+            if k
+            else self.times[0]
+        )
 
 
 def loss_ratio(
@@ -211,19 +245,29 @@ def loss_ratio(
     ours = flow(student, teacher, times, initial=initial[0]).loss
     theirs = flow(baseline, teacher, times, initial=initial[1]).loss
     alive = theirs > FLOOR * 0.5 * float((_matrix(teacher).astype(float) ** 2).sum())
-    expect(bool(alive.any()), "the baseline's loss", "0 or a rounding error", "a loss above that at the first time.")
+    expect(
+        bool(alive.any()),
+        "the baseline's loss",
+        "0 or a rounding error",
+        "a loss above that at the first time.",
+    )
     return Curve(np.asarray(times)[alive], ours[alive] / theirs[alive])
 
 
-def difference_series(student: Student, baseline: Student, teacher: Any, order: int) -> tuple[Fraction, ...]:
+def difference_series(
+    student: Student, baseline: Student, teacher: Any, order: int
+) -> tuple[Fraction, ...]:
     """Return the coefficients of L_student(t) − L_baseline(t) at t = 0, exact to t^order."""
-    return (loss_series(student, teacher, order) - loss_series(baseline, teacher, order)).coefficients
+    return (
+        loss_series(student, teacher, order) - loss_series(baseline, teacher, order)
+    ).coefficients
 
 
 def stays_below(student: Student, baseline: Student, teacher: Any) -> tuple[bool, Curve]:
     """Return whether L_student(t) < L_baseline(t) for all t > 0, and the ratio of losses.
 
-    Exact just after t = 0, by the first coefficient that is not 0; integrated afterwards up to the precision of floats.
+    Exact just after t = 0, by the first coefficient that is not 0; integrated afterwards up to the
+    precision of floats.
     """
     curve = loss_ratio(student, baseline, teacher)
     first = next((c for c in difference_series(student, baseline, teacher, 4) if c), Fraction(0))
@@ -236,7 +280,16 @@ def _matrix(teacher: Any) -> Array:
         matrix = np.asarray(given)
         fits = matrix.ndim == 2 and matrix.size > 0 and matrix.dtype.kind in "biufO"
         fits = fits and bool(np.isfinite(matrix.astype(float)).all())
-    except (TypeError, ValueError, OverflowError):  # rows of different lengths, or an entry that is not a number
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+    ):  # rows of different lengths, or an entry that is not a number
         fits = False
-    expect(fits, "the teacher", reprlib.repr(given), "a matrix (outputs, inputs) of real, finite numbers.")
+    expect(
+        fits,
+        "the teacher",
+        reprlib.repr(given),
+        "a matrix (outputs, inputs) of real, finite numbers.",
+    )
     return matrix

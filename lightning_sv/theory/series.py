@@ -1,8 +1,9 @@
 """Truncated power series with exact rational coefficients, and derivatives of numpy code.
 
-A `PowerSeries` is a scalar in numpy's object arrays: `+ - * /`, `np.sqrt` and `np.exp` work on such arrays. Derivatives
-are not torch's, because the same code of a student must give gradients in float64 (for an ODE solver) and in power
-series with rational coefficients (for exact Taylor coefficients), which torch does not support.
+A `PowerSeries` is a scalar in numpy's object arrays: `+ - * /`, `np.sqrt` and `np.exp` work on such
+arrays. Derivatives are not torch's, because the same code of a student must give gradients in
+float64 (for an ODE solver) and in power series with rational coefficients (for exact Taylor
+coefficients), which torch does not support.
 """
 
 import math
@@ -38,7 +39,11 @@ def _lifted(
 
 def _fraction(x: Rational | float) -> Fraction:
     # numpy's integers would stay inside the Fraction and overflow
-    return Fraction(int(x.numerator), int(x.denominator)) if isinstance(x, Rational) else Fraction(float(x))
+    return (
+        Fraction(int(x.numerator), int(x.denominator))
+        if isinstance(x, Rational)
+        else Fraction(float(x))
+    )
 
 
 def split(values: Array, like: Sequence[Array]) -> list[Array]:
@@ -59,9 +64,9 @@ def join(blocks: Sequence[Array]) -> Array:
 def jacobian(function: Callable[..., Any], blocks: Sequence[Array]) -> Array:
     """Return the derivatives of the function's value by the entries of the blocks, (size of the value, n).
 
-    Exact for Fractions and PowerSeries: x + ε with ε² = 0 is a series of order 1. For floats ε is 2⁻¹⁰⁰ i, which
-    needs no difference, so that the error is one of rounding (Squire and Trapp 1998). The function must be analytic:
-    `np.abs` and `np.linalg.norm` are not.
+    Exact for Fractions and PowerSeries: x + ε with ε² = 0 is a series of order 1. For floats ε is
+    2⁻¹⁰⁰ i, which needs no difference, so that the error is one of rounding (Squire and Trapp
+    1998). The function must be analytic: `np.abs` and `np.linalg.norm` are not.
     """
     flat = join(blocks)
     columns = []
@@ -81,7 +86,8 @@ def check_analytic(function: Callable[..., Any], blocks: Sequence[Array]) -> Non
     """Check near the blocks that `jacobian` of floats agrees with a difference, along one direction."""
     start = join(blocks).astype(float)
     cosine = np.cos(np.arange(start.size))
-    # Zeros are moved, because the derivative by a scale vector is 0 at W = 0. Small entries take small steps.
+    # Zeros are moved, because the derivative by a scale vector is 0 at W = 0. Small entries take
+    # small steps.
     theta = np.where(start == 0, 0.1 * cosine, start * (1 + 0.1 * cosine))
     direction = theta * np.cos(2 * np.arange(start.size) + 1)
 
@@ -149,7 +155,10 @@ class PowerSeries:
         x = self.coefficients
         y = b.coefficients
         return PowerSeries(
-            [sum((x[i] * y[k - i] for i in range(k + 1)), Fraction(0)) for k in range(min(len(x), len(y)))]
+            [
+                sum((x[i] * y[k - i] for i in range(k + 1)), Fraction(0))
+                for k in range(min(len(x), len(y)))
+            ]
         )
 
     @_lifted
@@ -185,7 +194,12 @@ class PowerSeries:
     def exp(self) -> "PowerSeries":
         """Return e^self, from e' = self' e; c_0 must be 0, because e is not rational."""
         first = self.coefficients[0]
-        expect(isinstance(first, PowerSeries) or not first, "the constant term", first, "0 for an exact exp.")
+        expect(
+            isinstance(first, PowerSeries) or not first,
+            "the constant term",
+            first,
+            "0 for an exact exp.",
+        )
         values = [first.exp() if isinstance(first, PowerSeries) else Fraction(1)]
         for k in range(1, len(self.coefficients)):
             terms = (j * self.coefficients[j] * values[k - j] for j in range(1, k + 1))
@@ -195,5 +209,10 @@ class PowerSeries:
 
 def _root(x: Fraction) -> Fraction:
     root = Fraction(math.isqrt(max(x.numerator, 0)), math.isqrt(x.denominator))
-    expect(bool(root) and root * root == x, "the constant term", x, "the square of a positive rational.")
+    expect(
+        bool(root) and root * root == x,
+        "the constant term",
+        x,
+        "the square of a positive rational.",
+    )
     return root

@@ -1,7 +1,8 @@
 """Students and teachers of the theorems: linear maps of a normalized input.
 
-Setting (paper, Section 2.1): x ~ N(0, I_d), so z = Norm(x) has E[z zᵀ] = I_d, and the squared loss of a
-student x -> A z against the teacher W* z is L = ½‖A − W*‖_F². A student is its map parameters -> A.
+Setting (paper, Section 2.1): x ~ N(0, I_d), so z = Norm(x) has E[z zᵀ] = I_d, and the squared loss
+of a student x -> A z against the teacher W* z is L = ½‖A − W*‖_F². A student is its map parameters
+-> A.
 
 Shapes: c outputs, d inputs; A, W* (c, d); n parameters in all.
 """
@@ -19,10 +20,11 @@ from lightning_sv.theory.series import Array, check_analytic, exact, jacobian, j
 class Student(ABC):
     """A = effective(*blocks), with the student's parameters as blocks.
 
-    A subclass defines the initial parameters and A, by analytic functions of numpy (not `np.abs` or `np.linalg.norm`).
-    Its gradient, flow and implicit preconditioner follow by differentiation of `effective`. A subclass may override
-    `gradient`, for instance to add weight decay to the flow. For exact power series the functions are `+ - * /`,
-    integer powers, `np.sqrt`, `np.exp`, `sum`, `mean` and indexing.
+    A subclass defines the initial parameters and A, by analytic functions of numpy (not `np.abs` or
+    `np.linalg.norm`). Its gradient, flow and implicit preconditioner follow by differentiation of
+    `effective`. A subclass may override `gradient`, for instance to add weight decay to the flow.
+    For exact power series the functions are `+ - * /`, integer powers, `np.sqrt`, `np.exp`, `sum`,
+    `mean` and indexing.
     """
 
     name: str  #: symbol in legends
@@ -66,7 +68,9 @@ class Scaled(Student):
         effective: function from W and the scale parameters to A
     """
 
-    def __init__(self, name: str, scales: Callable[[int, int], list[Array]], effective: Callable[..., Any]):
+    def __init__(
+        self, name: str, scales: Callable[[int, int], list[Array]], effective: Callable[..., Any]
+    ):
         self.name = name
         self._scales = scales
         self._effective = effective
@@ -95,15 +99,24 @@ def branch_of(c: int) -> Array:
     return np.arange(c) * min(2, c) // c
 
 
-#: name -> student; ap, dp and f have scale vectors after W, on both sides and before it (paper, Sections 3.1 to 3.3)
+#: name -> student; ap, dp and f have scale vectors after W, on both sides and before it (paper,
+#: Sections 3.1 to 3.3)
 STUDENTS: dict[str, Student] = {
     "g": Scaled("g", lambda c, d: [], lambda w: w),
     "f": Scaled("f", lambda c, d: [np.ones(d)], lambda w, b: w * b),
-    "hg": Scaled("HG", lambda c, d: [np.ones((min(2, c), d))], lambda w, gammas: w * gammas[branch_of(w.shape[0])]),
+    "hg": Scaled(
+        "HG",
+        lambda c, d: [np.ones((min(2, c), d))],
+        lambda w, gammas: w * gammas[branch_of(w.shape[0])],
+    ),
     "ap": Scaled("AP", lambda c, d: [np.ones(c)], lambda w, a: a[:, None] * w),
     "dp": Scaled("φ", lambda c, d: [np.ones(c), np.ones(d)], lambda w, a, b: a[:, None] * w * b),
-    "or": Scaled("ψ", lambda c, d: [np.ones(d), np.ones(1)], lambda w, *scale: w * original_space(*scale)),
-    "er": Scaled("ER", lambda c, d: [np.zeros(d), np.zeros(1)], lambda w, *scale: w * exponential(*scale)),
+    "or": Scaled(
+        "ψ", lambda c, d: [np.ones(d), np.ones(1)], lambda w, *scale: w * original_space(*scale)
+    ),
+    "er": Scaled(
+        "ER", lambda c, d: [np.zeros(d), np.zeros(1)], lambda w, *scale: w * exponential(*scale)
+    ),
 }
 
 

@@ -41,11 +41,15 @@ def rates(steps: int, peak: float) -> Array:
 
 def windows(count: int, seed: int, *, held_out: bool = False) -> Tensor:
     """Return windows of the text at random positions, as tokens below 256, (count, LENGTH + 1)."""
-    paths = [spec.origin for spec in map(find_spec, TEXT) if spec is not None and spec.origin is not None]
+    paths = [
+        spec.origin for spec in map(find_spec, TEXT) if spec is not None and spec.origin is not None
+    ]
     read = np.frombuffer(b"".join(Path(path).read_bytes() for path in paths), dtype=np.uint8)
     cut = len(read) * 9 // 10
     tokens = torch.tensor((read[cut:] if held_out else read[:cut]).astype(np.int64))
-    starts = torch.randint(len(tokens) - LENGTH, (count, 1), generator=torch.Generator().manual_seed(seed))
+    starts = torch.randint(
+        len(tokens) - LENGTH, (count, 1), generator=torch.Generator().manual_seed(seed)
+    )
     return tokens[starts + torch.arange(LENGTH + 1)]
 
 
@@ -54,12 +58,17 @@ def batches(steps: int) -> Tensor:
     return windows(steps * SEQUENCES, 0).view(steps, SEQUENCES, -1)
 
 
-def small_model(strategy: str, factor: float, head: bool = False, eps: float = 1e-5) -> tuple[Backbone, list[Tensor]]:
+def small_model(
+    strategy: str, factor: float, head: bool = False, eps: float = 1e-5
+) -> tuple[Backbone, list[Tensor]]:
     """Return a Llama and its matrices that read a normalized input, times a factor; optionally with the lm_head.
 
-    Equal seeds give equal matrices under every strategy. The returned ones are scale-invariant under dnp.
+    Equal seeds give equal matrices under every strategy. The returned ones are scale-invariant
+    under dnp.
     """
-    config = BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=256, init_std=STD, norm_eps=eps)
+    config = BackboneConfig(
+        d_model=32, n_layer=2, n_head=2, vocab_size=256, init_std=STD, norm_eps=eps
+    )
     model = Backbone(config, strategy)
     linears = [module for module in model.modules() if isinstance(module, ScaledLinear)]
     readers: list[Tensor] = [module.weight for module in linears if head or module.role == "matrix"]
@@ -69,7 +78,9 @@ def small_model(strategy: str, factor: float, head: bool = False, eps: float = 1
     return model, readers
 
 
-def take_step(model: Backbone, optimizer: torch.optim.Optimizer, batch: Tensor, clip: float = math.inf) -> float:
+def take_step(
+    model: Backbone, optimizer: torch.optim.Optimizer, batch: Tensor, clip: float = math.inf
+) -> float:
     """Take a step on a batch, with the gradient's norm clipped; return the loss before it."""
     loss = model(batch[:, :-1], targets=batch[:, 1:])
     optimizer.zero_grad()
@@ -82,7 +93,8 @@ def take_step(model: Backbone, optimizer: torch.optim.Optimizer, batch: Tensor, 
 def train(strategy: str, std: float, *, steps: int, peak: float, decay: float) -> ShortRun:
     """Train with q, k, v, gate and up initialized at `std`, and all other matrices at STD.
 
-    The optimizer is AdamW, with the package's schedule from the learning rate `peak` after warm-up, and clipping at 1.
+    The optimizer is AdamW, with the package's schedule from the learning rate `peak` after warm-up,
+    and clipping at 1.
     """
     model, readers = small_model(strategy, std / STD)
     groups = role_groups(model, model.strategy.decayed_roles)
@@ -103,14 +115,17 @@ def train(strategy: str, std: float, *, steps: int, peak: float, decay: float) -
 
 def _relative_changes(old: list[Tensor], new: list[Tensor]) -> list[float]:
     """Return ‖new − old‖ / ‖old‖ of each matrix."""
-    return [float((after - before).norm() / before.norm()) for before, after in zip(old, new, strict=True)]
+    return [
+        float((after - before).norm() / before.norm())
+        for before, after in zip(old, new, strict=True)
+    ]
 
 
 def losses_of_rescaled(strategy: str, factor: float, steps: int = 8) -> Array:
     """Return losses of a float64 run with c times the readers' matrices and rates and 1/c of their decay, (steps,).
 
-    The ε of the norms and of AdamW are negligible, so matrices behind a norm are scale-invariant up to rounding. Powers
-    of 2 for c cause no rounding.
+    The ε of the norms and of AdamW are negligible, so matrices behind a norm are scale-invariant up
+    to rounding. Powers of 2 for c cause no rounding.
     """
     model, scaled = small_model(strategy, factor, head=True, eps=1e-30)
     model.double()
@@ -126,7 +141,8 @@ def losses_of_rescaled(strategy: str, factor: float, steps: int = 8) -> Array:
 def simulate_radius(start: float, rates: Array, decay: float) -> tuple[Array, Array]:
     """Run AdamW (β = 0.9, 0.95, no ε) on ⟨ξ_t, W/‖W‖⟩ with fresh ξ_t ~ N(0, I_n): scale-invariant noise.
 
-    Return r before every step and after the last, (T + 1,), and ‖ΔW‖ / ‖W‖ of every step without its decay, (T,).
+    Return r before every step and after the last, (T + 1,), and ‖ΔW‖ / ‖W‖ of every step without
+    its decay, (T,).
     """
     n = 4000
     rng = np.random.default_rng(0)

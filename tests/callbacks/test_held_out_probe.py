@@ -1,4 +1,5 @@
-"""Measurements on held-out text: losses by kind of token, RMS of sublayers over the residual stream, and a run."""
+"""Measurements on held-out text: losses by kind of token, RMS of sublayers over the residual
+stream, and a run."""
 
 import itertools
 from functools import partial
@@ -25,7 +26,8 @@ Bigram = partial(nn.Embedding, V, V)  # predicts from the present token alone
 
 
 class Induction(nn.Module):
-    """Predicts what followed the latest earlier occurrence of the present token, and any token if there is none."""
+    """Predicts what followed the latest earlier occurrence of the present token, and any token if
+    there is none."""
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         b, t = tokens.shape
@@ -35,7 +37,9 @@ class Induction(nn.Module):
         latest = torch.where(earlier, torch.arange(t), -1).amax(-1)
         follower = tokens.gather(-1, (latest + 1).clamp(max=t - 1))
         logits = torch.zeros(b, t, V)
-        return logits.scatter(-1, follower.unsqueeze(-1), torch.where(latest >= 0, 20.0, 0.0).unsqueeze(-1))
+        return logits.scatter(
+            -1, follower.unsqueeze(-1), torch.where(latest >= 0, 20.0, 0.0).unsqueeze(-1)
+        )
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -62,7 +66,9 @@ def test_token_kinds_memory_is_linear_in_the_length() -> None:
 
 
 def test_copying_losses_induction_is_near_zero_on_repeats() -> None:
-    text = torch.stack([torch.randperm(V)[:24] for _ in range(8)])  # each token once, so its follower is unambiguous
+    text = torch.stack(
+        [torch.randperm(V)[:24] for _ in range(8)]
+    )  # each token once, so its follower is unambiguous
     block = torch.cat([text, text[:, :9]], 1)
     copies, counts = (copying_losses(model, block, 16) for model in (Induction(), Bigram()))
     assert copies["repeat"] < 1e-3 and copies["second_copy"] < 0.3 * copies["first_copy"]
@@ -86,8 +92,12 @@ def test_copying_losses_kinds_sum_to_the_mean_loss() -> None:
     losses = copying_losses(model, block, 8)
     shares = {"repeat": losses["repeat_share"], "seen": losses["seen_share"]}
     shares["unseen"] = 1 - sum(shares.values())
-    expected = nn.functional.cross_entropy(model(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten())
-    assert sum(share * losses[kind] for kind, share in shares.items()) == pytest.approx(expected.item(), rel=1e-5)
+    expected = nn.functional.cross_entropy(
+        model(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten()
+    )
+    assert sum(share * losses[kind] for kind, share in shares.items()) == pytest.approx(
+        expected.item(), rel=1e-5
+    )
     assert token_losses(model, block).mean().item() == pytest.approx(expected.item(), rel=1e-5)
 
 
@@ -111,7 +121,9 @@ def test_residual_ratios_equal_the_written_out_sums(post_norm: bool) -> None:
                 logs[name] += torch.tensor(rms(y) / rms(x)).log().item() / 2
                 x = x + y
     expected |= {f"mean/{name}/ratio": torch.tensor(log).exp().item() for name, log in logs.items()}
-    assert {key: value.item() for key, value in residual_ratios(net, tokens).items()} == pytest.approx(expected)
+    assert {
+        key: value.item() for key, value in residual_ratios(net, tokens).items()
+    } == pytest.approx(expected)
 
 
 class Counting(HeldOutProbe):
@@ -128,14 +140,22 @@ class Counting(HeldOutProbe):
 
 @pytest.mark.parametrize(
     ("total", "points", "steps"),
-    [(12, 3, [4, 8, 12]), (11, 4, [2, 5, 8, 11]), (7, 4, [1, 3, 5, 7]), (3, 24, [1, 2, 3]), (5, 1, [5])],
+    [
+        (12, 3, [4, 8, 12]),
+        (11, 4, [2, 5, 8, 11]),
+        (7, 4, [1, 3, 5, 7]),
+        (3, 24, [1, 2, 3]),
+        (5, 1, [5]),
+    ],
 )
 def test_held_out_probe_measures_at_most_points_times(
     total: int, points: int, steps: list[int], corpus: Path, tmp_path: Path
 ) -> None:
     probe = Counting(points)
     data = TokenDataModule(corpus, seq_len=8, batch_size=2, val_sequences=2)
-    module = PretrainModule(BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=0.01)
+    module = PretrainModule(
+        BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=0.01
+    )
     L.Trainer(
         max_steps=total, limit_val_batches=0, callbacks=[probe], default_root_dir=tmp_path, accelerator="cpu",
         logger=False, enable_checkpointing=False, enable_progress_bar=False,
@@ -143,7 +163,9 @@ def test_held_out_probe_measures_at_most_points_times(
     assert probe.measured == steps
 
 
-def test_held_out_probes_log_and_leave_the_run_unchanged(run_args: list[str], tmp_path: Path) -> None:
+def test_held_out_probes_log_and_leave_the_run_unchanged(
+    run_args: list[str], tmp_path: Path
+) -> None:
     probes = []
     for name in ("CopyingMonitor", "ResidualMonitor"):
         probes += [f"--trainer.callbacks+=lightning_sv.callbacks.{name}"]

@@ -46,9 +46,13 @@ from tests.lit.test_module import Manual
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def test_training_monitor_keeps_the_loss_for_other_callbacks(data: TokenDataModule, tmp_path: Path) -> None:
+def test_training_monitor_keeps_the_loss_for_other_callbacks(
+    data: TokenDataModule, tmp_path: Path
+) -> None:
     monitors = ("train/loss", "branch_norm/mean/q_proj/effective")
-    keep, norms = (ModelCheckpoint(tmp_path / tag, monitor=tag, every_n_train_steps=1) for tag in monitors)
+    keep, norms = (
+        ModelCheckpoint(tmp_path / tag, monitor=tag, every_n_train_steps=1) for tag in monitors
+    )
     run = trainer(tmp_path, TrainingMonitor(1), BranchNorms(1), keep, norms)
     run.fit(module(), data)
     assert "scale: hg+dp+or" in next(tmp_path.rglob("hparams.yaml")).read_text()
@@ -58,14 +62,28 @@ def test_training_monitor_keeps_the_loss_for_other_callbacks(data: TokenDataModu
 
 
 def test_logger_prefix_is_in_all_tags(tmp_path: Path) -> None:
-    logger, callbacks = TensorBoardLogger(tmp_path, prefix="run"), (TrainingMonitor(1), BranchNorms(2))
-    trainer(tmp_path, *callbacks, Preconditioner(histograms=2), logger=logger).fit(module(), loader(), loader())
+    logger, callbacks = (
+        TensorBoardLogger(tmp_path, prefix="run"),
+        (TrainingMonitor(1), BranchNorms(2)),
+    )
+    trainer(tmp_path, *callbacks, Preconditioner(histograms=2), logger=logger).fit(
+        module(), loader(), loader()
+    )
     written = EventAccumulator(logger.log_dir).Reload().Tags()
-    drawn = {tag for charts in pages_of(Path(logger.log_dir)).values() for tags in charts.values() for tag in tags}
-    assert drawn <= set(written["scalars"]) and all(tag.startswith("run-") for tag in written["histograms"])
+    drawn = {
+        tag
+        for charts in pages_of(Path(logger.log_dir)).values()
+        for tags in charts.values()
+        for tag in tags
+    }
+    assert drawn <= set(written["scalars"]) and all(
+        tag.startswith("run-") for tag in written["histograms"]
+    )
 
 
-def test_sharpness_of_roles_that_a_strategy_lacks_logs_the_loss(data: TokenDataModule, tmp_path: Path) -> None:
+def test_sharpness_of_roles_that_a_strategy_lacks_logs_the_loss(
+    data: TokenDataModule, tmp_path: Path
+) -> None:
     trainer(tmp_path, Sharpness(("scale_output",), 2, sequences=2)).fit(module(scale="llama"), data)
     assert "sharpness/loss" in tags(tmp_path)
 
@@ -96,13 +114,17 @@ class Measured(PretrainModule):
 
 
 @pytest.mark.parametrize("method", ["exact", "difference"])
-def test_probe_leaves_metrics_of_a_training_step_and_biases_of_experts(method: Any, tmp_path: Path) -> None:
+def test_probe_leaves_metrics_of_a_training_step_and_biases_of_experts(
+    method: Any, tmp_path: Path
+) -> None:
     seen, ends = [], []
     loss: Any = lambda module: module.training_step(blocks(), 0)  # noqa: E731
     for name, probes in (("plain", 0), ("probed", 1)):
         made = Measured(backbone=BIASED, lr=0.01, seed=0)
         probe = Sharpness(("scale_input",), 3, method=method, lanczos_steps=2, loss=loss)
-        probe.time.clock = lambda: 0.0  # its budget would skip the probe between the first and the last step
+        probe.time.clock = lambda: (
+            0.0
+        )  # its budget would skip the probe between the first and the last step
         run = trainer(tmp_path / name, *[probe] * probes, max_steps=6, val_check_interval=None)
         run.fit(made, loader())
         seen.append([run.callback_metrics["blocks"], made.mean.compute(), *made.all.compute()])
@@ -116,10 +138,15 @@ def test_probe_leaves_out_frozen_parameters(data: TokenDataModule, tmp_path: Pat
             self.configure_model()
             self.net.embed.requires_grad_(False)
 
-    for name, loss in (("own", None), ("given", lambda module: module.loss(data.batches.held_out(2))[0])):
+    for name, loss in (
+        ("own", None),
+        ("given", lambda module: module.loss(data.batches.held_out(2))[0]),
+    ):
         probe = Sharpness(("all",), 2, sequences=2, loss=loss)
         trainer(tmp_path / name, probe, max_steps=1).fit(Frozen(SIZES, lr=0.01, seed=0), data)
-    own, given = (float(rows(tmp_path / name)[0]["sharpness/all/trace"]) for name in ("own", "given"))
+    own, given = (
+        float(rows(tmp_path / name)[0]["sharpness/all/trace"]) for name in ("own", "given")
+    )
     assert own == pytest.approx(given, rel=1e-3)
 
 
@@ -134,7 +161,9 @@ class Foreign(L.LightningModule):
         return self.net(tokens)
 
     def training_step(self, block: Tensor, batch_idx: int) -> Any:
-        loss = nn.functional.cross_entropy(self(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten())
+        loss = nn.functional.cross_entropy(
+            self(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten()
+        )
         self.log("loss", loss)
         return loss
 
@@ -156,11 +185,16 @@ def foreign(kind: str) -> nn.Module:
     return lightning_sv.Backbone(config, "hg+dp+or", seed=0)
 
 
-@pytest.mark.parametrize("kind", thinned(["applied", "backbone", "mixture"], ["applied", "mixture"]))
 @pytest.mark.parametrize(
-    ("name", "method"), thinned([(None, "exact"), ("net", "difference")], [("net", "difference")], several=True)
+    "kind", thinned(["applied", "backbone", "mixture"], ["applied", "mixture"])
 )
-def test_callbacks_leave_custom_training_unchanged(kind: str, name: str | None, method: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "method"),
+    thinned([(None, "exact"), ("net", "difference")], [("net", "difference")], several=True),
+)
+def test_callbacks_leave_custom_training_unchanged(
+    kind: str, name: str | None, method: Any, tmp_path: Path
+) -> None:
     user = Foreign(foreign(kind))
     before = {key: value.clone() for key, value in user.state_dict().items()}
 
@@ -174,8 +208,18 @@ def test_callbacks_leave_custom_training_unchanged(kind: str, name: str | None, 
     callbacks: list[Any] = [TrainingMonitor(2), *probes, *monitors]
     trainer(tmp_path / "user", *callbacks, accumulate_grad_batches=2).fit(user, loader())
     logged = tags(tmp_path / "user")
-    branch = {"applied": "head/up_proj", "backbone": "layer0/up_proj", "mixture": "layer0/expert_up_proj"}[kind]
-    wanted = {"train/loss", "lr", "throughput/steps_per_s", f"branch_norm/{branch}/effective", "sharpness/all/trace"}
+    branch = {
+        "applied": "head/up_proj",
+        "backbone": "layer0/up_proj",
+        "mixture": "layer0/expert_up_proj",
+    }[kind]
+    wanted = {
+        "train/loss",
+        "lr",
+        "throughput/steps_per_s",
+        f"branch_norm/{branch}/effective",
+        "sharpness/all/trace",
+    }
     wanted |= {f"preconditioner/{branch}/drift_in", "sharpness/scale_input/lambda_max"}
     wanted |= {"moe/layer0/load_max"} if kind == "mixture" else set()
     assert wanted <= logged, wanted - logged
@@ -184,15 +228,26 @@ def test_callbacks_leave_custom_training_unchanged(kind: str, name: str | None, 
     quiet = Foreign(foreign(kind))
     quiet.load_state_dict(before)
     trainer(tmp_path / "quiet", accumulate_grad_batches=2).fit(quiet, loader())
-    assert differences(quiet.state_dict(), user.state_dict()) == []  # the probes leave training alone
-    losses = [[row["loss"] for row in rows(out) if row["loss"]] for out in (tmp_path / "user", tmp_path / "quiet")]
+    assert (
+        differences(quiet.state_dict(), user.state_dict()) == []
+    )  # the probes leave training alone
+    losses = [
+        [row["loss"] for row in rows(out) if row["loss"]]
+        for out in (tmp_path / "user", tmp_path / "quiet")
+    ]
     assert losses[0] == losses[1]
-    (mean,) = {row["train/loss"] for row in rows(tmp_path / "user") if row["step"] == "2" and row["train/loss"]}
+    (mean,) = {
+        row["train/loss"]
+        for row in rows(tmp_path / "user")
+        if row["step"] == "2" and row["train/loss"]
+    }
     assert float(mean) == pytest.approx(float(losses[0][0]), rel=0.1)
 
 
 def test_router_monitor_names_the_mixtures_of_equal_block_numbers_by_their_path() -> None:
-    user: Any = Foreign(nn.ModuleDict({name: foreign("mixture") for name in ("encoder", "decoder")}))
+    user: Any = Foreign(
+        nn.ModuleDict({name: foreign("mixture") for name in ("encoder", "decoder")})
+    )
     monitor = RouterMonitor()
     monitor.on_fit_start(None, user)  # type: ignore[arg-type]
     charts = set(monitor.charts()["expert load"])
@@ -211,23 +266,39 @@ class Teacher(Foreign):
 
 def test_router_monitor_loads_are_those_of_the_named_mixture(tmp_path: Path) -> None:
     config = replace(MIXTURE, router=RouterConfig(balance="bias"))
-    user = Teacher(nn.ModuleDict({name: lightning_sv.Backbone(config, "hg", seed=0) for name in "abc"}))
+    user = Teacher(
+        nn.ModuleDict({name: lightning_sv.Backbone(config, "hg", seed=0) for name in "abc"})
+    )
     user.net["a"].layers[0].ffn.router_bias[0] = 9  # type: ignore[index,union-attr]
     trainer(tmp_path, RouterMonitor(1), max_steps=1).fit(user, loader())
     (logged,) = (row for row in rows(tmp_path) if row["moe/mean/entropy"])
-    assert float(logged["moe/layer0/net_a_layers_ffn/load/expert0"]) == 1.5  # of 3 experts, 2 active
+    assert (
+        float(logged["moe/layer0/net_a_layers_ffn/load/expert0"]) == 1.5
+    )  # of 3 experts, 2 active
     assert float(logged["moe/layer0/net_b_layers_ffn/load/expert0"]) < 1.5
     assert not [tag for tag in logged if "net_c" in tag]
 
 
 def test_sharpness_goes_on_after_vectors_are_frozen(tmp_path: Path) -> None:
     user, tokens = Foreign(foreign("applied")), blocks(2)
-    vectors = [p for name, p in user.named_parameters() if "parametrizations" in name and "original" not in name]
-    freeze = LambdaCallback(on_train_batch_end=lambda *given: [p.requires_grad_(False) for p in vectors])
-    probe = Sharpness(("all", "scale_output"), 3, budget=1, loss=lambda module: module.training_step(tokens, 0))  # type: ignore[operator]
+    vectors = [
+        p
+        for name, p in user.named_parameters()
+        if "parametrizations" in name and "original" not in name
+    ]
+    freeze = LambdaCallback(
+        on_train_batch_end=lambda *given: [p.requires_grad_(False) for p in vectors]
+    )
+    probe = Sharpness(
+        ("all", "scale_output"), 3, budget=1, loss=lambda module: module.training_step(tokens, 0)
+    )  # type: ignore[operator]
     trainer(tmp_path, freeze, probe).fit(user, loader())
     measured = [row for row in rows(tmp_path) if row["sharpness/all/lambda_max"]]
-    assert [bool(row["sharpness/scale_output/lambda_max"]) for row in measured] == [True, False, False]
+    assert [bool(row["sharpness/scale_output/lambda_max"]) for row in measured] == [
+        True,
+        False,
+        False,
+    ]
 
 
 class InHalves(Foreign):
@@ -240,7 +311,9 @@ class InHalves(Foreign):
 def test_router_monitor_counts_all_forward_passes_of_a_batch(tmp_path: Path) -> None:
     logged = []
     for kind in (Foreign, InHalves):
-        trainer(tmp_path / kind.__name__, RouterMonitor(1), max_steps=2).fit(kind(foreign("mixture")), loader())
+        trainer(tmp_path / kind.__name__, RouterMonitor(1), max_steps=2).fit(
+            kind(foreign("mixture")), loader()
+        )
         values = [row for row in rows(tmp_path / kind.__name__) if row["moe/mean/entropy"]]
         logged.append([float(row[tag]) for row in values for tag in row if tag.startswith("moe/")])
     assert len(logged[0]) > 8 and logged[0] == pytest.approx(logged[1], rel=1e-4)
@@ -253,8 +326,12 @@ def test_callbacks_of_a_fit_that_failed_start_again(data: TokenDataModule, tmp_p
             monitor, probe = TrainingMonitor(10), Sharpness(("all",), 2, sequences=1)
         stop = LambdaCallback(on_train_batch_start=lambda *given, at=fails: 1 / (given[-1] - at))
         with pytest.raises(ZeroDivisionError) if fails == 3 else nullcontext():
-            trainer(tmp_path / name, stop, monitor, probe, max_steps=4).fit(module(seed=fails), data)
-    again, fresh = ([row["train/loss"] for row in rows(tmp_path / name)] for name in ("again", "fresh"))
+            trainer(tmp_path / name, stop, monitor, probe, max_steps=4).fit(
+                module(seed=fails), data
+            )
+    again, fresh = (
+        [row["train/loss"] for row in rows(tmp_path / name)] for name in ("again", "fresh")
+    )
     assert again == fresh and any(fresh) and probe.time.so_far.done == 2
 
 
@@ -300,7 +377,12 @@ def test_steps_of_several_optimizers_are_counted(tmp_path: Path) -> None:
     run.fit(Twice(foreign("backbone")), loader())
     assert planned == [run.global_step] == [24]
     reader = EventAccumulator(run.log_dir, size_guidance={"histograms": 0}).Reload()
-    assert [event.step for event in reader.Histograms(reader.Tags()["histograms"][0])] == [0, 2, 6, 24]  # 0 1 5 24
+    assert [event.step for event in reader.Histograms(reader.Tags()["histograms"][0])] == [
+        0,
+        2,
+        6,
+        24,
+    ]  # 0 1 5 24
 
 
 class Frozen(Foreign):
@@ -311,7 +393,9 @@ class Frozen(Foreign):
 
 
 @pytest.mark.parametrize("kind", [Silent, Frozen])
-def test_training_monitor_logs_what_a_custom_module_has(kind: type[Foreign], tmp_path: Path) -> None:
+def test_training_monitor_logs_what_a_custom_module_has(
+    kind: type[Foreign], tmp_path: Path
+) -> None:
     other: Any = L.LightningDataModule()
     other.train_dataloader = loader
     other.batches = 3  # a name of TokenDataModule too
@@ -322,8 +406,17 @@ def test_training_monitor_logs_what_a_custom_module_has(kind: type[Foreign], tmp
 
 
 def test_training_monitor_of_half_precision_logs_the_mean_loss(tmp_path: Path) -> None:
-    losses, note = noted("on_train_batch_end", lambda trainer, module, outputs, *_: float(outputs["loss"]))
-    run = trainer(tmp_path, TrainingMonitor(64), note, precision="bf16-true", max_steps=64, val_check_interval=None)
+    losses, note = noted(
+        "on_train_batch_end", lambda trainer, module, outputs, *_: float(outputs["loss"])
+    )
+    run = trainer(
+        tmp_path,
+        TrainingMonitor(64),
+        note,
+        precision="bf16-true",
+        max_steps=64,
+        val_check_interval=None,
+    )
     run.fit(Foreign(foreign("applied")), DataLoader(blocks(128), batch_size=2))  # type: ignore[arg-type]
     (logged,) = (float(row["train/loss"]) for row in rows(tmp_path) if row["train/loss"])
     assert logged == pytest.approx(sum(losses) / 64, rel=1e-5)
@@ -346,14 +439,25 @@ def test_training_monitor_keeps_the_sums_of_this_device_in_a_second_fit() -> Non
 
 def test_callbacks_that_write_the_same_tags_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="BranchNorms"):
-        trainer(tmp_path, BranchNorms(), BranchNorms(model="net")).fit(Foreign(foreign("backbone")), loader())
+        trainer(tmp_path, BranchNorms(), BranchNorms(model="net")).fit(
+            Foreign(foreign("backbone")), loader()
+        )
 
 
-READERS = [BranchNorms(), BranchNorms(model="nett"), Preconditioner(), RouterMonitor(), Sharpness(), ResidualMonitor()]
+READERS = [
+    BranchNorms(),
+    BranchNorms(model="nett"),
+    Preconditioner(),
+    RouterMonitor(),
+    Sharpness(),
+    ResidualMonitor(),
+]
 
 
 @pytest.mark.parametrize("callback", READERS)
-def test_callbacks_model_without_parts_is_refused(callback: L.Callback, data: TokenDataModule, tmp_path: Path) -> None:
+def test_callbacks_model_without_parts_is_refused(
+    callback: L.Callback, data: TokenDataModule, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError):
         trainer(tmp_path, callback).fit(Foreign(plain()), data)
 
@@ -366,13 +470,17 @@ class WithoutForward(L.LightningModule):
         self.net = net
 
     def training_step(self, block: Tensor, batch_idx: int) -> Any:
-        return nn.functional.cross_entropy(self.net(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten())
+        return nn.functional.cross_entropy(
+            self.net(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten()
+        )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=0.01)
 
 
-def test_copying_monitor_needs_a_model_with_a_forward(data: TokenDataModule, tmp_path: Path) -> None:
+def test_copying_monitor_needs_a_model_with_a_forward(
+    data: TokenDataModule, tmp_path: Path
+) -> None:
     def fit(name: str | None) -> None:
         monitor = lightning_sv.callbacks.CopyingMonitor(2, 2, model=name)
         trainer(tmp_path / str(name), monitor).fit(WithoutForward(foreign("backbone")), data)
@@ -384,9 +492,13 @@ def test_copying_monitor_needs_a_model_with_a_forward(data: TokenDataModule, tmp
 
 
 @pytest.mark.parametrize("subsets", [("all", "scale_input"), ("scale_output",)])
-def test_sharpness_of_scale_vectors_that_a_model_lacks_is_refused(subsets: tuple[str, ...], tmp_path: Path) -> None:
+def test_sharpness_of_scale_vectors_that_a_model_lacks_is_refused(
+    subsets: tuple[str, ...], tmp_path: Path
+) -> None:
     def fit(net: nn.Module, subsets: tuple[str, ...]) -> None:
-        probe = Sharpness(subsets, 2, lanczos_steps=1, loss=lambda module: module.training_step(blocks(2), 0))
+        probe = Sharpness(
+            subsets, 2, lanczos_steps=1, loss=lambda module: module.training_step(blocks(2), 0)
+        )
         trainer(tmp_path, probe).fit(WithoutForward(net), loader())
 
     with pytest.raises(ConfigError, match="^the model of Sharpness is WithoutForward"):
@@ -396,7 +508,9 @@ def test_sharpness_of_scale_vectors_that_a_model_lacks_is_refused(subsets: tuple
 
 
 def test_callbacks_of_training_ignore_validation(tmp_path: Path) -> None:
-    run = trainer(tmp_path, Sharpness(), lightning_sv.TextSamples(3), lightning_sv.callbacks.CopyingMonitor())
+    run = trainer(
+        tmp_path, Sharpness(), lightning_sv.TextSamples(3), lightning_sv.callbacks.CopyingMonitor()
+    )
     assert run.validate(module(), loader(), verbose=False)
 
 
@@ -410,7 +524,10 @@ class TwoSteps(Manual):
 
 @pytest.mark.parametrize("kind", [PretrainModule, TwoSteps])
 def test_training_monitor_speed_leaves_out_validation(
-    kind: type[PretrainModule], data: TokenDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[PretrainModule],
+    data: TokenDataModule,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """16 tokens per batch of one second; a batch of validation takes 1,000 seconds."""
     clock = SimpleNamespace(seconds=0.0, perf_counter=lambda: clock.seconds)
@@ -426,9 +543,13 @@ def test_training_monitor_speed_leaves_out_validation(
     assert speeds == pytest.approx([16, 16])
 
 
-def test_training_monitor_checkpoint_inside_a_step_has_complete_sums(data: TokenDataModule, tmp_path: Path) -> None:
+def test_training_monitor_checkpoint_inside_a_step_has_complete_sums(
+    data: TokenDataModule, tmp_path: Path
+) -> None:
     keep = ModelCheckpoint(tmp_path, monitor="val/loss", filename="{step}", save_top_k=-1)
-    run = trainer(tmp_path, TrainingMonitor(10), keep, accumulate_grad_batches=2, val_check_interval=3)
+    run = trainer(
+        tmp_path, TrainingMonitor(10), keep, accumulate_grad_batches=2, val_check_interval=3
+    )
     run.fit(module(), data)
     state = torch.load(tmp_path / "step=1.ckpt", weights_only=True)["callbacks"]["TrainingMonitor"]
     assert int(state["sums"]["sequences"]) == 4

@@ -1,4 +1,5 @@
-"""Relative steps and the share of clipped steps, against weights copied before and after each step."""
+"""Relative steps and the share of clipped steps, against weights copied before and after each
+step."""
 
 from pathlib import Path
 from typing import Any
@@ -28,17 +29,27 @@ class Steps(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         if batch_idx % trainer.accumulate_grad_batches == 0:
-            self.weights.append({name: p.detach().clone() for name, p in pl_module.named_parameters()})
+            self.weights.append(
+                {name: p.detach().clone() for name, p in pl_module.named_parameters()}
+            )
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        self.gradients.append({name: p.grad.clone() for name, p in pl_module.named_parameters() if p.grad is not None})
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
+    ) -> None:
+        self.gradients.append(
+            {name: p.grad.clone() for name, p in pl_module.named_parameters() if p.grad is not None}
+        )
 
 
 def fit(corpus: Path, out: Path, *callbacks: L.Callback, **changes: Any) -> PretrainModule:
     settings = {"backbone": SIZES, "scale": "hg+dp+or", "lr": 0.01, "seed": 0, **changes}
     made = PretrainModule(**settings)
-    data = TokenDataModule(corpus, seq_len=8, batch_size=2, val_sequences=8, seed=0, full_last_validation=False)
-    own = trainer(out, *callbacks, accumulate_grad_batches=2, limit_val_batches=0, gradient_clip_val=1.0)
+    data = TokenDataModule(
+        corpus, seq_len=8, batch_size=2, val_sequences=8, seed=0, full_last_validation=False
+    )
+    own = trainer(
+        out, *callbacks, accumulate_grad_batches=2, limit_val_batches=0, gradient_clip_val=1.0
+    )
     own.fit(made, data)
     return made
 
@@ -63,7 +74,11 @@ def test_relative_steps_are_those_of_the_weights(
     weights = [*steps.weights, final]
     logged = [row for row in rows(tmp_path) if row["relative_step/role/matrix"]]
     assert [int(row["step"]) for row in logged] == [2, 4]
-    matrices = [name for name in final if name.endswith("weight") and "layers" in name and "router" not in name]
+    matrices = [
+        name
+        for name in final
+        if name.endswith("weight") and "layers" in name and "router" not in name
+    ]
     query = next(name for name in matrices if "q_proj" in name)
     alpha = next(name for name in final if "q_proj" in name and name.endswith("scale_in.alpha"))
     for row, step in zip(logged, (2, 4), strict=True):
@@ -79,13 +94,23 @@ def test_relative_steps_are_those_of_the_weights(
         assert float(row["relative_step/layer0/q_proj/gamma_in"]) > 0
 
 
-def test_relative_step_of_gradient_descent_is_rate_times_gradient(corpus: Path, tmp_path: Path) -> None:
+def test_relative_step_of_gradient_descent_is_rate_times_gradient(
+    corpus: Path, tmp_path: Path
+) -> None:
     """By hand: lr ||g|| / ||W|| with the clipped gradient, at the rate of the schedule."""
     steps = Steps()
-    made = fit(corpus, tmp_path, steps, RelativeSteps(1), optim=OptimConfig("sgd", beta1=0.0, weight_decay=0.0))
+    made = fit(
+        corpus,
+        tmp_path,
+        steps,
+        RelativeSteps(1),
+        optim=OptimConfig("sgd", beta1=0.0, weight_decay=0.0),
+    )
     logged = [row for row in rows(tmp_path) if row["relative_step/role/head"]]
     assert len(logged) == len(steps.gradients) == 4
-    for step, (row, gradients, weights) in enumerate(zip(logged, steps.gradients, steps.weights, strict=True)):
+    for step, (row, gradients, weights) in enumerate(
+        zip(logged, steps.gradients, steps.weights, strict=True)
+    ):
         norm = torch.cat([g.flatten() for g in gradients.values()]).norm()
         rate = made.lr * made.settings.schedule.factor(step, 4)
         (head,) = (name for name in weights if "lm_head" in name and name.endswith("weight"))
@@ -99,10 +124,14 @@ def test_clipped_steps_are_the_share_above_the_limit(
 ) -> None:
     steps = Steps()
     fit(corpus, tmp_path / "first", steps)
-    norms = [float(torch.cat([g.flatten() for g in each.values()]).norm()) for each in steps.gradients]
+    norms = [
+        float(torch.cat([g.flatten() for g in each.values()]).norm()) for each in steps.gradients
+    ]
     clip = sum(sorted(norms)[1:3]) / 2 if limit is None else limit
     made = PretrainModule(SIZES, scale="hg+dp+or", lr=0.01, seed=0)
-    data = TokenDataModule(corpus, seq_len=8, batch_size=2, val_sequences=8, seed=0, full_last_validation=False)
+    data = TokenDataModule(
+        corpus, seq_len=8, batch_size=2, val_sequences=8, seed=0, full_last_validation=False
+    )
     monitor, again = TrainingMonitor(4), Steps()
     own = L.Trainer(
         max_steps=4, accelerator="cpu", devices=1, accumulate_grad_batches=2, limit_val_batches=0,
@@ -110,7 +139,9 @@ def test_clipped_steps_are_the_share_above_the_limit(
         enable_model_summary=False,
     )  # fmt: skip
     own.fit(made, data)
-    norms = [float(torch.cat([g.flatten() for g in each.values()]).norm()) for each in again.gradients]
+    norms = [
+        float(torch.cat([g.flatten() for g in each.values()]).norm()) for each in again.gradients
+    ]
     expected = sum(norm > clip for norm in norms) / 4
     assert float(own.callback_metrics["clipped_steps"]) == expected
     assert expected == {"none": 0, "all": 1}.get(scale, expected)

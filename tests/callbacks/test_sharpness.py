@@ -23,7 +23,9 @@ from tests.lit.own_trainer import SIZES, module, rows, trainer
 
 @pytest.mark.parametrize("text", ["llama", "hg+dp+or", "unified", "nop"])
 @pytest.mark.parametrize("family", ["llama", "gemma", "moe"])
-def test_parameter_subsets_partition_by_role_and_layer(text: str, family: str, config: BackboneConfig) -> None:
+def test_parameter_subsets_partition_by_role_and_layer(
+    text: str, family: str, config: BackboneConfig
+) -> None:
     if (text, family) == ("unified", "gemma"):
         text = "hg+dp"  # q and k would be normalized twice
     model = Backbone(replace(config, **{"llama": {}, "gemma": GEMMA, "moe": MOE}[family]), text)
@@ -35,9 +37,13 @@ def test_parameter_subsets_partition_by_role_and_layer(text: str, family: str, c
     roles = ("matrix", "router", "head", "embedding", "scale_input", "scale_output")
     assert sum(len(subsets[role]) for role in roles) == len(every)
     assert set().union(*(subsets[role] for role in roles)) == set(every)
-    vectors = [(path, module) for path, module in model.named_modules() if isinstance(module, ScaleVector)]
+    vectors = [
+        (path, module) for path, module in model.named_modules() if isinstance(module, ScaleVector)
+    ]
     for role in ("input", "output"):
-        assert subsets[f"scale_{role}"] == {name for name in every for v, m in vectors if m.role == role and v in name}
+        assert subsets[f"scale_{role}"] == {
+            name for name in every for v, m in vectors if m.role == role and v in name
+        }
     assert subsets["layer1"] == {name for name in every if name.startswith("layers.1.")}
     own = {name for name in every if ".q_proj." in name}
     shared = {name for name in every if ".qkv.norm." in name}
@@ -46,7 +52,9 @@ def test_parameter_subsets_partition_by_role_and_layer(text: str, family: str, c
     if family == "gemma" and text != "nop":
         assert subsets["k_norm"] == {name for name in every if ".k_norm." in name}
     if family == "moe":
-        assert subsets["expert_down_proj"] == {name for name in every if ".expert_down_proj." in name}
+        assert subsets["expert_down_proj"] == {
+            name for name in every if ".expert_down_proj." in name
+        }
         assert {name for name in every if ".expert_up_proj." in name} <= subsets["expert_up_proj"]
 
 
@@ -60,7 +68,9 @@ def trainer_stub(written: dict[int, dict[str, float]]) -> Any:
 
 
 @pytest.mark.parametrize(("seconds", "count"), [(0.5, 9), (10.0, 5), (40.0, 2), (1000.0, 2)])
-def test_sharpness_beyond_its_budget_is_skipped(seconds: float, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharpness_beyond_its_budget_is_skipped(
+    seconds: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """1,000 steps of 1 s and a budget of 5% leave 52 s for 9 probes."""
     written: dict[int, dict[str, float]] = {}
     trainer, module = trainer_stub(written), LightningModule()
@@ -81,7 +91,12 @@ def test_sharpness_beyond_its_budget_is_skipped(seconds: float, count: int, monk
             callback.on_train_batch_end(trainer, module, {}, None, micro_batch)
     probed = [step for step, values in written.items() if "sharpness/all/trace" in values]
     skipped = [values["sharpness/skipped"] for values in written.values() if len(values) == 1]
-    assert probed[0] == 0 and probed[-1] == 1000 and len(probed) == count and len(probed) + len(skipped) == 9
+    assert (
+        probed[0] == 0
+        and probed[-1] == 1000
+        and len(probed) == count
+        and len(probed) + len(skipped) == 9
+    )
     assert skipped == list(range(1, len(skipped) + 1))
     assert spent <= 0.05 * (1000 + spent) or count == 2
 
@@ -123,7 +138,9 @@ def test_sharpness_loss_is_that_of_training_in_float32(
     start.configure_model()
     tokens, targets = block[:, :-1], block[:, 1:]
     documents = document_ids(tokens, frequent)
-    masked, unmasked = (next_token_loss(start.net(tokens, each), targets).item() for each in (documents, None))
+    masked, unmasked = (
+        next_token_loss(start.net(tokens, each), targets).item() for each in (documents, None)
+    )
     assert logged[0] == pytest.approx(masked, rel=1e-6) and abs(masked - unmasked) > 1e-3
 
 

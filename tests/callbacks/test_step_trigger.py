@@ -12,10 +12,14 @@ from lightning_sv.errors import ConfigError
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize("begin", [0, 4])  # a resumed run does not act again at the step it was resumed from
+@pytest.mark.parametrize(
+    "begin", [0, 4]
+)  # a resumed run does not act again at the step it was resumed from
 def test_step_trigger_acts_once_at_due_steps_and_the_last(accumulate: int, begin: int) -> None:
     clock = StepTrigger("x.every_n_steps", 2)
-    trainer: Any = SimpleNamespace(global_step=begin, estimated_stepping_batches=7, callbacks=[], max_epochs=None)
+    trainer: Any = SimpleNamespace(
+        global_step=begin, estimated_stepping_batches=7, callbacks=[], max_epochs=None
+    )
     acted: list[tuple[int, int]] = []
     clock.start(trainer)
     for step in range(begin, 7):
@@ -27,15 +31,23 @@ def test_step_trigger_acts_once_at_due_steps_and_the_last(accumulate: int, begin
     assert acted == [(step, accumulate - 1) for step in (2, 4, 6, 7) if step > begin]
     trainer.global_step = 9  # two optimizers
     assert clock.ended(trainer) and clock.has_passed({8}) and not clock.has_passed({7, 10})
-    assert clock.is_due(9) and not clock.is_due(11)  # 8 is one of its steps, 11 a later one that the caller knows
-    trainer = SimpleNamespace(global_step=6, estimated_stepping_batches=7, callbacks=[], max_epochs=None)
+    assert clock.is_due(9) and not clock.is_due(
+        11
+    )  # 8 is one of its steps, 11 a later one that the caller knows
+    trainer = SimpleNamespace(
+        global_step=6, estimated_stepping_batches=7, callbacks=[], max_epochs=None
+    )
     clock.start(trainer)
     trainer.global_step = 8
     assert clock.ended(trainer) and clock.is_last(8)
 
 
 def test_log_spaced_of_a_short_run_begins_at_step_1() -> None:
-    assert log_spaced(64, 5) == [0, 1, 4, 16, 64] and log_spaced(2, 5) == [0, 1, 2] and log_spaced(64, 2) == [0, 64]
+    assert (
+        log_spaced(64, 5) == [0, 1, 4, 16, 64]
+        and log_spaced(2, 5) == [0, 1, 2]
+        and log_spaced(64, 2) == [0, 64]
+    )
 
 
 PERIODIC = ("TrainingMonitor", "BranchNorms", "RouterMonitor", "Preconditioner")

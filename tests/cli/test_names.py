@@ -18,7 +18,11 @@ def stems(words: list[str]) -> list[str]:
     for word in words:
         path = Path(word)
         is_layer = path.suffix == ".yaml" and "conf" in path.parts
-        stems.append("/".join([*path.parts[path.parts.index("conf") + 1 : -1], path.stem]) if is_layer else word)
+        stems.append(
+            "/".join([*path.parts[path.parts.index("conf") + 1 : -1], path.stem])
+            if is_layer
+            else word
+        )
     return [word for word in stems if word != "--config"]
 
 
@@ -51,7 +55,9 @@ LETTERS = ["data/letters/corpus.yaml", "--data.corpus.dir", "data/letters"]
         (["--model", "{seed: 1}", "--data", "x.yaml"], ["--model", "{seed: 1}", "--data", "x.yaml"]),
     ],
 )  # fmt: skip
-def test_names_become_config_files_at_their_place(words: list[str], expected: list[str], folder: Path) -> None:
+def test_names_become_config_files_at_their_place(
+    words: list[str], expected: list[str], folder: Path
+) -> None:
     named = resolve_names(words)
     assert stems(named.words) == expected
     assert named.now == named.words or stems(named.now) == [*expected[: -len(OWN)], *TEXT]
@@ -68,7 +74,10 @@ def test_names_become_config_files_at_their_place(words: list[str], expected: li
         (["--model", "tiny", "--scale", "hg", "--model.scale=llama"], "--scale"),
         (["--model", "tiny", "--probes"], "--probes"),
         (["--model", "tiny", "--data", "my notes", "--model.scale", "hgg"], "hgg"),
-        (["--model", "tiny", "--data", "my notes", "--trainer.precision", "8"], "trainer.precision"),
+        (
+            ["--model", "tiny", "--data", "my notes", "--trainer.precision", "8"],
+            "trainer.precision",
+        ),
     ],
 )
 def test_wrong_name_is_refused_before_anything_is_made(
@@ -80,7 +89,11 @@ def test_wrong_name_is_refused_before_anything_is_made(
 
 
 def test_names_are_the_settings_of_the_files() -> None:
-    files = [word for name in (*BASE, "data/stdlib", "model/tiny") for word in ("--config", f"{ROOT}/conf/{name}.yaml")]
+    files = [
+        word
+        for name in (*BASE, "data/stdlib", "model/tiny")
+        for word in ("--config", f"{ROOT}/conf/{name}.yaml")
+    ]
     named = resolve_names(["--model", "tiny", "--scale", "hg+or"])
     by_files = parse_run([*files, "--model.scale", "hg+or"], check_corpus=False)
     assert parse_run(named.words, check_corpus=False) == by_files

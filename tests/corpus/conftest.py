@@ -16,19 +16,33 @@ from lightning_sv.corpus import CorpusConfig, Manifest, prepare
 def texts() -> list[str]:
     """300 different documents of random words, some with characters beyond ASCII."""
     rng = random.Random(0)
-    words = ["".join(rng.choices("abcdefgh", k=rng.randint(1, 6))) for _ in range(200)] + ["naïve", "日本", "🙂", "\n"]
-    return [f"{number}: " + " ".join(rng.choices(words, k=rng.randint(5, 120))) for number in range(300)]
+    words = ["".join(rng.choices("abcdefgh", k=rng.randint(1, 6))) for _ in range(200)] + [
+        "naïve",
+        "日本",
+        "🙂",
+        "\n",
+    ]
+    return [
+        f"{number}: " + " ".join(rng.choices(words, k=rng.randint(5, 120))) for number in range(300)
+    ]
 
 
 @pytest.fixture(scope="session")
 def jsonl(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
     path = tmp_path_factory.mktemp("text") / "documents.jsonl"
-    path.write_text("".join(json.dumps({"text": text, "id": number}) + "\n" for number, text in enumerate(texts)))
+    path.write_text(
+        "".join(
+            json.dumps({"text": text, "id": number}) + "\n" for number, text in enumerate(texts)
+        )
+    )
     return path
 
 
 def _config(folder: Path, jsonl: Path) -> CorpusConfig:
-    source, settings = f"files:{jsonl}", {"val_fraction": 0.1, "chunk_bytes": "16KB", "licence": "CC0-1.0"}
+    source, settings = (
+        f"files:{jsonl}",
+        {"val_fraction": 0.1, "chunk_bytes": "16KB", "licence": "CC0-1.0"},
+    )
     return CorpusConfig(dir=str(folder), source=source, tokenizer="bpe:300", **settings)
 
 
@@ -54,5 +68,9 @@ def shard_ids(corpus: Path, split: str) -> list[np.ndarray]:
     """Return the ids of each shard of a split, read by the description of litdata's format."""
     folder, dtype = corpus / split, Manifest.load(corpus).dtype
     chunks = json.loads((folder / "index.json").read_text())["chunks"]
-    header = {chunk["filename"]: 4 * (chunk["chunk_size"] + 2) for chunk in chunks}  # number of documents, offsets
-    return [np.fromfile(folder / name, dtype=dtype, offset=offset) for name, offset in header.items()]
+    header = {
+        chunk["filename"]: 4 * (chunk["chunk_size"] + 2) for chunk in chunks
+    }  # number of documents, offsets
+    return [
+        np.fromfile(folder / name, dtype=dtype, offset=offset) for name, offset in header.items()
+    ]

@@ -1,4 +1,5 @@
-"""A hub on the loopback address: the routes that `huggingface_hub` and `datasets` need to read a dataset."""
+"""A hub on the loopback address: the routes that `huggingface_hub` and `datasets` need to read a
+dataset."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ class Hub(ThreadingHTTPServer):
 
     Attributes:
         revision: its revision
-        fail: given the path of a request, returns a status with which it fails, -1 to close the connection, or 0
+        fail: given the path of a request, returns a status with which it fails, -1 to close the
+            connection, or 0
         paths: paths of all requests
     """
 
@@ -72,17 +74,32 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == base or re.fullmatch(rf"{base}/revision/[^/]+", path):
             self.send_json(self.info())
         elif path.startswith(f"{base}/tree/"):
-            self.send_tree(path.removeprefix(f"{base}/tree/").partition("/")[2], parse_qs(address.query))
+            self.send_tree(
+                path.removeprefix(f"{base}/tree/").partition("/")[2], parse_qs(address.query)
+            )
         elif path.startswith(f"{base}/paths-info/"):
             fields = json.loads(body) if body.startswith(b"{") else parse_qs(body.decode())
-            self.send_json([self.entry(name) for name in fields["paths"] if (self.server.folder / name).exists()])
+            self.send_json(
+                [
+                    self.entry(name)
+                    for name in fields["paths"]
+                    if (self.server.folder / name).exists()
+                ]
+            )
         else:
             self.send(404, b'{"error": "not found"}', {"X-Error-Code": "RepoNotFound"})
 
     def info(self) -> dict[str, object]:
         names = [str(path.relative_to(self.server.folder)) for path in self.server.files()]
         siblings = [{"rfilename": name} for name in names]
-        return {"id": NAME, "_id": "1", "sha": self.server.revision, "siblings": siblings, "tags": [], "private": False}
+        return {
+            "id": NAME,
+            "_id": "1",
+            "sha": self.server.revision,
+            "siblings": siblings,
+            "tags": [],
+            "private": False,
+        }
 
     def entry(self, name: str) -> dict[str, object]:
         path = self.server.folder / name

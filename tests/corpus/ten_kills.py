@@ -1,8 +1,10 @@
-"""Ten kills of a preparation, at random times: `python -m tests.corpus.ten_kills MEGABYTES --workers 1 2 4`.
+"""Ten kills of a preparation, at random times: `python -m tests.corpus.ten_kills MEGABYTES
+--workers 1 2 4`.
 
-Documents are made here. With each number of workers a preparation is killed with its workers, and started again. At
-the end the corpus must be that of an undisturbed preparation, and no complete part may have been encoded again. With
-2,000 MB this takes hours, so that no test suite runs it; it prints a line of JSON per number of workers.
+Documents are made here. With each number of workers a preparation is killed with its workers, and
+started again. At the end the corpus must be that of an undisturbed preparation, and no complete
+part may have been encoded again. With 2,000 MB this takes hours, so that no test suite runs it; it
+prints a line of JSON per number of workers.
 """
 
 import argparse
@@ -60,7 +62,9 @@ def start(target: Path, texts: Path, workers: int, part_bytes: int) -> subproces
 
 def train_tokenizer(folder: Path, texts: Path) -> None:
     """Train a tokenizer on one file first, because a kill while it is trained loses no part."""
-    config = CorpusConfig(str(folder / "small"), f"files:{texts}/0.jsonl", "bpe:1000", max_bytes=10**6)
+    config = CorpusConfig(
+        str(folder / "small"), f"files:{texts}/0.jsonl", "bpe:1000", max_bytes=10**6
+    )
     prepare(config, progress=False, workers=1)
     shutil.copy(folder / "small" / "tokenizer.json", texts)
 
@@ -97,11 +101,15 @@ def kill(process: subprocess.Popen[bytes], after: float) -> bool:
     return is_running
 
 
-def disturbed(target: Path, texts: Path, workers: int, part_bytes: int, seconds: float) -> dict[str, object]:
-    """Prepare with kills; return what happened. `seconds` is the time of an undisturbed preparation.
+def disturbed(
+    target: Path, texts: Path, workers: int, part_bytes: int, seconds: float
+) -> dict[str, object]:
+    """Prepare with kills; return what happened. `seconds` is the time of an undisturbed
+    preparation.
 
-    Every other kill comes at any time from the start on, also before the first part is complete. The others come after
-    this start has completed a part, because otherwise a slow machine would never get on.
+    Every other kill comes at any time from the start on, also before the first part is complete.
+    The others come after this start has completed a part, because otherwise a slow machine would
+    never get on.
     """
     generator = random.Random(workers)
     kills = 0
@@ -151,7 +159,10 @@ def main() -> int:
         for workers in options.workers:
             result = disturbed(folder / f"workers-{workers}", texts, workers, part_bytes, seconds)
             is_equal = result["corpus_hash"] == expected
-            print(json.dumps(result | {"megabytes": options.megabytes, "is_equal": is_equal}), flush=True)
+            print(
+                json.dumps(result | {"megabytes": options.megabytes, "is_equal": is_equal}),
+                flush=True,
+            )
             failed |= not is_equal or result["complete_parts_encoded_again"] != 0
     finally:
         shutil.rmtree(folder)

@@ -54,7 +54,9 @@ def preparation(tmp_path: Path, texts: list[str]) -> Preparation:
         lines = [json.dumps({"text": text}) + "\n" for text in rows]
         (tmp_path / name).write_text("".join(lines))
     source = f"files:{tmp_path}/a.jsonl,{tmp_path}/b.jsonl"
-    config = CorpusConfig(str(tmp_path / "corpus"), source, str(tmp_path / "tokenizer.json"), val_fraction=0.1)
+    config = CorpusConfig(
+        str(tmp_path / "corpus"), source, str(tmp_path / "tokenizer.json"), val_fraction=0.1
+    )
     expected = prepare(replace(config, dir=str(tmp_path / "expected")), progress=False)
     return Preparation(config, tmp_path, expected.corpus_hash)
 

@@ -1,4 +1,5 @@
-"""Datasets of a hub on the loopback address, in parts: lost connections, failures, a changed revision, no network.
+"""Datasets of a hub on the loopback address, in parts: lost connections, failures, a changed
+revision, no network.
 
 The client reads HF_ENDPOINT when it is imported, so each preparation is a process.
 """
@@ -47,12 +48,16 @@ except ConfigError as error:
 
 @pytest.fixture
 def hub(tmp_path: Path, texts: list[str]) -> Iterator[Hub]:
-    """A dataset with the layout of FineWeb-Edu: a card, subsets, several Parquet files with row groups."""
+    """A dataset with the layout of FineWeb-Edu: a card, subsets, several Parquet files with row
+    groups."""
     folder = tmp_path / "hub"
     for number in range(3):
         rows = texts[number * 100 : (number + 1) * 100]
         table = pyarrow.table({"text": rows, "id": rows, "url": ["x" * 500] * 100})
-        for name in (f"sample/10BT/00{number}_00000.parquet", f"data/CC-MAIN-2013-20/train-0000{number}.parquet"):
+        for name in (
+            f"sample/10BT/00{number}_00000.parquet",
+            f"data/CC-MAIN-2013-20/train-0000{number}.parquet",
+        ):
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             pyarrow.parquet.write_table(table, path, row_group_size=10)
@@ -73,14 +78,25 @@ def expected(tmp_path: Path, texts: list[str]) -> str:
 
 
 def run(
-    hub: Hub, target: Path, name: str = NAME, subset: str = "sample-10BT", limit: int = 0, tokenizer: str = "bpe:300"
+    hub: Hub,
+    target: Path,
+    name: str = NAME,
+    subset: str = "sample-10BT",
+    limit: int = 0,
+    tokenizer: str = "bpe:300",
 ) -> str:
     """Prepare a dataset of the hub; return the error, empty if there is none."""
     command = [sys.executable, "-c", SCRIPT, str(target), name, subset, str(limit), tokenizer]
     home = {"HF_HOME": str(target.parent / "hf"), "HF_ENDPOINT": hub.url, "NO_PROXY": "127.0.0.1"}
-    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
+    quiet = {
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_XET": "1",
+    }
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment | home | quiet, timeout=300)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment | home | quiet, timeout=300
+    )
     assert "Traceback" not in done.stderr
     return done.stderr if done.returncode else ""
 
@@ -92,7 +108,8 @@ def is_data(path: str) -> bool:
 
 @pytest.mark.slow
 def test_prepare_of_a_hub_in_parts(hub: Hub, tmp_path: Path, expected: str) -> None:
-    """Failures that pass are repeated; then a lost connection, a changed revision, and no network at the end."""
+    """Failures that pass are repeated; then a lost connection, a changed revision, and no network
+    at the end."""
     answers = iter([0] * 4 + [503] * 3)
     hub.fail = lambda path: next(answers, 0) if is_data(path) else 0
     assert run(hub, tmp_path / "whole") == ""
@@ -111,7 +128,9 @@ def test_prepare_of_a_hub_in_parts(hub: Hub, tmp_path: Path, expected: str) -> N
     hub.fail = lambda path: 0
     hub.revision = "b" * 40
     hub.paths.clear()
-    assert "max_tokens" in run(hub, tmp_path / "lost", limit=10**9, tokenizer=tokenizer)  # all parts, but no corpus
+    assert "max_tokens" in run(
+        hub, tmp_path / "lost", limit=10**9, tokenizer=tokenizer
+    )  # all parts, but no corpus
     assert all(f"/resolve/{'a' * 40}/" in path for path in hub.paths if is_data(path))
     hub.fail = lambda path: -1
     assert run(hub, tmp_path / "lost", tokenizer=tokenizer) == ""
@@ -120,9 +139,18 @@ def test_prepare_of_a_hub_in_parts(hub: Hub, tmp_path: Path, expected: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("status", "word"), [(401, "HF_TOKEN"), (403, "HF_TOKEN"), (404, "hf_subset"), (429, "limits"), (500, "next start")]
+    ("status", "word"),
+    [
+        (401, "HF_TOKEN"),
+        (403, "HF_TOKEN"),
+        (404, "hf_subset"),
+        (429, "limits"),
+        (500, "next start"),
+    ],
 )
-def test_prepare_of_a_hub_that_refuses_names_the_reason(hub: Hub, tmp_path: Path, status: int, word: str) -> None:
+def test_prepare_of_a_hub_that_refuses_names_the_reason(
+    hub: Hub, tmp_path: Path, status: int, word: str
+) -> None:
     hub.fail = lambda path: status
     assert word in run(hub, tmp_path / "none")
     assert not list(tmp_path.glob("none*"))
@@ -135,7 +163,9 @@ def test_prepare_of_a_hub_absent_names_are_refused(hub: Hub, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_prepare_of_a_folder_in_the_format_of_a_dataset(hub: Hub, tmp_path: Path, expected: str) -> None:
+def test_prepare_of_a_folder_in_the_format_of_a_dataset(
+    hub: Hub, tmp_path: Path, expected: str
+) -> None:
     shutil.copytree(hub.folder, tmp_path / "copy")
     assert run(hub, tmp_path / "local", name=str(tmp_path / "copy")) == ""
     assert Manifest.load(tmp_path / "local").corpus_hash == expected

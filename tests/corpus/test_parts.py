@@ -1,4 +1,5 @@
-"""Parts: the same corpus for any number of parts, processes and interruptions; duplicates, limits, bad input."""
+"""Parts: the same corpus for any number of parts, processes and interruptions; duplicates, limits,
+bad input."""
 
 from __future__ import annotations
 
@@ -39,10 +40,15 @@ PART_BYTES = 5000
 @pytest.fixture
 def repeated(tmp_path: Path, texts: list[str]) -> CorpusConfig:
     """Two files with duplicates within and between parts."""
-    for name, rows in (("a.jsonl", texts[:200] + texts[150:160]), ("b.jsonl", texts[100:300] + texts[:3])):
+    for name, rows in (
+        ("a.jsonl", texts[:200] + texts[150:160]),
+        ("b.jsonl", texts[100:300] + texts[:3]),
+    ):
         (tmp_path / name).write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
     source = f"files:{tmp_path}/a.jsonl,{tmp_path}/b.jsonl"
-    return CorpusConfig(str(tmp_path / "corpus"), source, "bpe:300", val_fraction=0.1, chunk_bytes="8KB")
+    return CorpusConfig(
+        str(tmp_path / "corpus"), source, "bpe:300", val_fraction=0.1, chunk_bytes="8KB"
+    )
 
 
 def prepared(config: CorpusConfig, name: str, **options: Any) -> Manifest:
@@ -51,11 +57,14 @@ def prepared(config: CorpusConfig, name: str, **options: Any) -> Manifest:
 
 
 def contents(manifest: Manifest) -> dict[str, object]:
-    """Return a manifest without the names of documents, which count lines from the start of a part."""
+    """Return a manifest without the names of documents, which count lines from the start of a
+    part."""
     return manifest.to_dict() | {"manifest_sha256": None, "held_out": len(manifest.held_out)}
 
 
-def test_prepare_any_parts_and_workers_give_the_same_corpus(repeated: CorpusConfig, texts: list[str]) -> None:
+def test_prepare_any_parts_and_workers_give_the_same_corpus(
+    repeated: CorpusConfig, texts: list[str]
+) -> None:
     whole = prepared(repeated, "whole", workers=1)
     assert whole.duplicates == 113 and whole.train.documents + whole.val.documents == len(texts)
     for number, options in enumerate(({"workers": 1}, {"workers": 2}, {"workers": 4})):
@@ -64,7 +73,9 @@ def test_prepare_any_parts_and_workers_give_the_same_corpus(repeated: CorpusConf
 
 
 @pytest.mark.parametrize("max_bytes", [1, 3000, 30_000, 55_000, 10**9])
-def test_prepare_any_parts_end_at_the_same_document(repeated: CorpusConfig, texts: list[str], max_bytes: int) -> None:
+def test_prepare_any_parts_end_at_the_same_document(
+    repeated: CorpusConfig, texts: list[str], max_bytes: int
+) -> None:
     """The documents are those of a set that is filled in order until one would exceed the limit."""
     expected: list[str] = []
     for text in dict.fromkeys(texts):
@@ -87,7 +98,9 @@ def test_prepare_max_tokens_grows_by_the_parts_that_it_lacks(
 ) -> None:
     whole = prepared(repeated, "whole", workers=1)
     total = whole.train.tokens + whole.val.tokens
-    small = prepared(replace(repeated, max_tokens=total // 3), "grows", part_bytes=PART_BYTES, workers=1)
+    small = prepared(
+        replace(repeated, max_tokens=total // 3), "grows", part_bytes=PART_BYTES, workers=1
+    )
     assert total // 3 - 400 < small.train.tokens + small.val.tokens <= total // 3
     folder = tmp_path / "grows.parts"
     before = {path: path.stat().st_mtime_ns for path in folder.glob("[0-9]*/part.json")}
@@ -104,17 +117,26 @@ def test_prepare_max_tokens_grows_by_the_parts_that_it_lacks(
     assert Manifest.load(tmp_path / "grows").corpus_hash == small.corpus_hash
 
 
-def test_prepare_for_a_run_tells_how_much_suffices(repeated: CorpusConfig, caplog: pytest.LogCaptureFixture) -> None:
-    """The offered number gives a corpus of the first parts, without an offer for one that is whole anyway."""
+def test_prepare_for_a_run_tells_how_much_suffices(
+    repeated: CorpusConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The offered number gives a corpus of the first parts, without an offer for one that is whole
+    anyway."""
     caplog.set_level("INFO")
     whole = prepared(repeated, "whole", workers=1, needed_tokens=10**9)
     assert not caplog.messages  # a single part
     total = whole.train.tokens + whole.val.tokens
     offer = "--data.corpus.max_tokens 3000 "
-    for max_tokens, needed, is_offered in ((None, 3000, True), (2000, 3000, False), (None, 10 * total, False)):
+    for max_tokens, needed, is_offered in (
+        (None, 3000, True),
+        (2000, 3000, False),
+        (None, 10 * total, False),
+    ):
         caplog.clear()
         config = replace(repeated, max_tokens=max_tokens)
-        prepared(config, f"{max_tokens}-{needed}", part_bytes=PART_BYTES, workers=1, needed_tokens=needed)
+        prepared(
+            config, f"{max_tokens}-{needed}", part_bytes=PART_BYTES, workers=1, needed_tokens=needed
+        )
         assert any(f"{needed:,} tokens" in message for message in caplog.messages)
         assert (offer in " ".join(caplog.messages)) == is_offered
 
@@ -129,13 +151,21 @@ def test_sufficient_tokens_feed_a_run(repeated: CorpusConfig) -> None:
 def test_training_by_name_leaves_a_part_of_a_text_as_it_is(
     repeated: CorpusConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only `prepare` grows it. A text that is prepared for a run has the settings of its command line."""
+    """Only `prepare` grows it. A text that is prepared for a run has the settings of its command
+    line."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "conf/data").mkdir(parents=True)
-    settings = {"dir": "data/some", "source": repeated.source, "tokenizer": "bpe:300", "val_fraction": 0.1}
+    settings = {
+        "dir": "data/some",
+        "source": repeated.source,
+        "tokenizer": "bpe:300",
+        "val_fraction": 0.1,
+    }
     (tmp_path / "conf/data/some.yaml").write_text(json.dumps({"data": {"corpus": settings}}))
     model = str(tmp_path / "model.yaml")
-    Path(model).write_text("model: {backbone: {d_model: 16, n_layer: 1, n_head: 1, vocab_size: 300}}")
+    Path(model).write_text(
+        "model: {backbone: {d_model: 16, n_layer: 1, n_head: 1, vocab_size: 300}}"
+    )
     options = [
         "--config",
         model,
@@ -165,11 +195,15 @@ class Table:
 
 
 @pytest.mark.parametrize("bucket", [3, 1000])
-def test_keep_documents_is_a_set_that_is_filled_in_order(bucket: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keep_documents_is_a_set_that_is_filled_in_order(
+    bucket: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(duplicates_module, "BUCKET", bucket)
     draw = random.Random(bucket)
     for _ in range(30):
-        parts = [Table(draw.choices(range(20), k=draw.randint(0, 12))) for _ in range(draw.randint(1, 6))]
+        parts = [
+            Table(draw.choices(range(20), k=draw.randint(0, 12))) for _ in range(draw.randint(1, 6))
+        ]
         limit = draw.choice([None, 15, 60, 10_000])
         seen: set[int] = set()
         duplicates = 0
@@ -177,12 +211,19 @@ def test_keep_documents_is_a_set_that_is_filled_in_order(bucket: int, monkeypatc
         expected = []
         for part in parts:
             for number in part.hashes:
-                is_over |= number not in seen and limit is not None and sum(seen) + len(seen) + number + 1 > limit
+                is_over |= (
+                    number not in seen
+                    and limit is not None
+                    and sum(seen) + len(seen) + number + 1 > limit
+                )
                 expected.append(number not in seen and not is_over)
                 duplicates += number in seen and not is_over
                 if expected[-1]:
                     seen.add(number)
-        for limits in ({"max_bytes": limit, "max_tokens": None}, {"max_bytes": None, "max_tokens": limit}):
+        for limits in (
+            {"max_bytes": limit, "max_tokens": None},
+            {"max_bytes": None, "max_tokens": limit},
+        ):
             kept = keep_documents(parts, **limits)
             found = [bool(row) for rows in kept.rows for row in rows]
             assert found == expected
@@ -190,11 +231,13 @@ def test_keep_documents_is_a_set_that_is_filled_in_order(bucket: int, monkeypatc
 
 
 def test_plan_and_write_shards_as_litdata_does(tmp_path: Path) -> None:
-    """The files and the index are those of litdata's own writer, also for documents larger than a shard."""
+    """The files and the index are those of litdata's own writer, also for documents larger than a
+    shard."""
     draw = random.Random(0)
     for number in range(20):
         documents = [
-            np.array(draw.choices(range(60_000), k=draw.choice([1, 3, 10, 50, 70])), np.uint16) for _ in range(60)
+            np.array(draw.choices(range(60_000), k=draw.choice([1, 3, 10, 50, 70])), np.uint16)
+            for _ in range(60)
         ]
         chunk_bytes = draw.choice([80, 100, 101, 200])
         theirs, ours = tmp_path / f"theirs{number}", tmp_path / f"ours{number}"
@@ -209,14 +252,20 @@ def test_plan_and_write_shards_as_litdata_does(tmp_path: Path) -> None:
         shards = []
         for shard, spans in enumerate(plan_shards(np.split(sizes, [20, 20, 50]), chunk_bytes)):
             starts = [0, 20, 20, 50]
-            rows = [row + starts[span.part] for span in spans for row in range(span.start, span.stop)]
-            content = write_shard(ours / f"chunk-0-{shard}.bin", [sizes[rows]], [documents[row] for row in rows])
+            rows = [
+                row + starts[span.part] for span in spans for row in range(span.start, span.stop)
+            ]
+            content = write_shard(
+                ours / f"chunk-0-{shard}.bin", [sizes[rows]], [documents[row] for row in rows]
+            )
             del content["largest_token"]
             shards.append(Shard(file=f"train/chunk-0-{shard}.bin", **content))
         write_index(ours, shards, chunk_bytes, np.dtype(np.uint16))
         (index_file,) = theirs.glob("*index.json")
         index_file.rename(theirs / "index.json")
-        assert json.loads((ours / "index.json").read_text()) == json.loads((theirs / "index.json").read_text())
+        assert json.loads((ours / "index.json").read_text()) == json.loads(
+            (theirs / "index.json").read_text()
+        )
         assert {path.name: path.read_bytes() for path in ours.glob("*.bin")} == {
             path.name: path.read_bytes() for path in theirs.glob("*.bin")
         }
@@ -232,7 +281,15 @@ prepare(config, progress=False, workers=int(workers), part_bytes=int(part_bytes)
 
 
 def start(config: CorpusConfig, workers: int, part_bytes: int = PART_BYTES) -> subprocess.Popen:
-    command = [sys.executable, "-c", SCRIPT, config.dir, config.source, str(workers), str(part_bytes)]
+    command = [
+        sys.executable,
+        "-c",
+        SCRIPT,
+        config.dir,
+        config.source,
+        str(workers),
+        str(part_bytes),
+    ]
     return subprocess.Popen(command, start_new_session=True)
 
 
@@ -269,7 +326,8 @@ def test_prepare_two_processes_encode_each_part_once(repeated: CorpusConfig) -> 
 
 
 def parts_of(config: CorpusConfig, texts: list[str]) -> Path:
-    """Prepare all parts but not the corpus, because it is larger than the text; return their folder."""
+    """Prepare all parts but not the corpus, because it is larger than the text; return their
+    folder."""
     with pytest.raises(ConfigError, match="max_tokens"):
         prepare(replace(config, max_tokens=10**6), progress=False, workers=1, part_bytes=PART_BYTES)
     return parts_folder(Path(config.dir))
@@ -298,11 +356,16 @@ def test_prepare_text_changed_half_way_keeps_the_other_parts(
         prepare(repeated, progress=False)
 
 
-def test_prepare_shards_have_the_tokens_of_the_documents(repeated: CorpusConfig, texts: list[str]) -> None:
+def test_prepare_shards_have_the_tokens_of_the_documents(
+    repeated: CorpusConfig, texts: list[str]
+) -> None:
     prepare(repeated, progress=False, workers=1, part_bytes=PART_BYTES)
     tokenizer = Tokenizer.load(repeated.dir)
     held_out = {True: list[int](), False: list[int]()}
     for text in texts:
-        held_out[Document.from_text(text, "").held_out(0.1)] += [*tokenizer.encode(text), tokenizer.eot]
+        held_out[Document.from_text(text, "").held_out(0.1)] += [
+            *tokenizer.encode(text),
+            tokenizer.eot,
+        ]
     for split, ids in (("train", held_out[False]), ("val", held_out[True])):
         assert np.concatenate(shard_ids(Path(repeated.dir), split)).tolist() == ids

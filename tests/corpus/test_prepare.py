@@ -1,4 +1,5 @@
-"""Preparation: the written files, atomic and single writing, refused inputs, and changes of the text."""
+"""Preparation: the written files, atomic and single writing, refused inputs, and changes of the
+text."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def _ids(folder: Path, split: str) -> list[int]:
     return ids
 
 
-def test_prepare_shards_contain_the_documents_in_order(corpus: Path, manifest: Manifest, texts: list[str]) -> None:
+def test_prepare_shards_contain_the_documents_in_order(
+    corpus: Path, manifest: Manifest, texts: list[str]
+) -> None:
     library = tokenizers.Tokenizer.from_file(str(corpus / "tokenizer.json"))
     expected: dict[str, list[int]] = {"train": [], "val": []}
     held: dict[str, list[str]] = {"train": [], "val": []}
@@ -49,8 +52,11 @@ def test_prepare_shards_contain_the_documents_in_order(corpus: Path, manifest: M
         assert all(2 * shard.tokens <= 16 << 10 for shard in split.shards)
 
 
-def test_prepare_layer_sets_corpus_and_vocabulary(config: CorpusConfig, told: Told, refused: Refused) -> None:
-    """The files of `prepare` contain all that training needs: tokenizer, and a vocabulary that contains its ids."""
+def test_prepare_layer_sets_corpus_and_vocabulary(
+    config: CorpusConfig, told: Told, refused: Refused
+) -> None:
+    """The files of `prepare` contain all that training needs: tokenizer, and a vocabulary that
+    contains its ids."""
     made = prepare(config, progress=False)
     layer = str(Path(config.dir) / "corpus.yaml")
     files = ["conf/base.yaml", "conf/model/tiny.yaml", layer]
@@ -58,11 +64,17 @@ def test_prepare_layer_sets_corpus_and_vocabulary(config: CorpusConfig, told: To
     assert data.manifest == made
     assert made.vocab_size <= model.backbone.vocab_size < made.vocab_size + 64
     assert made.corpus_hash[:12] in told("prepare", "--config", layer)  # there already
-    args = [*(word for file in files[:2] for word in ("--config", file)), "--data.corpus.dir", config.dir]
+    args = [
+        *(word for file in files[:2] for word in ("--config", file)),
+        "--data.corpus.dir",
+        config.dir,
+    ]
     assert f"--config {layer} sets it" in refused("fit", *args)
 
 
-def test_prepare_again_does_no_work_and_other_settings_are_refused(config: CorpusConfig, jsonl: Path) -> None:
+def test_prepare_again_does_no_work_and_other_settings_are_refused(
+    config: CorpusConfig, jsonl: Path
+) -> None:
     first = prepare(config, progress=False)
     times = {path: path.stat().st_mtime_ns for path in Path(config.dir).rglob("*")}
     assert prepare(config, progress=False) == first
@@ -84,17 +96,26 @@ def test_prepare_large_vocabulary_has_32_bits(config: CorpusConfig, tmp_path: Pa
     library.save(str(tmp_path / "big.json"))
     for number in range(40):
         (tmp_path / f"{number}.txt").write_text(f"w{number} w69999 w65536 " * 5)
-    settings = {"source": f"files:{tmp_path}/*.txt", "tokenizer": str(tmp_path / "big.json"), "val_fraction": 0.2}
+    settings = {
+        "source": f"files:{tmp_path}/*.txt",
+        "tokenizer": str(tmp_path / "big.json"),
+        "val_fraction": 0.2,
+    }
     result = prepare(replace(config, **settings), progress=False)  # type: ignore[arg-type]
     assert (result.dtype, result.vocab_size, result.eot) == ("uint32", 70_001, 70_000)
     assert result.train.largest_token == 70_000
     first = next(n for n in range(40) if _ids(Path(config.dir), "train")[0] == n)
     assert _ids(Path(config.dir), "train")[:16] == [first, 69_999, 65_536] * 5 + [70_000]
-    check_corpus(result, config.dir, vocab_size=70_001, seq_len=8, tokenizer=str(tmp_path / "big.json"))
+    check_corpus(
+        result, config.dir, vocab_size=70_001, seq_len=8, tokenizer=str(tmp_path / "big.json")
+    )
 
 
-def test_prepare_single_document_holds_out_its_end(config: CorpusConfig, tmp_path: Path, texts: list[str]) -> None:
-    """From the start of a line on, unseen by the tokenizer as well; both parts together are the document."""
+def test_prepare_single_document_holds_out_its_end(
+    config: CorpusConfig, tmp_path: Path, texts: list[str]
+) -> None:
+    """From the start of a line on, unseen by the tokenizer as well; both parts together are the
+    document."""
     text = "".join(text.replace("\n", " ") + "\n" for text in texts)
     for name in ("one.txt", "same.txt"):
         (tmp_path / name).write_text(text)
@@ -122,13 +143,17 @@ def test_prepare_too_little_text_is_refused_and_leaves_nothing(
     config: CorpusConfig, tmp_path: Path, text: str, max_bytes: int | None, message: str
 ) -> None:
     (tmp_path / "one.txt").write_text(text)
-    one = replace(config, source=f"files:{tmp_path}/one.txt", tokenizer="bpe:257", max_bytes=max_bytes)
+    one = replace(
+        config, source=f"files:{tmp_path}/one.txt", tokenizer="bpe:257", max_bytes=max_bytes
+    )
     with pytest.raises(ConfigError, match=f"source=files:.*one.txt: {message}"):
         prepare(one, progress=False)
     assert [path.name for path in tmp_path.iterdir()] == ["one.txt"]
 
 
-def test_prepare_equal_content_has_an_equal_hash(config: CorpusConfig, tmp_path: Path, manifest: Manifest) -> None:
+def test_prepare_equal_content_has_an_equal_hash(
+    config: CorpusConfig, tmp_path: Path, manifest: Manifest
+) -> None:
     assert prepare(config, progress=False).corpus_hash == manifest.corpus_hash
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
     other = prepare(replace(config, dir=str(tmp_path / "other"), chunk_bytes="8KB"), progress=False)
@@ -142,7 +167,10 @@ def test_prepare_unwritable_folder_is_refused_at_once(folder: str, config: Corpu
 
 
 def test_prepare_locked_folder_waits_with_a_message(
-    config: CorpusConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    config: CorpusConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(atomic, "_SILENT_WAIT_S", 0.01)
     caplog.set_level("INFO")
@@ -153,7 +181,9 @@ def test_prepare_locked_folder_waits_with_a_message(
         assert not made.done() and not Path(config.dir).exists()
     assert Manifest.load(config.dir) == made.result()
     # litdata also logs, by the free space of the disk
-    messages = [record.getMessage() for record in caplog.records if record.name.startswith("lightning_sv")]
+    messages = [
+        record.getMessage() for record in caplog.records if record.name.startswith("lightning_sv")
+    ]
     assert messages == [f"waiting for another prepare of {config.dir} (Ctrl-C ends the wait)"]
 
 
@@ -175,7 +205,11 @@ def own(tmp_path: Path, notes: Path) -> CorpusConfig:
     ("source", "change", "message"),
     [
         ("files:{}", lambda n: (n / "0.txt").write_text("note 0\n" * 41), "0.txt has changed"),
-        ("files:{}", lambda n: (n / "1.txt").write_text("nota 1\n" * 40), "1.txt has changed"),  # of the same size
+        (
+            "files:{}",
+            lambda n: (n / "1.txt").write_text("nota 1\n" * 40),
+            "1.txt has changed",
+        ),  # of the same size
         ("files:{}", lambda n: (n / "2.txt").rename(n / "4.txt"), "2.txt is gone, .*4.txt is new"),
         ("files:{0}/0.txt,{0}/1.txt", lambda n: (n / "1.txt").unlink(), "1.txt is gone"),
     ],
@@ -233,8 +267,15 @@ def test_prepare_touched_file_that_is_not_readable_has_changed(
 
 def test_training_with_other_settings_of_the_corpus_is_refused(config: CorpusConfig) -> None:
     prepare(config, progress=False)
-    DataConfig(CorpusConfig(config.dir, tokenizer=config.tokenizer), 8, 4).check(4096)  # not given: as prepared
+    DataConfig(CorpusConfig(config.dir, tokenizer=config.tokenizer), 8, 4).check(
+        4096
+    )  # not given: as prepared
     DataConfig(config, 8, 4).check(4096)
-    for key, value in {"source": "files:other.txt", "val_fraction": 0.7, "max_bytes": 5, "text_field": "body"}.items():
+    for key, value in {
+        "source": "files:other.txt",
+        "val_fraction": 0.7,
+        "max_bytes": 5,
+        "text_field": "body",
+    }.items():
         with pytest.raises(ConfigError, match=f"^data.corpus.{key} is {value}"):
             DataConfig(replace(config, **{key: value}), 8, 4).check(4096)  # type: ignore[arg-type]

@@ -64,11 +64,15 @@ def test_open_split_of_an_address_reads_the_sequences_of_the_folder(url: str, co
 
 def test_local_folder_has_the_end_token_of_the_manifest(url: str, s3: Any, corpus: Path) -> None:
     manifest = replace(Manifest.load(corpus), eot=5)  # the id of an unusual token
-    s3.put_object(Bucket=BUCKET, Key="mine/corpus/manifest.json", Body=json.dumps(manifest.to_dict()))
+    s3.put_object(
+        Bucket=BUCKET, Key="mine/corpus/manifest.json", Body=json.dumps(manifest.to_dict())
+    )
     assert Tokenizer.load(remote_module.local_folder(url)).eot == 5
 
 
-def test_local_folder_of_a_second_process_downloads_no_shard(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_folder_of_a_second_process_downloads_no_shard(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = remote_module.local_folder(url)
     remote_module._download.cache_clear()
     monkeypatch.setattr(remote_module, "_fetch_all", None)
@@ -77,8 +81,24 @@ def test_local_folder_of_a_second_process_downloads_no_shard(url: str, monkeypat
 
 
 def test_fit_with_an_address_keeps_it_in_the_config_of_the_run(url: str, tmp_path: Path) -> None:
-    words = ["--config", "tiny-llama", "--trainer.max_steps", "1", "--data.corpus.dir", url, "--data.seq_len", "16"]
-    words += ["--data.corpus.tokenizer", "bpe:300", "--data.val_sequences", "2", "--run_dir", str(tmp_path / "run")]
+    words = [
+        "--config",
+        "tiny-llama",
+        "--trainer.max_steps",
+        "1",
+        "--data.corpus.dir",
+        url,
+        "--data.seq_len",
+        "16",
+    ]
+    words += [
+        "--data.corpus.tokenizer",
+        "bpe:300",
+        "--data.val_sequences",
+        "2",
+        "--run_dir",
+        str(tmp_path / "run"),
+    ]
     assert main(["fit", *words]) == 0  # which reads the copy
     assert read_config(tmp_path / "run")["data"]["corpus"]["dir"] == url
 
@@ -93,7 +113,9 @@ def test_local_folder_of_a_changed_shard_is_refused(url: str, s3: Any, corpus: P
             remote_module.local_folder(url)
 
 
-def test_local_folder_of_an_interrupted_download_fetches_only_the_rest(url: str, s3: Any, corpus: Path) -> None:
+def test_local_folder_of_an_interrupted_download_fetches_only_the_rest(
+    url: str, s3: Any, corpus: Path
+) -> None:
     """Each shard is checked on its own, and a complete one is not downloaded again."""
     shards = Manifest.load(corpus).shards
     assert len(shards) > 3
@@ -109,10 +131,14 @@ def test_local_folder_of_an_interrupted_download_fetches_only_the_rest(url: str,
     folder = remote_module.local_folder(url)
     assert kept
     assert all(path.stat().st_ino == inode for path, inode in kept.items())
-    assert all((folder / shard.file).read_bytes() == (corpus / shard.file).read_bytes() for shard in shards)
+    assert all(
+        (folder / shard.file).read_bytes() == (corpus / shard.file).read_bytes() for shard in shards
+    )
 
 
-@pytest.mark.parametrize("address", [f"s3://{BUCKET}/none", "s3://no-such-bucket/corpus", "ftp://host/corpus"])
+@pytest.mark.parametrize(
+    "address", [f"s3://{BUCKET}/none", "s3://no-such-bucket/corpus", "ftp://host/corpus"]
+)
 def test_local_folder_without_a_corpus_is_refused(s3: Any, address: str) -> None:
     with pytest.raises(ConfigError, match=r"data\.corpus\.dir"):
         remote_module.local_folder(address)

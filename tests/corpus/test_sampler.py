@@ -1,4 +1,5 @@
-"""Sequences of the shards, and their order in a run: the seed's alone, and resumed exactly anywhere."""
+"""Sequences of the shards, and their order in a run: the seed's alone, and resumed exactly
+anywhere."""
 
 import multiprocessing
 import shutil
@@ -27,7 +28,11 @@ SEQ, GLOBAL = 96, 8
 
 def loader(corpus: Path, micro: int = 4, rank: int = 0, ranks: int = 1, **kwargs) -> TokenLoader:
     share = RankShare(kwargs.pop("global_batch", GLOBAL), micro, rank, ranks)
-    return TokenLoader(open_split(corpus, "train", seq_len=kwargs.pop("seq_len", SEQ)), share, **{"seed": 1} | kwargs)
+    return TokenLoader(
+        open_split(corpus, "train", seq_len=kwargs.pop("seq_len", SEQ)),
+        share,
+        **{"seed": 1} | kwargs,
+    )
 
 
 def stream(made: TokenLoader, stop_at_len: bool = True) -> Iterator[Tensor]:
@@ -54,15 +59,26 @@ def test_sampler_devices_share_steps_and_an_epoch_repeats_nothing(
     micro, accumulate, ranks = parts
     size = micro * accumulate * ranks
     n = steps * size + min(rest, size - 1)
-    orders = [GlobalBatchSampler(n, RankShare(size, micro, rank, ranks), seed) for rank in range(ranks)]
+    orders = [
+        GlobalBatchSampler(n, RankShare(size, micro, rank, ranks), seed) for rank in range(ranks)
+    ]
     alone = GlobalBatchSampler(n, RankShare(size, size), seed)
     epochs = []
     for epoch in range(2):
         for order in (*orders, alone):
             order.epoch = epoch
         assert all(len(list(order)) == len(order) == steps * accumulate for order in orders)
-        read = torch.tensor([list(order) for order in orders]).view(ranks, steps, -1).transpose(0, 1).flatten(1)
-        assert read.tolist() == list(alone) == [orders[0].sequences(epoch, step) for step in range(steps)]
+        read = (
+            torch.tensor([list(order) for order in orders])
+            .view(ranks, steps, -1)
+            .transpose(0, 1)
+            .flatten(1)
+        )
+        assert (
+            read.tolist()
+            == list(alone)
+            == [orders[0].sequences(epoch, step) for step in range(steps)]
+        )
         assert len(read.unique()) == read.numel() == steps * size and read.max() < n
         epochs.append(read)
     assert steps * size < 8 or not torch.equal(*epochs)
@@ -77,9 +93,13 @@ def test_token_loader_steps_are_equal_for_all_devices_and_workers(corpus: Path) 
     whole = steps(list(islice(stream(loader(corpus, GLOBAL)), 60)))
     assert len(whole) > len(loader(corpus, GLOBAL))
     for workers in (0, 2):
-        assert torch.equal(steps(list(islice(stream(loader(corpus, 2, num_workers=workers)), 240))), whole)
+        assert torch.equal(
+            steps(list(islice(stream(loader(corpus, 2, num_workers=workers)), 240))), whole
+        )
     halves = [list(islice(stream(loader(corpus, 2, rank, 2)), 120)) for rank in range(2)]
-    together = [torch.cat([half[2 * i + j] for half in halves for j in range(2)]) for i in range(60)]
+    together = [
+        torch.cat([half[2 * i + j] for half in halves for j in range(2)]) for i in range(60)
+    ]
     assert torch.equal(steps(together), whole)
     assert not torch.equal(steps(list(islice(stream(loader(corpus, GLOBAL, seed=2)), 60))), whole)
 
@@ -88,7 +108,9 @@ def test_token_loader_steps_are_equal_for_all_devices_and_workers(corpus: Path) 
     ("stop_at_len", "workers"),
     thinned([(s, w) for s in (True, False) for w in (0, 2)], [(True, 0), (False, 2)], several=True),
 )
-def test_token_loader_resumed_equals_uninterrupted(corpus: Path, workers: int, stop_at_len: bool) -> None:
+def test_token_loader_resumed_equals_uninterrupted(
+    corpus: Path, workers: int, stop_at_len: bool
+) -> None:
     length = len(loader(corpus))
     total = 2 * length + 4
     whole = list(islice(stream(loader(corpus)), total))
@@ -117,7 +139,11 @@ def test_token_loader_resumes_on_other_devices(corpus: Path) -> None:
         accumulate = made[0].order.share.accumulate
         read = [list(islice(stream(each), 3 * accumulate)) for each in made]
         for step in range(3):
-            seen += [torch.cat([b for part in read for b in part[step * accumulate : (step + 1) * accumulate]])]
+            seen += [
+                torch.cat(
+                    [b for part in read for b in part[step * accumulate : (step + 1) * accumulate]]
+                )
+            ]
         states = [each.state_dict() for each in made]
         assert all(other == states[0] for other in states)
         state = states[0]
@@ -152,7 +178,8 @@ def test_sampler_too_few_sequences_are_refused(corpus: Path) -> None:
 
 
 def test_token_loader_workers_outlive_a_signal(corpus: Path) -> None:
-    """With several threads, which Lightning sets for ranks, torch starts one in a worker before anything else."""
+    """With several threads, which Lightning sets for ranks, torch starts one in a worker before
+    anything else."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -175,7 +202,9 @@ def test_sequences_are_the_blocks_of_the_shards(corpus: Path) -> None:
         for ids in shard_ids(corpus, "train")
         for start in range(0, ids.size - SEQ, SEQ + 1)
     ]
-    assert isinstance(sequences, Sequences) and [*iter(sequences)][-1].tolist() == items[-1].tolist()
+    assert (
+        isinstance(sequences, Sequences) and [*iter(sequences)][-1].tolist() == items[-1].tolist()
+    )
     for beyond in (-1, len(sequences)):
         with pytest.raises(IndexError, match=f"sequence {beyond} of {len(sequences)}"):
             sequences[beyond]
@@ -193,9 +222,15 @@ def test_token_loader_writes_and_prints_nothing(
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("num_workers", "free_batches", "is_refused"), [(2, 3, True), (2, 4, False), (0, 0, False)])
+@pytest.mark.parametrize(
+    ("num_workers", "free_batches", "is_refused"), [(2, 3, True), (2, 4, False), (0, 0, False)]
+)
 def test_shared_memory_too_small_for_the_workers_is_refused(
-    num_workers: int, free_batches: int, is_refused: bool, corpus: Path, monkeypatch: pytest.MonkeyPatch
+    num_workers: int,
+    free_batches: int,
+    is_refused: bool,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     batch_bytes = 4 * (SEQ + 1) * 8
     disk = SimpleNamespace(free=free_batches * batch_bytes)

@@ -46,14 +46,16 @@ def _parquet(**columns: list[str]) -> bytes:
 
 
 def _zstd(raw: bytes) -> bytes:
-    """Return two frames, as tools that append to a file write them, with a window beyond the library's default."""
+    """Return two frames, as tools that append to a file write them, with a window beyond the
+    library's default."""
     wide = zstandard.ZstdCompressionParameters(window_log=28)
     compress = zstandard.ZstdCompressor(compression_params=wide).compress
     return compress(raw[: len(raw) // 2]) + compress(raw[len(raw) // 2 :])
 
 
 def _pack(name: str, texts: list[str]) -> bytes:
-    """Return the content of a file: its first text, or records of all texts, in the format of its name."""
+    """Return the content of a file: its first text, or records of all texts, in the format of its
+    name."""
     if name.endswith(".parquet"):
         return _parquet(text=texts, id=texts)
     records = "".join(json.dumps({"text": text, "id": 1}) + "\n" for text in texts)
@@ -62,11 +64,22 @@ def _pack(name: str, texts: list[str]) -> bytes:
     return pack.get(Path(name).suffix.lower(), bytes)((texts[0] if is_text else records).encode())
 
 
-RECORDS = ("a.jsonl", "a.ndjson", "a.JSON", "a.json.gz", "a.jsonl.zst", "a.jsonl.bz2", "a.jsonl.xz", "a.parquet")
+RECORDS = (
+    "a.jsonl",
+    "a.ndjson",
+    "a.JSON",
+    "a.json.gz",
+    "a.jsonl.zst",
+    "a.jsonl.bz2",
+    "a.jsonl.xz",
+    "a.parquet",
+)
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_files_source_every_format_has_the_same_documents(name: str, tmp_path: Path, texts: list[str]) -> None:
+def test_files_source_every_format_has_the_same_documents(
+    name: str, tmp_path: Path, texts: list[str]
+) -> None:
     (tmp_path / name).write_bytes(_pack(name, texts))
     assert _texts(f"files:{tmp_path / name}") == texts
 
@@ -90,7 +103,9 @@ def test_hub_source_local_folder_has_the_same_documents(
 
 
 @pytest.mark.parametrize("pattern", ["", "/**", "/**/*", "/**/**"])
-def test_files_source_counts_skipped_files_and_follows_links_once(pattern: str, tmp_path: Path) -> None:
+def test_files_source_counts_skipped_files_and_follows_links_once(
+    pattern: str, tmp_path: Path
+) -> None:
     notes, other = tmp_path / "notes", tmp_path / "other"
     for folder in (notes / "sub", other):
         folder.mkdir(parents=True)
@@ -99,7 +114,13 @@ def test_files_source_counts_skipped_files_and_follows_links_once(pattern: str, 
     (other / "b.md").write_text("b")
     for name in ("x.PDF", "sub/y.PDF", "z.tar.gz", "package.json", "Makefile"):
         (notes / name).write_text('{\n "name": 1}')
-    links = {"link": other, "loop": notes, "sub/loop": notes, "self": notes / "self", "absent": tmp_path / "nothing"}
+    links = {
+        "link": other,
+        "loop": notes,
+        "sub/loop": notes,
+        "self": notes / "self",
+        "absent": tmp_path / "nothing",
+    }
     for name, target in links.items():
         (notes / name).symlink_to(target)
     os.mkfifo(notes / "pipe.txt")
@@ -125,16 +146,34 @@ def test_files_source_limits_documents_and_drops_the_byte_order_mark(
 
 
 def test_files_source_invalid_utf8_is_refused_replaced_or_skipped(tmp_path: Path) -> None:
-    for name, raw in (("a.txt", b"caf\xe9"), ("b.txt", b"good"), ("c.md.gz", gzip.compress(b"\xff"))):
+    for name, raw in (
+        ("a.txt", b"caf\xe9"),
+        ("b.txt", b"good"),
+        ("c.md.gz", gzip.compress(b"\xff")),
+    ):
         (tmp_path / name).write_bytes(raw)
     (tmp_path / "d.jsonl").write_bytes(b'{"text": "one"}\n{"text": "\xe9"}\n{"text": "a\\ud83d"}\n')
     table = pyarrow.table({"text": pyarrow.array([b"two", b"\xe9"]).view(pyarrow.string())})
     pyarrow.parquet.write_table(table, tmp_path / "e.parquet")
-    for name, place in (("a.txt", ""), ("c.md.gz", ""), ("d.jsonl", ", line 2"), ("e.parquet", ", row 2")):
+    for name, place in (
+        ("a.txt", ""),
+        ("c.md.gz", ""),
+        ("d.jsonl", ", line 2"),
+        ("e.parquet", ", row 2"),
+    ):
         with pytest.raises(ConfigError, match=rf"{name}{place}: byte .*data\.corpus\.errors"):
             _texts(f"files:{tmp_path / name}")
     replaced = _texts(f"files:{tmp_path}", errors="replace")
-    assert replaced == ["caf\ufffd", "good", "\ufffd", "one", "\ufffd", "a" + 3 * "\ufffd", "two", "\ufffd"]
+    assert replaced == [
+        "caf\ufffd",
+        "good",
+        "\ufffd",
+        "one",
+        "\ufffd",
+        "a" + 3 * "\ufffd",
+        "two",
+        "\ufffd",
+    ]
     source = open_source(f"files:{tmp_path}", errors="skip")
     for _ in range(2):
         assert [document.text for document in source.read()] == ["good", "one", "two"]
@@ -142,9 +181,16 @@ def test_files_source_invalid_utf8_is_refused_replaced_or_skipped(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "kind", [pyarrow.large_string(), pyarrow.string_view(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string())]
+    "kind",
+    [
+        pyarrow.large_string(),
+        pyarrow.string_view(),
+        pyarrow.dictionary(pyarrow.int32(), pyarrow.string()),
+    ],
 )
-def test_files_source_invalid_utf8_in_every_arrow_type_is_skipped(kind: pyarrow.DataType, tmp_path: Path) -> None:
+def test_files_source_invalid_utf8_in_every_arrow_type_is_skipped(
+    kind: pyarrow.DataType, tmp_path: Path
+) -> None:
     column = pyarrow.array([b"one", b"\xe9", b"two"]).view(pyarrow.string()).cast(kind)
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
     assert _texts(f"files:{tmp_path}", errors="skip") == ["one", "two"]
@@ -159,7 +205,9 @@ def test_files_source_slices_of_a_file_have_its_documents_once(
 ) -> None:
     path = tmp_path / name
     if name == "a.parquet":
-        pyarrow.parquet.write_table(pyarrow.table({"id": texts, "text": texts}), path, row_group_size=7)
+        pyarrow.parquet.write_table(
+            pyarrow.table({"id": texts, "text": texts}), path, row_group_size=7
+        )
     else:
         path.write_bytes(b"\n" + _pack(name, texts))
     source = open_source(f"files:{path}", part_bytes)
@@ -178,11 +226,17 @@ def test_files_source_reads_each_file_once_in_order_without_empty_texts(tmp_path
     assert _texts(f"files:{tmp_path}/c.md, {tmp_path}/*.md,{tmp_path}") == ["c", "a", "b", "e"]
 
 
-@pytest.mark.parametrize(("name", "module"), [("a.parquet", "pyarrow"), ("a.jsonl.zst", "zstandard")])
-def test_missing_package_is_named(name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "module"), [("a.parquet", "pyarrow"), ("a.jsonl.zst", "zstandard")]
+)
+def test_missing_package_is_named(
+    name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / name).write_text("x")
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigError, match=rf"{name}: .*{module} .*make install-text, or pip install {module}"):
+    with pytest.raises(
+        ConfigError, match=rf"{name}: .*{module} .*make install-text, or pip install {module}"
+    ):
         _texts(f"files:{tmp_path / name}")
 
 
@@ -204,13 +258,17 @@ def test_missing_package_is_named(name: str, module: str, tmp_path: Path, monkey
         ("a.parquet", _parquet(body=["x"]), r"a\.parquet: has no column 'text'"),
     ],
 )
-def test_files_source_bad_file_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_files_source_bad_file_is_named(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         _texts(f"files:{tmp_path / name}")
 
 
-def test_unreachable_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_hub_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`datasets`, which would ask again and again, is not called."""
     asked = []
 
@@ -220,7 +278,9 @@ def test_unreachable_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch, capsys: 
 
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", refuse)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: pytest.fail("asked datasets"))
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *args, **kwargs: pytest.fail("asked datasets")
+    )
     with pytest.raises(ConfigError, match="hf:nobody/none.*timed out"):
         _texts("hf:nobody/none")
     assert asked == [("nobody/none", hub.WAIT_S)]
@@ -235,7 +295,9 @@ def test_unreachable_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch, capsys: 
         ("hf:{}", {"hf_split": "test"}, "hf_split is test"),
     ],
 )
-def test_source_missing_name_is_named(source: str, settings: dict[str, str], message: str, jsonl: Path) -> None:
+def test_source_missing_name_is_named(
+    source: str, settings: dict[str, str], message: str, jsonl: Path
+) -> None:
     with pytest.raises(ConfigError, match=message):
         _texts(source.format(jsonl.parent), **settings)
 
@@ -254,7 +316,9 @@ def test_split_documents_drops_and_counts_duplicates_before_the_limit() -> None:
     texts = ["aa", "bb", "aa", "cc", "dd"]
     unique = SplitDocuments(lambda: (Document.from_text(text, "") for text in texts), 6, 0.1)
     for _ in range(2):  # a second pass counts anew
-        assert ["".join(d.text for d, held in unique if held == side) for side in (False, True)] == ["abc", "abc"]
+        assert [
+            "".join(d.text for d, held in unique if held == side) for side in (False, True)
+        ] == ["abc", "abc"]
         assert unique.duplicates == 1
 
 
@@ -263,18 +327,26 @@ def test_document_held_out_depends_on_its_text_only() -> None:
     held = {d.text for d in documents if d.held_out(0.1)}
     assert 320 < len(held) < 480  # binomial: 400, standard deviation 19
     assert held >= {d.text for d in documents if d.held_out(0.05)}
-    assert held == {t for t in map(str, reversed(range(4000))) if Document.from_text(t, "").held_out(0.1)}
+    assert held == {
+        t for t in map(str, reversed(range(4000))) if Document.from_text(t, "").held_out(0.1)
+    }
 
 
-@pytest.mark.parametrize(("number", "val_fraction"), [(1, 0.1), (5, 0.1), (40, 1e-9), (40, 1 - 1e-9)])
-def test_split_documents_few_documents_hold_out_their_ends(number: int, val_fraction: float) -> None:
+@pytest.mark.parametrize(
+    ("number", "val_fraction"), [(1, 0.1), (5, 0.1), (40, 1e-9), (40, 1 - 1e-9)]
+)
+def test_split_documents_few_documents_hold_out_their_ends(
+    number: int, val_fraction: float
+) -> None:
     """Few, or hashes that would leave a split empty; together the parts are the documents."""
     texts = [f"{i} start\n" + "word\n" * 50 for i in range(number)]
     documents = [Document.from_text(text, f"{i}.txt") for i, text in enumerate(texts)]
     split = SplitDocuments(lambda: iter(documents), None, val_fraction)
     starts, ends = ([d for d, held in split if held == side] for side in (False, True))
     assert [start.text + end.text for start, end in zip(starts, ends, strict=True)] == texts
-    assert all(end.where == f"the end of {start.where}" for start, end in zip(starts, ends, strict=True))
+    assert all(
+        end.where == f"the end of {start.where}" for start, end in zip(starts, ends, strict=True)
+    )
 
 
 def test_split_documents_end_of_a_text_keeps_its_byte_order_mark() -> None:
@@ -307,14 +379,22 @@ def test_stdlib_source_larger_limit_only_adds_documents() -> None:
     assert (CorpusConfig().limit, CorpusConfig(max_bytes=9).limit) == (75_000_000, 9)
 
 
-def test_installed_source_reads_all_distributions_but_this(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_source_reads_all_distributions_but_this(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a folder of packages: their .py files, versions and licences; of this project nothing."""
-    for name, text in (("alpha", "a = 1\n"), ("beta", "\ufeffb = 2\n"), ("lightning-sv", "c = 3\n")):
+    for name, text in (
+        ("alpha", "a = 1\n"),
+        ("beta", "\ufeffb = 2\n"),
+        ("lightning-sv", "c = 3\n"),
+    ):
         module = f"{name.replace('-', '_')}.py"
         (tmp_path / module).write_text(text)
         info = tmp_path / f"{name.replace('-', '_')}-1.5.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\nLicense: MIT\n")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\nLicense: MIT\n"
+        )
         (info / "RECORD").write_text(f"{module},,\n{info.name}/METADATA,,\n")
     library = tmp_path / "stdlib"
     library.mkdir()

@@ -38,7 +38,9 @@ def test_encode_batch_of_long_texts_in_parts_gives_the_same_ids(
 ) -> None:
     """Only of a tokenizer that splits at white space, which a WordLevel one does not promise."""
     tokenizer = Tokenizer.load(corpus)
-    words = open_tokenizer(_published(tmp_path, vocabulary=["?", END, "a\nb"], tokenizer_config={"eos_token": END}))
+    words = open_tokenizer(
+        _published(tmp_path, vocabulary=["?", END, "a\nb"], tokenizer_config={"eos_token": END})
+    )
     assert tokenizer._places and not words._places
     monkeypatch.setattr("lightning_sv.corpus.tokenizer._PART", 2)
 
@@ -53,7 +55,9 @@ def test_encode_batch_of_long_texts_in_parts_gives_the_same_ids(
 
 
 SPACES = "".join(c for c in map(chr, range(0x3001)) if c.isspace())
-LETTERS = "".join(c for c in map(chr, range(0x11000)) if unicodedata.category(c) not in ("Cn", "Co", "Cs"))
+LETTERS = "".join(
+    c for c in map(chr, range(0x11000)) if unicodedata.category(c) not in ("Cn", "Co", "Cs")
+)
 ALPHABETS = (
     string.printable, SPACES, LETTERS, string.ascii_lowercase + " ", "'sdmtlrveSDMT ", string.digits + "²½٠〇 ",
     "\u200b\u200d\ufeff\u00ad\u0300\u0301\x00\x1c\x1f\x7f\x85\u180e <|endoftext|>",
@@ -79,15 +83,24 @@ def test_encode_batch_in_the_fast_library_gives_the_same_ids(number: int, corpus
         texts = [random_text(draw) for _ in range(2000)]
         fast = tokenizer.encode_batch(texts)
         slow = tokenizer._encode(texts)
-        different = [text for text, a, b in zip(texts, fast, slow, strict=True) if a.tolist() != b.tolist()]
+        different = [
+            text for text, a, b in zip(texts, fast, slow, strict=True) if a.tolist() != b.tolist()
+        ]
         assert not different
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("dropout", 0.1), ("unk_token", "a"), ("continuing_subword_prefix", "##"), ("ignore_merges", True)],
+    [
+        ("dropout", 0.1),
+        ("unk_token", "a"),
+        ("continuing_subword_prefix", "##"),
+        ("ignore_merges", True),
+    ],
 )
-def test_fast_library_is_only_for_tokenizers_like_gpt2(key: str, value: object, corpus: Path) -> None:
+def test_fast_library_is_only_for_tokenizers_like_gpt2(
+    key: str, value: object, corpus: Path
+) -> None:
     content = json.loads(Tokenizer.load(corpus).content)
     content["model"][key] = value
     if key == "continuing_subword_prefix":
@@ -95,19 +108,29 @@ def test_fast_library_is_only_for_tokenizers_like_gpt2(key: str, value: object, 
     assert Tokenizer(json.dumps(content).encode(), "tokenizer.json")._fast is None
 
 
-def test_encode_batch_long_line_is_encoded_in_parts(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encode_batch_long_line_is_encoded_in_parts(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizer, sizes = Tokenizer.load(corpus), list[int]()
     encode = tokenizer._encode
     monkeypatch.setattr(tokenizer, "_fast", None)
     monkeypatch.setattr("lightning_sv.corpus.tokenizer._PART", 10)
-    monkeypatch.setattr(tokenizer, "_encode", lambda texts: sizes.extend(map(len, texts)) or encode(texts))
+    monkeypatch.setattr(
+        tokenizer, "_encode", lambda texts: sizes.extend(map(len, texts)) or encode(texts)
+    )
     assert tokenizer.encode_batch(["word " * 100])[0].tolist() == tokenizer.encode("word " * 100)
     assert max(sizes) <= 15
 
 
 @pytest.mark.parametrize(
     "added",
-    [("TOKEN", "lstrip"), ("TOKEN", "rstrip"), ("  ", "normalized"), ("TOKEN", "single_word"), ("d", "normalized")],
+    [
+        ("TOKEN", "lstrip"),
+        ("TOKEN", "rstrip"),
+        ("  ", "normalized"),
+        ("TOKEN", "single_word"),
+        ("d", "normalized"),
+    ],
 )
 def test_encode_batch_added_token_of_white_space_gives_the_same_ids(
     added: tuple[str, str], corpus: Path, monkeypatch: pytest.MonkeyPatch
@@ -128,15 +151,21 @@ def test_encode_spelled_special_token_is_text(corpus: Path) -> None:
     assert tokenizer.decode([tokenizer.eot]) == "<|endoftext|>"
 
 
-def test_open_tokenizer_gpt2_is_the_hubs_file_or_an_error(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repository, name: str(corpus / name))
+def test_open_tokenizer_gpt2_is_the_hubs_file_or_an_error(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        huggingface_hub, "hf_hub_download", lambda repository, name: str(corpus / name)
+    )
     assert open_tokenizer("gpt2").content == (corpus / "tokenizer.json").read_bytes()
 
     def offline(repository: str, name: str) -> None:
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
-    with pytest.raises(ConfigError, match=r"tokenizer=gpt2 .*tokenizer\.json of openai-community/gpt2"):
+    with pytest.raises(
+        ConfigError, match=r"tokenizer=gpt2 .*tokenizer\.json of openai-community/gpt2"
+    ):
         open_tokenizer("gpt2")
 
 
@@ -200,7 +229,9 @@ def test_open_tokenizer_end_token_with_fullwidth_bars_is_known(tmp_path: Path) -
 
 
 def test_open_tokenizer_absent_end_token_is_refused(tmp_path: Path) -> None:
-    spec = _published(tmp_path, vocabulary=["?", "a", "b", END, OTHER], tokenizer_config={"eos_token": "<none>"})
+    spec = _published(
+        tmp_path, vocabulary=["?", "a", "b", END, OTHER], tokenizer_config={"eos_token": "<none>"}
+    )
     with pytest.raises(ConfigError, match="<none>"):
         open_tokenizer(spec)
     (tmp_path / "tokenizer_config.json").write_text("{")
@@ -208,16 +239,22 @@ def test_open_tokenizer_absent_end_token_is_refused(tmp_path: Path) -> None:
         open_tokenizer(spec)
 
 
-def test_prepare_dropped_text_is_measured_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_dropped_text_is_measured_and_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys.modules["lightning_sv.corpus.parts"], "LOSS_SAMPLE_BYTES", 5000)
     words = [f"word{number}" for number in range(40)]
     spec = _published(tmp_path, vocabulary=["?", END, *words], tokenizer_config={"eos_token": END})
-    rows = [" ".join(words[i % 40 :] + words[: i % 40]).upper() + f" {'é' * (i % 4)}" for i in range(40)]
+    rows = [
+        " ".join(words[i % 40 :] + words[: i % 40]).upper() + f" {'é' * (i % 4)}" for i in range(40)
+    ]
     path = tmp_path / "rows.jsonl"
 
     def make(texts: list[str], name: str) -> Manifest:
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-        config = CorpusConfig(dir=str(tmp_path / name), source=f"files:{path}", tokenizer=spec, val_fraction=0.3)
+        config = CorpusConfig(
+            dir=str(tmp_path / name), source=f"files:{path}", tokenizer=spec, val_fraction=0.3
+        )
         return prepare(config, progress=False)
 
     some = make(rows, "some")
@@ -229,10 +266,14 @@ def test_prepare_dropped_text_is_measured_and_refused(tmp_path: Path, monkeypatc
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
         make(rows, "some")
     _published(tmp_path, vocabulary=["?", END, *words], tokenizer_config={"eos_token": "word0"})
-    with pytest.raises(ConfigError, match=r"tokenizer\.json"):  # another token between the documents
+    with pytest.raises(
+        ConfigError, match=r"tokenizer\.json"
+    ):  # another token between the documents
         make(rows, "some")
     _published(tmp_path, vocabulary=["?", END, *words], tokenizer_config={"eos_token": END})
-    assert make([text.replace("é", "") for text in rows], "none").tokenizer_loss == 0.0  # case and spaces are no loss
+    assert (
+        make([text.replace("é", "") for text in rows], "none").tokenizer_loss == 0.0
+    )  # case and spaces are no loss
     other = [f"{i} " + "слово 世界 " * 20 for i in range(40)]
     for name, texts in (("at once", other), ("beyond the sample", rows + other)):
         with pytest.raises(ConfigError, match=r"tokenizer\.json"):
@@ -242,14 +283,18 @@ def test_prepare_dropped_text_is_measured_and_refused(tmp_path: Path, monkeypatc
 
 def test_prepare_end_token_of_a_bpe_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("word\n" * 100)
-    config = CorpusConfig(dir=str(tmp_path / "c"), source=f"files:{tmp_path}/a.txt", tokenizer="bpe:257", eot=END)
+    config = CorpusConfig(
+        dir=str(tmp_path / "c"), source=f"files:{tmp_path}/a.txt", tokenizer="bpe:257", eot=END
+    )
     with pytest.raises(ConfigError, match=f"eot is '{END}'"):
         prepare(config, progress=False)
 
 
 def test_prepare_text_with_the_end_token_is_refused(tmp_path: Path) -> None:
     spec = _published(tmp_path / "model", vocabulary=["?", "a", "b", "end"])
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": f"a b {i}"}) + "\n" for i in range(30)))
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"text": f"a b {i}"}) + "\n" for i in range(30))
+    )
     source = f"files:{tmp_path / 'rows.jsonl'}"
     config = CorpusConfig(str(tmp_path / "out"), source, spec, eot="b", val_fraction=0.2)
     with pytest.raises(ConfigError, match=r"rows\.jsonl, line \d+"):

@@ -42,7 +42,9 @@ def test_check_corpus_good_copy_passes(copy: Path) -> None:
     check_corpus(manifest, copy, checksums=False)
 
 
-def _in_manifest(edit: Callable[[dict[str, Any]], object], *, signed: bool = True) -> Callable[[Path], None]:
+def _in_manifest(
+    edit: Callable[[dict[str, Any]], object], *, signed: bool = True
+) -> Callable[[Path], None]:
     """Return a damage of manifest.json, by default with a checksum of the new content."""
 
     def damage(root: Path) -> None:
@@ -86,7 +88,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
-def test_check_corpus_damage_is_named(copy: Path, damage: Callable[[Path], object], message: str) -> None:
+def test_check_corpus_damage_is_named(
+    copy: Path, damage: Callable[[Path], object], message: str
+) -> None:
     damage(copy)
     with pytest.raises(ConfigError, match=message):
         _load_and_check(copy)
@@ -101,19 +105,25 @@ def test_check_corpus_damage_is_named(copy: Path, damage: Callable[[Path], objec
         ({"tokenizer": "absent.json"}, r"tokenizer is .*absent\.json"),
     ],
 )
-def test_check_corpus_unfit_model_is_refused(corpus: Path, wanted: dict[str, Any], message: str) -> None:
+def test_check_corpus_unfit_model_is_refused(
+    corpus: Path, wanted: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         check_corpus(Manifest.load(corpus), corpus, **wanted)
 
 
-@pytest.mark.parametrize(("split", "message"), [("val", "seq_len is 9000"), ("test", "split 'test' is unknown")])
+@pytest.mark.parametrize(
+    ("split", "message"), [("val", "seq_len is 9000"), ("test", "split 'test' is unknown")]
+)
 def test_open_split_unfit_request_is_refused(corpus: Path, split: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         open_split(corpus, split, seq_len=9_000)
 
 
 @pytest.mark.parametrize("resumed", thinned([True, False], [False]))
-def test_fit_damaged_shard_writes_nothing(resumed: bool, tmp_path: Path, copy: Path, refused: Refused) -> None:
+def test_fit_damaged_shard_writes_nothing(
+    resumed: bool, tmp_path: Path, copy: Path, refused: Refused
+) -> None:
     args, run = write_run_args(copy, tmp_path), tmp_path / "run"
     fit = ["fit", *args, "--run_dir", str(run), "--trainer.max_steps"]
     shard = copy / "train/chunk-0-0.bin"
@@ -143,7 +153,9 @@ def _shards(root: Path) -> int:
     return len(list(root.rglob("*.bin")))
 
 
-def test_check_corpus_after_prepare_hashes_no_shard(config: CorpusConfig, hashed: list[str]) -> None:
+def test_check_corpus_after_prepare_hashes_no_shard(
+    config: CorpusConfig, hashed: list[str]
+) -> None:
     prepare(config, progress=False)
     hashed.clear()
     _load_and_check(Path(config.dir))
@@ -167,7 +179,9 @@ OUTDATED: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("change", OUTDATED.values(), ids=OUTDATED)
-def test_outdated_stamp_hashes_once_more(copy: Path, hashed: list[str], change: Callable[[Path], object]) -> None:
+def test_outdated_stamp_hashes_once_more(
+    copy: Path, hashed: list[str], change: Callable[[Path], object]
+) -> None:
     _load_and_check(copy)
     hashed.clear()
     change(copy)
@@ -181,7 +195,9 @@ def test_check_corpus_continues_where_it_was_stopped(
     copy: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(validate, "_STAMP_S", 0)
-    monkeypatch.setattr(validate, "in_threads", lambda name, check, shards, *_, **__: list(map(check, shards)))
+    monkeypatch.setattr(
+        validate, "in_threads", lambda name, check, shards, *_, **__: list(map(check, shards))
+    )
     _load_and_check(copy)
     for shard in (copy / f"train/chunk-0-{number}.bin" for number in range(2)):
         shard.touch()
@@ -206,8 +222,11 @@ def test_check_corpus_damage_of_equal_size_and_time_is_found(copy: Path) -> None
             _load_and_check(copy)
 
 
-def test_check_corpus_two_at_once_one_hashes(copy: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads simulate two nodes that share a disk; the file lock excludes one while the other hashes."""
+def test_check_corpus_two_at_once_one_hashes(
+    copy: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads simulate two nodes that share a disk; the file lock excludes one while the other
+    hashes."""
     both = Barrier(2)
 
     def wait(*args: Any, **settings: Any) -> AbstractContextManager[None]:

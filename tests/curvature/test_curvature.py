@@ -1,4 +1,5 @@
-"""Products, eigenvalues, traces and norms against the dense Hessian of a Llama written from the paper's equations."""
+"""Products, eigenvalues, traces and norms against the dense Hessian of a Llama written from the
+paper's equations."""
 
 import copy
 import functools
@@ -26,21 +27,30 @@ from tests.conftest import perturbed, thinned
 from tests.paper_llama import PaperLlama
 
 CONFIG = BackboneConfig(d_model=8, n_layer=2, n_head=2, vocab_size=12, d_ff=10)
-STRATEGIES = [f"{sides}+{name}" for sides in ("bp", "hg+dp", "hg+dnp") for name in PARAMETERIZATIONS]
-#: of `make test`: both sides, a norm of the output, every derivative of a parameterization but Gemma's
+STRATEGIES = [
+    f"{sides}+{name}" for sides in ("bp", "hg+dp", "hg+dnp") for name in PARAMETERIZATIONS
+]
+#: of `make test`: both sides, a norm of the output, every derivative of a parameterization but
+#: Gemma's
 FEW = ("bp+direct", "hg+dp+er", "hg+dnp+or")
 SUBSETS = ("all", "input", "output", "branch", "layer")
-CASES = [(s, b) for s in STRATEGIES for b in SUBSETS if ScaleStrategy.parse(s).placement_row.scale_out or b != "output"]
+CASES = [
+    (s, b)
+    for s in STRATEGIES
+    for b in SUBSETS
+    if ScaleStrategy.parse(s).placement_row.scale_out or b != "output"
+]
 CASE_ROWS = thinned(CASES, [row for row in CASES if row[0] == "hg+dnp+or"], several=True)
 
 
 class Case:
-    """A model off its initialization, its loss through SDPA, and the dense Hessian of `PaperLlama`."""
+    """A model off its initialization, its loss through SDPA, and the dense Hessian of
+    `PaperLlama`."""
 
     def __init__(self, strategy: str):
         torch.manual_seed(1)
-        # Backbone sets the weights itself; what branches draw first would only move the case, and bounds of three
-        # standard errors do not hold for one draw in some hundreds.
+        # Backbone sets the weights itself; what branches draw first would only move the case, and
+        # bounds of three standard errors do not hold for one draw in some hundreds.
         with mock.patch.object(ScaledLinear, "reset_parameters"):
             model = Backbone(CONFIG, strategy)
         self.model = perturbed(model).double()
@@ -57,7 +67,9 @@ class Case:
         self.plain_value = loss_of(flat)
         self.hessian = torch.func.hessian(loss_of)(flat)
         places = torch.arange(len(flat)).split([p.numel() for p in parameters.values()])
-        self._where = {id(p): place for p, place in zip(self.model.parameters(), places, strict=True)}
+        self._where = {
+            id(p): place for p, place in zip(self.model.parameters(), places, strict=True)
+        }
 
     def loss(self, model: Backbone | None = None) -> Tensor:
         return next_token_loss((model or self.model)(self.tokens[:, :-1]), self.tokens[:, 1:])
@@ -71,7 +83,10 @@ class Case:
             "all": list(model.parameters()),
             "input": [p for m in vectors if m.role == "input" for p in m.parameters()],
             "output": [p for m in vectors if m.role == "output" for p in m.parameters()],
-            "branch": [group.get_parameter("k_proj.weight"), *(p for m in owners for p in m.parameters())],
+            "branch": [
+                group.get_parameter("k_proj.weight"),
+                *(p for m in owners for p in m.parameters()),
+            ],
             "layer": list(model.layers[0].parameters()),
         }
         return subsets[name]
@@ -85,7 +100,8 @@ case = functools.cache(Case)
 
 
 class Dense:
-    """A symmetric matrix as a product; its vectors are shaped as `like`, or split in two if possible."""
+    """A symmetric matrix as a product; its vectors are shaped as `like`, or split in two if
+    possible."""
 
     def __init__(self, matrix: Tensor, like: Sequence[Tensor] | None = None):
         self.matrix = matrix
@@ -127,15 +143,21 @@ def test_products_of_every_subset_equal_dense_hessian(strategy: str) -> None:
 
 
 def test_difference_product_at_zero_equals_the_closed_form() -> None:
-    """Σ γ² of `er` is 4 exp(2 β) for equal α, so its second derivative by β is 16 at the start, β = 0."""
+    """Σ γ² of `er` is 4 exp(2 β) for equal α, so its second derivative by β is 16 at the start, β =
+    0."""
     vector = ExponentialScale(4, "input").double()
     parameters = list(vector.parameters())
-    images = DifferenceProduct(lambda: vector().square().sum(), parameters)([torch.ones_like(p) for p in parameters])
-    torch.testing.assert_close(images[1], torch.tensor([16.0], dtype=torch.float64), rtol=1e-6, atol=0)
+    images = DifferenceProduct(lambda: vector().square().sum(), parameters)(
+        [torch.ones_like(p) for p in parameters]
+    )
+    torch.testing.assert_close(
+        images[1], torch.tensor([16.0], dtype=torch.float64), rtol=1e-6, atol=0
+    )
 
 
 def test_difference_product_of_a_sharp_direction_of_one_entry() -> None:
-    """(cosh(10 x) - 1) / 100 has curvature 1 at 0, and 12 at 0.3, as far as all entries together are displaced."""
+    """(cosh(10 x) - 1) / 100 has curvature 1 at 0, and 12 at 0.3, as far as all entries together
+    are displaced."""
     p = torch.ones(100_000, requires_grad=True)
 
     def loss() -> Tensor:
@@ -150,7 +172,9 @@ def test_lanczos_error_of_an_asymmetric_product_is_large() -> None:
     hessian, scales = root @ root.T, torch.rand(20, dtype=torch.float64, generator=generator) + 0.1
     left, half = hessian / scales[:, None], scales.rsqrt()
     true = torch.linalg.eigvals(left).real.max().item()
-    symmetric, other = (lanczos(Dense(map_, (half,)), 20, rtol=0) for map_ in (half[:, None] * hessian * half, left))
+    symmetric, other = (
+        lanczos(Dense(map_, (half,)), 20, rtol=0) for map_ in (half[:, None] * hessian * half, left)
+    )
     assert symmetric.value == pytest.approx(true, rel=1e-9) and symmetric.error < 1e-9 * true
     assert other.error > max(1e-2 * true, abs(other.value - true))
 
@@ -166,7 +190,9 @@ def test_difference_product_in_float32_restores_the_model() -> None:
         product = DifferenceProduct(lambda: c.loss(model), parameters)
         found, want = flat(product(split_like(v, parameters))), c.hessian @ v.double()
     assert (found - want).norm() < 5e-3 * want.norm()
-    assert lanczos(product).value == pytest.approx(torch.linalg.eigvalsh(c.hessian)[-1].item(), rel=2e-3)
+    assert lanczos(product).value == pytest.approx(
+        torch.linalg.eigvalsh(c.hessian)[-1].item(), rel=2e-3
+    )
     assert not flat(product(tuple(torch.zeros_like(p) for p in parameters))).any()
 
     def broken() -> Tensor:
@@ -200,11 +226,14 @@ def test_hessian_product_of_checkpointed_model_equals_plain() -> None:
     v = torch.randn(len(c.hessian), dtype=torch.float64)
     product = HessianProduct(lambda: c.loss(model), parameters)
     for _ in range(2):
-        torch.testing.assert_close(flat(product(split_like(v, parameters))), c.hessian @ v, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(
+            flat(product(split_like(v, parameters))), c.hessian @ v, rtol=1e-9, atol=1e-10
+        )
 
 
 class Squares(nn.Module):
-    """The mean square of an embedding's rows, by a reentrant checkpoint or with sparse gradients."""
+    """The mean square of an embedding's rows, by a reentrant checkpoint or with sparse
+    gradients."""
 
     def __init__(self, *, sparse: bool, reentrant: bool) -> None:
         super().__init__()
@@ -212,18 +241,26 @@ class Squares(nn.Module):
 
     def forward(self) -> Tensor:
         rows = self.rows(torch.tensor([0, 2]))
-        return checkpoint(torch.square, rows, use_reentrant=True).sum() if self.reentrant else rows.square().sum()
+        return (
+            checkpoint(torch.square, rows, use_reentrant=True).sum()
+            if self.reentrant
+            else rows.square().sum()
+        )
 
 
 @pytest.mark.parametrize("kind", [HessianProduct, DifferenceProduct])
-def test_products_of_sparse_gradients_are_dense(kind: type[HessianProduct] | type[DifferenceProduct]) -> None:
+def test_products_of_sparse_gradients_are_dense(
+    kind: type[HessianProduct] | type[DifferenceProduct],
+) -> None:
     model = Squares(sparse=True, reentrant=False).double()
     (image,) = kind(model, [model.rows.weight])([torch.ones(3, 2, dtype=torch.float64)])
     torch.testing.assert_close(image, torch.tensor([[2, 2], [0, 0], [2, 2]], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("kind", [HessianProduct, DifferenceProduct])
-def test_products_of_reentrant_checkpoint_refused(kind: type[HessianProduct] | type[DifferenceProduct]) -> None:
+def test_products_of_reentrant_checkpoint_refused(
+    kind: type[HessianProduct] | type[DifferenceProduct],
+) -> None:
     model = Squares(sparse=False, reentrant=True)
     with pytest.raises(ConfigError, match="use_reentrant"):
         kind(model, [model.rows.weight])([torch.ones(3, 2)])
@@ -235,7 +272,9 @@ def test_hessian_product_of_linear_and_unused_parameters_is_zero() -> None:
     product = HessianProduct(lambda: used.pow(3).sum() + 2 * linear.sum(), [used, linear, unused])
     image = product(ones)
     assert [x.tolist() for x in image] == [[6, 6], [0, 0], [0, 0]]
-    assert [x.tolist() for x in HessianProduct(lambda: linear.sum(), [linear])(ones[:1])] == [[0, 0]]
+    assert [x.tolist() for x in HessianProduct(lambda: linear.sum(), [linear])(ones[:1])] == [
+        [0, 0]
+    ]
     # the diagonal 6, 6 and zeros
     assert lanczos(product).value == pytest.approx(6)
 
@@ -243,7 +282,9 @@ def test_hessian_product_of_linear_and_unused_parameters_is_zero() -> None:
 def test_lanczos_of_16_bits_equals_the_known_eigenvalue() -> None:
     """Also next to float32, and of a vector whose squared norm is beyond float16."""
     wide, narrow = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
-    product = HessianProduct(lambda: wide.pow(3).sum() + narrow.float().square().sum(), [wide, narrow])
+    product = HessianProduct(
+        lambda: wide.pow(3).sum() + narrow.float().square().sum(), [wide, narrow]
+    )
     assert lanczos(product, rtol=0).value == pytest.approx(6, rel=1e-2)
     long = nn.Parameter(torch.ones(70_000, dtype=torch.float16))
     product = HessianProduct(lambda: long.float().square().sum() / 2, [long])
@@ -281,17 +322,31 @@ def test_products_and_estimates_of_wrong_input_refused() -> None:
         (lambda: HessianProduct(lambda: p.sum(), p), "parameters is a tensor"),
         (lambda: HessianProduct(lambda: p.sum(), [p, frozen]), "parameter 1"),
         (
-            lambda: HessianProduct(lambda: p.sum(), [p, p.detach().to(torch.complex64).requires_grad_()]),
+            lambda: HessianProduct(
+                lambda: p.sum(), [p, p.detach().to(torch.complex64).requires_grad_()]
+            ),
             "dtype of a parameter",
         ),
         (lambda: HessianProduct(lambda: p * p, [p]), r"the loss is a tensor of shape \(3,\)"),
         (lambda: HessianProduct(lambda: {"loss": p.sum()}, [p]), "the loss is of type dict"),  # type: ignore
         (lambda: HessianProduct(lambda: p.detach().sum(), [p]), "no gradient"),
-        (lambda: HessianProduct(lambda: _Once.apply(p).square().sum(), [p]), "use DifferenceProduct"),
-        (lambda: DifferenceProduct(lambda: p.sum(), [p], step=0.0), "step of DifferenceProduct is 0.0"),
-        (lambda: DifferenceProduct(lambda: p.sum() + half.sum(), [p, half]), "dtype of a parameter is torch.bfloat16"),
+        (
+            lambda: HessianProduct(lambda: _Once.apply(p).square().sum(), [p]),
+            "use DifferenceProduct",
+        ),
+        (
+            lambda: DifferenceProduct(lambda: p.sum(), [p], step=0.0),
+            "step of DifferenceProduct is 0.0",
+        ),
+        (
+            lambda: DifferenceProduct(lambda: p.sum() + half.sum(), [p, half]),
+            "dtype of a parameter is torch.bfloat16",
+        ),
         (lambda: HessianProduct(lambda: p.square().sum(), [p])([]), r"vector is \[\];"),
-        (lambda: DifferenceProduct(lambda: p.square().sum(), [p])([torch.ones(1)]), r"vector is \[\(1,\)\];"),
+        (
+            lambda: DifferenceProduct(lambda: p.square().sum(), [p])([torch.ones(1)]),
+            r"vector is \[\(1,\)\];",
+        ),
         (lambda: lanczos(Dense(torch.eye(3)), 0), "n_steps of lanczos is 0"),
         (lambda: hutchinson(Dense(torch.eye(3)), 1), "n_probes of hutchinson is 1"),
     ):
@@ -322,7 +377,9 @@ def test_difference_product_with_dropout_uses_one_mask() -> None:
     for _ in range(2):
         found = differences(vector)
         assert torch.equal(torch.get_rng_state(), state)
-    exact = HessianProduct(loss, parameters)(vector)  # built in the same random state: the same masks
+    exact = HessianProduct(loss, parameters)(
+        vector
+    )  # built in the same random state: the same masks
     torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-7)
 
 
@@ -342,7 +399,10 @@ def test_lanczos_subset_of_llama_equals_dense_eigenvalue(strategy: str, subset: 
     one_percent = lanczos(product, rtol=1e-2)
     assert one_percent.value == pytest.approx(true[-1].item(), rel=1e-2)
     assert one_percent.n_matvecs <= 30
-    assert one_percent.value <= true[-1] * (1 + 1e-9) and (true - one_percent.value).abs().min() <= one_percent.error
+    assert (
+        one_percent.value <= true[-1] * (1 + 1e-9)
+        and (true - one_percent.value).abs().min() <= one_percent.error
+    )
     assert lanczos(product, 100, rtol=0).value == pytest.approx(true[-1].item(), rel=1e-6)
 
 
@@ -351,7 +411,9 @@ values = st.lists(st.floats(-1e3, 1e3).map(lambda x: round(x, 3)), min_size=1, m
 
 @settings(max_examples=60)
 @given(values, st.integers(1, 14), st.integers(0, 3))
-def test_lanczos_error_contains_an_eigenvalue(eigenvalues: list[float], n_steps: int, seed: int) -> None:
+def test_lanczos_error_contains_an_eigenvalue(
+    eigenvalues: list[float], n_steps: int, seed: int
+) -> None:
     product = Dense(with_eigenvalues(eigenvalues, seed))
     found = lanczos(product, n_steps, rtol=0)
     top = max(map(abs, eigenvalues))
@@ -368,13 +430,16 @@ def test_lanczos_stops_at_its_tolerance() -> None:
     loose = lanczos(spread, rtol=1e-2)
     assert loose.n_matvecs < 10 and loose.error <= 1
     assert lanczos(spread, rtol=0).n_matvecs == 30
-    assert lanczos(Dense(torch.eye(40, dtype=torch.float64))).n_matvecs == 1  # an invariant subspace
+    assert (
+        lanczos(Dense(torch.eye(40, dtype=torch.float64))).n_matvecs == 1
+    )  # an invariant subspace
     zero = lanczos(Dense(torch.zeros(5, 5, dtype=torch.float64)))
     assert (zero.value, zero.n_matvecs) == (0, 1)
 
 
 def test_lanczos_near_an_eigenvector_finds_the_larger_eigenvalue() -> None:
-    """The start is off an eigenvector of 1 by 1e-3, so that the first value is accurate; the second one is 2."""
+    """The start is off an eigenvector of 1 by 1e-3, so that the first value is accurate; the second
+    one is 2."""
     identity = torch.eye(6, dtype=torch.float64)
     start = flat(gaussian(Dense(identity).parameters, seeded(None)))
     basis = torch.linalg.qr(torch.stack([start, identity[0]], 1)).Q
@@ -386,7 +451,10 @@ def test_lanczos_near_an_eigenvector_finds_the_larger_eigenvalue() -> None:
 def test_hutchinson_is_unbiased_with_errors_of_its_scatter() -> None:
     matrix = with_eigenvalues([(-1) ** i * 3.0 / (1 + i) for i in range(50)])
     true = (matrix.trace().item(), matrix.square().sum().item())
-    runs = [hutchinson(Dense(matrix), 30, generator=torch.Generator().manual_seed(s)) for s in range(400)]
+    runs = [
+        hutchinson(Dense(matrix), 30, generator=torch.Generator().manual_seed(s))
+        for s in range(400)
+    ]
     for k, name in enumerate(("trace", "squared_frobenius")):
         estimates: list[Estimate] = [getattr(run, name) for run in runs]
         found = torch.tensor([e.value for e in estimates])

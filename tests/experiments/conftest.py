@@ -12,9 +12,12 @@ from tests.conftest import ROOT
 
 @pytest.fixture(autouse=True, scope="package")
 def _few_resamples() -> Iterator[None]:
-    """Draw 40 in place of 500, which take seconds per law; tests/statistics/test_scaling.py tests the intervals."""
+    """Draw 40 in place of 500, which take seconds per law; tests/statistics/test_scaling.py tests
+    the intervals."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lightning_sv.experiments.arms.fit_scaling", partial(fit_scaling, resamples=40))
+        patch.setattr(
+            "lightning_sv.experiments.arms.fit_scaling", partial(fit_scaling, resamples=40)
+        )
         yield
 
 

@@ -1,7 +1,7 @@
 """Fake `lightning-sv fit` with known losses, which writes the files of a run without training.
 
-val/loss after 1000 i tokens (i = 1..10) is 4 - 0.1 i + 0.01 seed, plus --delta[seed] for each strategy except llama,
-plus with --best LR STD a paraboloid in their logarithms.
+val/loss after 1000 i tokens (i = 1..10) is 4 - 0.1 i + 0.01 seed, plus --delta[seed] for each
+strategy except llama, plus with --best LR STD a paraboloid in their logarithms.
 """
 
 import argparse
@@ -16,8 +16,11 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 
-def write_scalars(directory: Path, tag: str, points: list[tuple[int, float]], wall_time: float) -> None:
-    """Write `points` (tokens, value) of one tag to a new event file, without TensorBoard's writer (a slow import)."""
+def write_scalars(
+    directory: Path, tag: str, points: list[tuple[int, float]], wall_time: float
+) -> None:
+    """Write `points` (tokens, value) of one tag to a new event file, without TensorBoard's writer
+    (a slow import)."""
     events = [Event(wall_time=wall_time, file_version="brain.Event:2")]
     for tokens, value in points:
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
@@ -61,12 +64,20 @@ def write_run(
     train = [(500 * i, points[-1][1] + (20 - i)) for i in range(1, 19)]
     ends = [(9_500, points[-1][1] - 0.25), (10_000, points[-1][1] + 0.25)]
     write_scalars(directory, "train/loss", [*train, *ends], wall_time=1.0)
-    write_scalars(directory, "relative_step/role/matrix", [(5_000, 0.03), (10_000, 0.01)], wall_time=1.0)
+    write_scalars(
+        directory, "relative_step/role/matrix", [(5_000, 0.03), (10_000, 0.01)], wall_time=1.0
+    )
     config = {
         "seed_everything": seed,
         "run_dir": str(directory),
         "model": {"scale": label, "optim": {"lr": lr}},
-        "data": {"seed": seed, "index": f"{directory}/index", "seq_len": 64, "val_sequences": 512, **data},
+        "data": {
+            "seed": seed,
+            "index": f"{directory}/index",
+            "seq_len": 64,
+            "val_sequences": 512,
+            **data,
+        },
         "hidden": {"key": hidden, "off": False, "one": 1},  # equal to a seed
     }
     (directory / "config.yaml").write_text(json.dumps(config))
@@ -92,15 +103,21 @@ def main() -> int:
     parser.add_argument("--ckpt_path", choices=["last"], required=True)
     parser.add_argument("--delta", default="-0.02,-0.04,-0.03")
     parser.add_argument("--best", nargs=2, type=float, help="learning rate and initial std")
-    parser.add_argument("--delta_of", nargs=2, action="append", default=[], help="a strategy and its own")
-    parser.add_argument("--corpus_of", nargs=2, default=("", ""), help="a strategy and its own corpus_hash")
+    parser.add_argument(
+        "--delta_of", nargs=2, action="append", default=[], help="a strategy and its own"
+    )
+    parser.add_argument(
+        "--corpus_of", nargs=2, default=("", ""), help="a strategy and its own corpus_hash"
+    )
     parser.add_argument("--optim.lr", "--model.optim.lr", dest="lr", type=float, default=1e-3)
     parser.add_argument("--model.backbone.init_std", dest="std", type=float, default=0.08)
     parser.add_argument("--sharp", type=float, help="lambda_max in the first write")
     parser.add_argument("--hidden.key", dest="hidden", default="same")
     parser.add_argument("--fail_seed", type=int, default=-1)
     parser.add_argument("--hang_seed", type=int, default=-1)
-    parser.add_argument("--diverge_lr", type=float, default=math.inf, help="lowest rate that diverges")
+    parser.add_argument(
+        "--diverge_lr", type=float, default=math.inf, help="lowest rate that diverges"
+    )
     args, _ = parser.parse_known_args()  # other keys of fit do not change the losses
 
     print("step 1/10 train/loss 3.9", flush=True)
@@ -123,7 +140,10 @@ def main() -> int:
     for tag in ("lambda_max", "trace") if args.sharp else ():
         parts = {"all": 1.0} | ({} if args.scale == "nop" else {"scale_input": 0.1})
         for part, factor in parts.items():
-            probes = [(tokens, factor * args.sharp / (1 + i)) for i, tokens in enumerate((0, 100, 1000, 10_000))]
+            probes = [
+                (tokens, factor * args.sharp / (1 + i))
+                for i, tokens in enumerate((0, 100, 1000, 10_000))
+            ]
             write_scalars(args.run_dir, f"sharpness/{part}/{tag}", probes, wall_time=2.0)
     return 0
 

@@ -26,45 +26,77 @@ def rows(path: Path) -> list[dict[str, str]]:
 SIZES = (2e5, 5e5, 1.2e6, 3e6)
 
 
-def arm(label: str, gain: float, *, seeds: int = 3, ours: bool = False, baseline: bool = False) -> Arm:
-    """Return runs with realistic curves; pairs share the offset of the seed and differ by `gain` and noise."""
+def arm(
+    label: str, gain: float, *, seeds: int = 3, ours: bool = False, baseline: bool = False
+) -> Arm:
+    """Return runs with realistic curves; pairs share the offset of the seed and differ by `gain`
+    and noise."""
     runs = []
     for seed in range(seeds):
         run = synthetic(label, seed, gain)
-        run.curve("val/loss").values[:] += np.random.default_rng([seed, len(label)]).normal(0, 0.004, 30)
-        summary = {"steps": 3000, "parameters": 200_000, "activated_parameters": 200_000, "seed": seed, "lr": 0.006}
+        run.curve("val/loss").values[:] += np.random.default_rng([seed, len(label)]).normal(
+            0, 0.004, 30
+        )
+        summary = {
+            "steps": 3000,
+            "parameters": 200_000,
+            "activated_parameters": 200_000,
+            "seed": seed,
+            "lr": 0.006,
+        }
         runs.append(Run(Path(f"{label}-seed{seed}"), label, {}, summary, run.curves))
     return Arm(label, tuple(runs), ours, baseline)
 
 
-def point(label: str, loss: float, seeds: int = 3, ours: bool = False, baseline: bool = False) -> Arm:
+def point(
+    label: str, loss: float, seeds: int = 3, ours: bool = False, baseline: bool = False
+) -> Arm:
     """Return runs that end near `loss`."""
-    ends = [loss + 0.01 * k + 0.002 * np.random.default_rng([k, len(label)]).normal() for k in range(seeds)]
+    ends = [
+        loss + 0.01 * k + 0.002 * np.random.default_rng([k, len(label)]).normal()
+        for k in range(seeds)
+    ]
     curves = [{"val/loss": Curve(np.array([1000]), np.array([end]))} for end in ends]
     runs = [Run(Path(f"{label}-{k}"), label, {}, {"seed": k}, c) for k, c in enumerate(curves)]
     return Arm(label, tuple(runs), ours, baseline)
 
 
 def write_run(directory: Path, label: str, seed: int, **settings: Any) -> Path:
-    """Write a run whose last loss is 3 + 0.01 seed, or 0.02, 0.04, 0.03 lower (seeds 0, 1, 2) if it is not llama."""
+    """Write a run whose last loss is 3 + 0.01 seed, or 0.02, 0.04, 0.03 lower (seeds 0, 1, 2) if it
+    is not llama."""
     directory.mkdir(parents=True)
-    fake_fit.write_run(directory, label, seed, 0.0 if label == "llama" else -(0.02, 0.04, 0.03)[seed], **settings)
+    fake_fit.write_run(
+        directory, label, seed, 0.0 if label == "llama" else -(0.02, 0.04, 0.03)[seed], **settings
+    )
     return directory
 
 
 def curves_panel(seeds: int = 3) -> LoadedPanel:
-    baseline, ours = arm("llama", 0.0, seeds=seeds, baseline=True), arm("hg+dp+or", -0.1, seeds=seeds, ours=True)
-    return LoadedPanel.of_arms(PanelSpec("Placement"), (arm("dp", -0.05, seeds=seeds), baseline, ours))
+    baseline, ours = (
+        arm("llama", 0.0, seeds=seeds, baseline=True),
+        arm("hg+dp+or", -0.1, seeds=seeds, ours=True),
+    )
+    return LoadedPanel.of_arms(
+        PanelSpec("Placement"), (arm("dp", -0.05, seeds=seeds), baseline, ours)
+    )
 
 
 def scaling_panel(seeds: int = 3, sizes: tuple[float, ...] = SIZES) -> LoadedPanel:
     arms = []
-    for label, a, b, ours in (("llama", 20, 0.2, False), ("unified", 21, 0.205, False), ("hg+dp+or", 21, 0.21, True)):
+    for label, a, b, ours in (
+        ("llama", 20, 0.2, False),
+        ("unified", 21, 0.205, False),
+        ("hg+dp+or", 21, 0.21, True),
+    ):
         for n in sizes:
             one = point(f"{label}, {n:g}", a * n**-b + 2, seeds, ours, baseline=label == "llama")
             count = round(n) + len(label)  # strategies differ a little
-            run_spec = RunSpec("dense", label, "", (), one.label, 1000, 10**6, count, 1.0, one.label)
-            arms.append(replace(one, run_spec=run_spec, series=label, point=(count,), size=f"dense-{n:g}"))
+            run_spec = RunSpec(
+                "dense", label, "", (), one.label, 1000, 10**6, count, 1.0, one.label
+            )
+            arms.append(
+                replace(one, run_spec=run_spec, series=label, point=(count,), size=f"dense-{n:g}")
+            )
     return LoadedPanel.of_arms(PanelSpec("Dense models", kind="scaling"), tuple(arms))
 
 
@@ -72,26 +104,71 @@ def grid_panel() -> LoadedPanel:
     arms = []
     for label, best in (("unified", 1e-2), ("llama", 3e-3)):
         for v in (1e-3, 3e-3, 1e-2, 3e-2):
-            one = point(f"{label}, {v:g}", 3 + 0.03 * np.log(v / best) ** 2, baseline=label == "llama")
+            one = point(
+                f"{label}, {v:g}", 3 + 0.03 * np.log(v / best) ** 2, baseline=label == "llama"
+            )
             arms.append(replace(one, series=label, point=(v,)))
-    return LoadedPanel.of_arms(PanelSpec("Learning rates", kind="grid", axes={"model.optim.lr": {}}), tuple(arms))
+    return LoadedPanel.of_arms(
+        PanelSpec("Learning rates", kind="grid", axes={"model.optim.lr": {}}), tuple(arms)
+    )
 
 
 def figure() -> Figure:
     """Return a figure with all kinds of panels and with markup in its texts."""
-    qkv = LoadedPanel.of_arms(PanelSpec("Branches", kind="qkv"), (arm("llama", 0.0, baseline=True), arm("hg", -0.02)))
-    first = Verdict("dp ends below llama", "holds", "dp is lower by 0.05.", -0.05, -0.06, -0.04, 3, 0.01, "lower")
+    qkv = LoadedPanel.of_arms(
+        PanelSpec("Branches", kind="qkv"), (arm("llama", 0.0, baseline=True), arm("hg", -0.02))
+    )
+    first = Verdict(
+        "dp ends below llama",
+        "holds",
+        "dp is lower by 0.05.",
+        -0.05,
+        -0.06,
+        -0.04,
+        3,
+        0.01,
+        "lower",
+    )
     verdicts = (
         replace(first, p=0.003, df=4, primary=True, p_corrected=0.06, corrected="not resolved"),
-        Verdict("dp + or", "equal within 0.01", "Inside.", 0.0, -0.004, 0.004, 3, 0.004, "", corrected="holds"),
-        Verdict("a < b & <script>", "not resolved", "The interval covers zero.", 0.01, -0.1, 0.1, 3, 0.1, ""),
+        Verdict(
+            "dp + or",
+            "equal within 0.01",
+            "Inside.",
+            0.0,
+            -0.004,
+            0.004,
+            3,
+            0.004,
+            "",
+            corrected="holds",
+        ),
+        Verdict(
+            "a < b & <script>",
+            "not resolved",
+            "The interval covers zero.",
+            0.01,
+            -0.1,
+            0.1,
+            3,
+            0.1,
+            "",
+        ),
         Verdict("at 1B", "not testable here", "Too small.", None, None, None, 0, None, "-0.033"),
     )
-    times = pd.DataFrame({"model": ["llama <b>", "unified"], "time, ms": [151.0, 157]}, dtype=object)
-    overhead = replace(LoadedPanel.of_arms(PanelSpec("Overhead", kind="table"), ()), table=MeasuredTable(times))
+    times = pd.DataFrame(
+        {"model": ["llama <b>", "unified"], "time, ms": [151.0, 157]}, dtype=object
+    )
+    overhead = replace(
+        LoadedPanel.of_arms(PanelSpec("Overhead", kind="table"), ()), table=MeasuredTable(times)
+    )
     panels = (curves_panel(), scaling_panel(), grid_panel(), qkv, overhead)
     title, summary = "Placement <of> scale vectors", "What <script>alert(1)</script> does."
     paper = {"difference at 0.12B": "-0.033"}
-    spec = FigureSpec("placement", title, "Section 4.1", summary, [panel.spec for panel in panels], paper)
+    spec = FigureSpec(
+        "placement", title, "Section 4.1", summary, [panel.spec for panel in panels], paper
+    )
     warnings = ("The configs differ in model.optim.lr: 1 against 2.",)
-    return Figure(spec, panels, verdicts, warnings, "lightning-sv paper placement --scale 'a b'", (6.7, 6.7))
+    return Figure(
+        spec, panels, verdicts, warnings, "lightning-sv paper placement --scale 'a b'", (6.7, 6.7)
+    )

@@ -1,4 +1,5 @@
-"""Comparisons end to end with fake training whose losses are known, and the arguments of `lightning-sv compare`."""
+"""Comparisons end to end with fake training whose losses are known, and the arguments of
+`lightning-sv compare`."""
 
 import io
 import json
@@ -47,12 +48,18 @@ def compared(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> Planned
 
 
 def run(
-    out: Path, *fake: str, words: Sequence[str] = CONFIG, seeds: int = 3, arms: Sequence[Asked] = (LLAMA, UNIFIED)
+    out: Path,
+    *fake: str,
+    words: Sequence[str] = CONFIG,
+    seeds: int = 3,
+    arms: Sequence[Asked] = (LLAMA, UNIFIED),
 ) -> tuple[dict[str, Any], str]:
     """Return comparison.json and the output; `fake` are more arguments of the fake training."""
     said = Console(file=io.StringIO(), width=400)
     runs = RunStore(out, launcher=(*FAKE, *fake))
-    print_comparison(said, compare(compared(arms, words, seeds), runs, out, jobs=2, console=said), out)
+    print_comparison(
+        said, compare(compared(arms, words, seeds), runs, out, jobs=2, console=said), out
+    )
     return numbers(out), said.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -71,7 +78,11 @@ def test_run_key_has_the_content_of_initial_weights(tmp_path: Path) -> None:
         figure = compared((LLAMA, UNIFIED), [*CONFIG, "--model.init_from", str(start)], 1)
         return {run_spec.key(seed) for run_spec, seed in figure.requests()}
 
-    one, same, other = tmp_path / "one.ckpt", tmp_path / "same/checkpoints/last.ckpt", tmp_path / "other.ckpt"
+    one, same, other = (
+        tmp_path / "one.ckpt",
+        tmp_path / "same/checkpoints/last.ckpt",
+        tmp_path / "other.ckpt",
+    )
     same.parent.mkdir(parents=True)
     for path, content in ((one, b"weights"), (same, b"weights"), (other, b"others")):
         path.write_bytes(content)
@@ -83,7 +94,9 @@ def test_run_key_has_the_content_of_initial_weights(tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip reports, which take most of the time; `three` is created before and has one."""
-    monkeypatch.setattr("lightning_sv.experiments.compare.write_report", lambda *given, **named: None)
+    monkeypatch.setattr(
+        "lightning_sv.experiments.compare.write_report", lambda *given, **named: None
+    )
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +111,10 @@ def test_compare_numbers_equal_the_hand_computation(three: Path) -> None:
     figures = numbers(three)
     (found,) = figures["differences"]
     assert found["b"] == "unified" and found["difference"]["verdict"] == "B lower"
-    sentence = "unified is lower than llama by 0.030 nats per token (95% interval 0.005 to 0.055, 3 pairs)."
+    sentence = (
+        "unified is lower than llama by 0.030 nats per token (95% interval 0.005 to 0.055, 3"
+        " pairs)."
+    )
     assert found["sentence"] == sentence
     assert found["difference"]["mean"] == pytest.approx(-0.03, abs=1e-6)
     assert found["difference"]["low"] == pytest.approx(-0.03 - 4.302653 * 0.01 / 3**0.5, abs=1e-5)
@@ -109,29 +125,42 @@ def test_compare_numbers_equal_the_hand_computation(three: Path) -> None:
     tokens = found["tokens_to_higher_final_loss"]
     assert tokens["tokens_b"] == pytest.approx([9800, 9600, 9700], abs=0.1)
     assert tokens["factor"] == pytest.approx((1e12 / 9800 / 9600 / 9700) ** (1 / 3), rel=1e-5)
-    assert figures["warnings"] == []  # neither about the shuffle seed nor about a path in the run directory
+    assert (
+        figures["warnings"] == []
+    )  # neither about the shuffle seed nor about a path in the run directory
     assert len(figures["runs"]) == 6 and "--seed_everything 2" in figures["runs"][5]["command"]
     assert (three / "figures/comparison-1-difference.png").stat().st_size > 10_000
 
 
 def test_compare_report_is_read_again(three: Path, tmp_path: Path) -> None:
-    """The page has one table without empty columns and no words of claims; `report` finds the runs, also if moved."""
+    """The page has one table without empty columns and no words of claims; `report` finds the runs,
+    also if moved."""
     (found,) = numbers(three)["differences"]
     page = (three / "report.md").read_text()
-    assert "## unified against llama" in page and f"{found['sentence']} {found['tokens_sentence']}" in page
+    assert (
+        "## unified against llama" in page
+        and f"{found['sentence']} {found['tokens_sentence']}" in page
+    )
     assert not re.search("claim|contradicted|primary|Holm|corrected|verdict", page)
     assert set(re.findall(r"\d+%(?= interval)", page)) == {"95%"} and "90%" not in page
     tables = re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)
     assert len(tables) == 3  # source of the runs, results, and size of the steps
-    head, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in tables[1].splitlines())
+    head, _, *lines = (
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in tables[1].splitlines()
+    )
     assert all(any(column) for column in zip(*lines, strict=True))
     assert [line[head.index("result")] for line in lines] == ["", "lower"]
-    assert lines[1][head.index(TOKEN_FACTOR)].startswith(f"{found['tokens_to_higher_final_loss']['factor']:.2f} (")
+    assert lines[1][head.index(TOKEN_FACTOR)].startswith(
+        f"{found['tokens_to_higher_final_loss']['factor']:.2f} ("
+    )
     moved = tmp_path / "moved"
     shutil.copytree(three, moved)
     again = own_figure([moved])
     (pair,) = again.panels[0].pairs
-    assert again.verdicts == () and json.loads(json.dumps(pair.to_dict()["difference"])) == found["difference"]
+    assert (
+        again.verdicts == ()
+        and json.loads(json.dumps(pair.to_dict()["difference"])) == found["difference"]
+    )
     assert all(run.dir.is_relative_to(moved) for arm in again.panels[0].arms for run in arm.runs)
 
 
@@ -142,13 +171,21 @@ def test_compare_several_arms_share_one_baseline(tmp_path: Path) -> None:
     four, said = run(tmp_path, *deltas, arms=(LLAMA, UNIFIED, parse_arm("nop"), parse_arm("hg")))
     runs = {each["name"]: each for each in four["runs"]}
     assert list(runs) == [f"{arm}-seed{seed}" for seed in range(3) for arm in "abcd"]
-    assert said.count(": done in") == 6 and {each["dir"] for each in two["runs"]} < {r["dir"] for r in four["runs"]}
+    assert said.count(": done in") == 6 and {each["dir"] for each in two["runs"]} < {
+        r["dir"] for r in four["runs"]
+    }
     assert "nop" in runs["c-seed1"]["command"] and "hg" in runs["d-seed1"]["command"]
     found = [pair["difference"] for pair in four["differences"]]
     assert [d["verdict"] for d in found] == ["B lower", "B higher", "not resolved"]
-    assert found[1]["per_seed"] == pytest.approx([0.04, 0.06, 0.05], abs=1e-6) and not four["warnings"]
+    assert (
+        found[1]["per_seed"] == pytest.approx([0.04, 0.06, 0.05], abs=1e-6) and not four["warnings"]
+    )
     alone = two["differences"][0]["difference"]
-    assert (alone["mean"], alone["df"], alone["scatter"]) == (pytest.approx(found[0]["mean"]), 2, "")
+    assert (alone["mean"], alone["df"], alone["scatter"]) == (
+        pytest.approx(found[0]["mean"]),
+        2,
+        "",
+    )
     assert (found[0]["df"], found[0]["scatter"]) == (6, "scatter of 4 arms, 6 degrees of freedom")
     for pair in four["differences"]:
         assert pair["sentence"] in said and pair["tokens_sentence"] in said
@@ -184,14 +221,20 @@ def test_compare_diverged_run_report_of_its_folder_is_equal(tmp_path: Path) -> N
     (lost / "nonfinite.jsonl").write_text('{"step": 5}\n')
     found, _ = run(tmp_path, seeds=3, arms=arms)
     assert [pair["difference"]["seeds"] for pair in found["differences"]] == [[0, 1, 2], [1, 2]]
-    assert len(found["runs"]) == 8 and any("1 of 3 runs of nop diverged" in warning for warning in found["warnings"])
-    assert [arm["seeds"] for arm in found["arms"]] == [[0, 1, 2], [0, 1, 2], [1, 2]] and found["seeds"] == [1, 2]
+    assert len(found["runs"]) == 8 and any(
+        "1 of 3 runs of nop diverged" in warning for warning in found["warnings"]
+    )
+    assert [arm["seeds"] for arm in found["arms"]] == [[0, 1, 2], [0, 1, 2], [1, 2]] and found[
+        "seeds"
+    ] == [1, 2]
     report = own_figure([tmp_path])
     assert "Diverged runs of nop, which are left out: 1." in report.warnings
     again = report.panels[0]
     pairs = [pair.to_dict()["difference"] for pair in again.pairs]
     assert pairs == [pair["difference"] for pair in found["differences"]]
-    assert [arm.losses.tolist() for arm in again.arms] == [arm["val_loss_per_seed"] for arm in found["arms"]]
+    assert [arm.losses.tolist() for arm in again.arms] == [
+        arm["val_loss_per_seed"] for arm in found["arms"]
+    ]
     for seed in (1, 2):
         lost = run_dir(tmp_path, "nop", seed)
         (lost / "summary.json").unlink()
@@ -203,7 +246,9 @@ def test_compare_diverged_run_report_of_its_folder_is_equal(tmp_path: Path) -> N
 
 
 def test_compare_run_keys_equal_those_of_a_figure() -> None:
-    given = plan_figure(load_figure("protocol"), RunResolver(load_budget("cpu-100"), {"model.optim.lr": 0.05}))
+    given = plan_figure(
+        load_figure("protocol"), RunResolver(load_budget("cpu-100"), {"model.optim.lr": 0.05})
+    )
     for spec, _ in given.requests():  # the user's key wins over the figure's rate
         assert spec.args[spec.args.index("--model.optim.lr") + 1] == "0.05"
     budget = load_budget("cpu")
@@ -211,7 +256,9 @@ def test_compare_run_keys_equal_those_of_a_figure() -> None:
     budget = replace(budget, overrides={}, seeds=3, first_seed=0, models=plain)
     figure = plan_figure(load_figure("heterogeneity"), RunResolver(budget, {}))
     planned = compared([LLAMA, parse_arm("hg"), parse_arm("hg+dp+or")], CONFIG, 3)
-    assert {r.key(seed) for r, seed in planned.requests()} == {r.key(seed) for r, seed in figure.requests()}
+    assert {r.key(seed) for r, seed in planned.requests()} == {
+        r.key(seed) for r, seed in figure.requests()
+    }
 
 
 def test_compare_failed_run_shows_its_log_and_is_repeated(tmp_path: Path) -> None:
@@ -227,7 +274,9 @@ def test_compare_different_corpora_refused_configs_warned(tmp_path: Path) -> Non
         run(tmp_path / "corpus", "--corpus_of", "hg+dnp+or+iwd", "decaf", seeds=1)
     faster = parse_arm("unified", "--model.optim.lr 0.1", "unified")
     found, _ = run(tmp_path / "config", "--hidden.key", "differs", seeds=1, arms=(LLAMA, faster))
-    assert found["warnings"] == ["The configs differ in hidden.key: llama against hg+dnp+or+iwd (a-seed0, b-seed0)."]
+    assert found["warnings"] == [
+        "The configs differ in hidden.key: llama against hg+dnp+or+iwd (a-seed0, b-seed0)."
+    ]
 
 
 def test_compare_wrong_requests_start_nothing(tmp_path: Path) -> None:
@@ -236,7 +285,12 @@ def test_compare_wrong_requests_start_nothing(tmp_path: Path) -> None:
             run(tmp_path, words=words, arms=arms)
 
     refused(LLAMA, LLAMA, match="'llama' is the name of two arms")
-    refused(LLAMA, UNIFIED, parse_arm("hg+dnp+or+iwd", "", "again"), match="'unified' and 'again' resolve to the same")
+    refused(
+        LLAMA,
+        UNIFIED,
+        parse_arm("hg+dnp+or+iwd", "", "again"),
+        match="'unified' and 'again' resolve to the same",
+    )
     refused(LLAMA, parse_arm("nop", "--seed_everything 3", "nop"), match="--seed_everything")
     with pytest.raises(ValueError, match="words of a shell"):
         parse_arm("nop", "--model.optim.lr '0.1", None)
@@ -249,19 +303,23 @@ def test_compare_wrong_requests_start_nothing(tmp_path: Path) -> None:
     refused(LLAMA, UNIFIED, match="not a run of this comparison")
     (tmp_path / "report.md").write_text("# Mine")
     refused(LLAMA, UNIFIED, match="--out")
-    assert sorted(p.name for p in tmp_path.rglob("*")) == sorted(["runs", foreign.name, "thesis.tex", "report.md"])
+    assert sorted(p.name for p in tmp_path.rglob("*")) == sorted(
+        ["runs", foreign.name, "thesis.tex", "report.md"]
+    )
 
 
 def test_compare_interrupt_stops_children_keeps_complete_runs(tmp_path: Path) -> None:
     """Ctrl-C during seed 1 stops both child processes; the next call reuses seed 0."""
     code = (
-        "from tests.experiments.test_compare import *\n"
-        f"out = Path({str(tmp_path)!r})\n"
-        "figure, launcher = compared((LLAMA, UNIFIED), CONFIG, 2), (*FAKE, '--hang_seed', '1')\n"
-        "compare(figure, RunStore(out, launcher=launcher), out, jobs=2, console=Console(stderr=True))"
+        f"from tests.experiments.test_compare import *\nout = Path({str(tmp_path)!r})\nfigure,"
+        " launcher = compared((LLAMA, UNIFIED), CONFIG, 2), (*FAKE, '--hang_seed',"
+        " '1')\ncompare(figure, RunStore(out, launcher=launcher), out, jobs=2,"
+        " console=Console(stderr=True))"
     )
     words = [sys.executable, "-c", code]
-    parent = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, preexec_fn=listen_to_interrupts)
+    parent = subprocess.Popen(
+        words, stderr=subprocess.PIPE, text=True, preexec_fn=listen_to_interrupts
+    )
     while len(list(tmp_path.glob("runs/*-seed1-*/hanging"))) < 2:
         assert parent.poll() is None
         time.sleep(0.05)
@@ -275,7 +333,10 @@ def test_compare_interrupt_stops_children_keeps_complete_runs(tmp_path: Path) ->
 
 
 def test_parse_arm_values_stay_complete() -> None:
-    text = '--model.scale_options.placement_at "{lm_head: dp}" --model.optim.lr=0.01 --data.corpus.dir "2024_01 #1"'
+    text = (
+        '--model.scale_options.placement_at "{lm_head: dp}" --model.optim.lr=0.01 --data.corpus.dir'
+        ' "2024_01 #1"'
+    )
     label, arm = parse_arm("unified", text, None)
     assert label == "unified,placement_at={lm_head: dp},lr=0.01,dir=2024_01 #1"
     values = {"placement_at": {"lm_head": "dp"}, "lr": 0.01, "dir": "2024_01 #1"}
@@ -284,11 +345,17 @@ def test_parse_arm_values_stay_complete() -> None:
 
 def test_report_has_a_panel_per_sharpness_scalar(tmp_path: Path) -> None:
     run(tmp_path, "--sharp", "50", seeds=2, arms=(parse_arm("nop"), LLAMA))
-    tags = [f"sharpness/{part}/{key}" for part in ("all", "scale_input") for key in ("lambda_max", "trace")]
+    tags = [
+        f"sharpness/{part}/{key}"
+        for part in ("all", "scale_input")
+        for key in ("lambda_max", "trace")
+    ]
     panels = own_figure([tmp_path]).panels[1:]
     assert sorted(panel.spec.tag for panel in panels) == tags
     notes = {panel.spec.tag: scalar_plots(panel)[1] for panel in panels}
-    assert notes == {tag: [f"nop has no {tag} in its event files."] * ("input" in tag) for tag in tags}
+    assert notes == {
+        tag: [f"nop has no {tag} in its event files."] * ("input" in tag) for tag in tags
+    }
 
 
 @pytest.fixture
@@ -298,12 +365,28 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("fake")
-def test_compare_command_arms_have_their_arguments(run_args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--baseline", "llama", "--arms", "hg+dp+or", "nop", "--seeds", "1", *run_args, "--json"]
+def test_compare_command_arms_have_their_arguments(
+    run_args: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "--baseline",
+        "llama",
+        "--arms",
+        "hg+dp+or",
+        "nop",
+        "--seeds",
+        "1",
+        *run_args,
+        "--json",
+    ]
     assert command.run([*words, "--b_args=--model.optim.lr 0.1"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert [arm["label"] for arm in made["arms"]] == ["llama", "hg+dp+or,lr=0.1", "nop,lr=0.1"]
-    assert [arm["args"] for arm in made["arms"]] == [[], ["--model.optim.lr", "0.1"], ["--model.optim.lr", "0.1"]]
+    assert [arm["args"] for arm in made["arms"]] == [
+        [],
+        ["--model.optim.lr", "0.1"],
+        ["--model.optim.lr", "0.1"],
+    ]
     assert [run["name"] for run in made["runs"]] == ["a-seed0", "b-seed0", "c-seed0"]
     out = Path("runs/compare/tiny-shards")
     assert Path(out, "llama_vs_hg+dp+or-lr=0.1_nop-lr=0.1/comparison.json").is_file()
@@ -316,7 +399,8 @@ def test_compare_command_arms_have_their_arguments(run_args: list[str], capsys: 
 def test_compare_command_other_settings_keep_the_earlier_report(
     run_args: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The names of the arms do not tell: an optimizer or a length of all arms is in none of them."""
+    """The names of the arms do not tell: an optimizer or a length of all arms is in none of
+    them."""
 
     def write_runs(figures: Sequence[Figure], out: Path, *_: str) -> None:
         write_csv(out / "results.csv", run_frame(figures, out))
@@ -327,7 +411,10 @@ def test_compare_command_other_settings_keep_the_earlier_report(
     for more in ([], ["--model.optim.name", "muon"], ["--trainer.max_steps", "6"], []):
         assert command.run([*words, "--seeds", "1", *more]) == 0
     assert command.run([*words, "--seeds", "2"]) == 0  # more pairs of the first comparison
-    reports = {path.parent.name: len(numbers(path.parent)["runs"]) for path in root.glob("*/comparison.json")}
+    reports = {
+        path.parent.name: len(numbers(path.parent)["runs"])
+        for path in root.glob("*/comparison.json")
+    }
     assert reports == {"llama_vs_unified": 4, "llama_vs_unified-2": 2, "llama_vs_unified-3": 2}
     capsys.readouterr()
     assert command.run([*words, "--seeds", "1", "--out", "mine"]) == 0
@@ -340,10 +427,15 @@ def test_compare_command_other_settings_keep_the_earlier_report(
 def test_compare_command_that_fit_suggests_has_the_plain_baseline(
     run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Although the config has exceptions for one branch; without `--a_args` the labels name them."""
+    """Although the config has exceptions for one branch; without `--a_args` the labels name
+    them."""
     config = yaml.safe_load(Path(run_args[1]).read_text())
     config["model"] |= {"scale": "unified", "scale_options": {"placement_at": {"lm_head": "dp"}}}
-    config["model"]["optim"] = {"name": "adamw", "lr": 0.01, "clip_by_role": {"input": 1.0, "head": math.inf}}
+    config["model"]["optim"] = {
+        "name": "adamw",
+        "lr": 0.01,
+        "clip_by_role": {"input": 1.0, "head": math.inf},
+    }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     settings, data, _ = parse_run(["--config", str(tmp_path / "config.yaml")])
     assert has_baseline(settings, data)
@@ -356,10 +448,16 @@ def test_compare_command_that_fit_suggests_has_the_plain_baseline(
     words = [*words[words.index("compare") + 1 :], "--seeds", "1", "--json"]
     for more in ([], ["--a_args="]):
         assert command.run([*words, *more]) == 0
-    one, two = (json.loads(part) for part in re.findall(r"^{.*?^}", capsys.readouterr().out, re.MULTILINE | re.DOTALL))
+    one, two = (
+        json.loads(part)
+        for part in re.findall(r"^{.*?^}", capsys.readouterr().out, re.MULTILINE | re.DOTALL)
+    )
     assert [arm["label"] for arm in one["arms"]] == ["llama", settings.label]
     assert [arm["label"] for arm in two["arms"]] == ["llama[lm_head=dp]", settings.label]
-    assert one["runs"][1]["dir"] == two["runs"][1]["dir"] and one["runs"][0]["dir"] != two["runs"][0]["dir"]
+    assert (
+        one["runs"][1]["dir"] == two["runs"][1]["dir"]
+        and one["runs"][0]["dir"] != two["runs"][0]["dir"]
+    )
 
 
 def steps_handed_down(args: list[str], monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
@@ -374,18 +472,34 @@ def steps_handed_down(args: list[str], monkeypatch: pytest.MonkeyPatch) -> list[
 def test_compare_command_all_arms_have_the_tokens_of_a(
     run_args: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = {s: parse_run([*run_args, "--model.scale", s])[0].plan.n_activated for s in ("llama", "unified")}
+    sizes = {
+        s: parse_run([*run_args, "--model.scale", s])[0].plan.n_activated
+        for s in ("llama", "unified")
+    }
     steps = math.ceil(sizes["llama"] / 128)
     assert math.ceil(sizes["unified"] / 128) > steps  # its own tokens would be different
     budget = ["--trainer.max_steps", "-1", "--model.tokens_per_param", "1"]
     assert steps_handed_down([*run_args, *budget], monkeypatch) == [steps] * 3
     said = capsys.readouterr().err
-    assert f"every arm trains for {128 * steps:,} tokens, 1 per parameter of llama: {steps} steps of 128." in said
+    assert (
+        f"every arm trains for {128 * steps:,} tokens, 1 per parameter of llama: {steps} steps of"
+        " 128." in said
+    )
     # given steps are only changed for arms with a different batch
     assert steps_handed_down(run_args, monkeypatch) == [None] * 3
-    assert steps_handed_down([*run_args, "--b_args=--data.global_batch 8"], monkeypatch) == [None, 6, 6]
-    assert "12 steps of 128; 6 steps of unified,global_batch=8; 6 steps of nop" in capsys.readouterr().err
-    equal = ["--a_args=--trainer.max_steps 6", "--b_args=--data.global_batch 8 --trainer.max_steps 3"]
+    assert steps_handed_down([*run_args, "--b_args=--data.global_batch 8"], monkeypatch) == [
+        None,
+        6,
+        6,
+    ]
+    assert (
+        "12 steps of 128; 6 steps of unified,global_batch=8; 6 steps of nop"
+        in capsys.readouterr().err
+    )
+    equal = [
+        "--a_args=--trainer.max_steps 6",
+        "--b_args=--data.global_batch 8 --trainer.max_steps 3",
+    ]
     assert steps_handed_down([*run_args, *equal], monkeypatch) == [6, 3, 3]
 
 
@@ -400,7 +514,10 @@ WRONG = [
     (["--model.seed", "5"], "model.seed"),
     (["--trainer.val_check_interval", "0.5"], "data.validations instead"),
     (["--trainer.max_time", "00:01:00:00"], "trainer.max_time"),
-    (["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=val/loss"], "EarlyStopping"),
+    (
+        ["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=val/loss"],
+        "EarlyStopping",
+    ),
 ]
 
 

@@ -72,7 +72,10 @@ def test_job_interrupted_resumed_different_torch_refused(tmp_path: Path) -> None
         job(tmp_path / "r", torch="2.14.0").prepare()
     run_jobs([first], parallel=1, console=quiet())
     assert first.state() == "complete" and (first.run_dir / "checkpoint").exists()
-    assert first.log.read_text().startswith("of the first attempt\n") and "step 1/10" in first.log.read_text()
+    assert (
+        first.log.read_text().startswith("of the first attempt\n")
+        and "step 1/10" in first.log.read_text()
+    )
     with pytest.raises(ConfigError, match="torch"):
         job(tmp_path / "r", torch="2.14.0").prepare()
 
@@ -80,7 +83,9 @@ def test_job_interrupted_resumed_different_torch_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize("code", ["sys.exit(143)", "os.kill(os.getpid(), 15)"])
 def test_run_jobs_signal_is_not_a_failure(tmp_path: Path, code: str) -> None:
     launcher = (sys.executable, "-c", f"import os, sys; {code}")
-    with pytest.raises(RuntimeError, match=r"hg, seed 0 was stopped by a signal; the same command resumes it"):
+    with pytest.raises(
+        RuntimeError, match=r"hg, seed 0 was stopped by a signal; the same command resumes it"
+    ):
         run_jobs([job(tmp_path / "r", launcher=launcher)], parallel=1, console=quiet())
     assert job(tmp_path / "r", launcher=launcher).state() == "resume"
 
@@ -106,7 +111,8 @@ def test_train_shared_arms_once_complete_runs_skipped(tmp_path: Path) -> None:
 
 
 def test_evaluate_failed_runs_other_seeds_are_judged(tmp_path: Path) -> None:
-    """Seed 1 of each arm fails, other seeds are trained and evaluated; without runs, the claim has the reason."""
+    """Seed 1 of each arm fails, other seeds are trained and evaluated; without runs, the claim has
+    the reason."""
     (figure,) = plan("heterogeneity")
     runs = RunStore(tmp_path, launcher=(*FAKE, "--fail_seed", "1"))
     failed = train([figure], runs, parallel=2, console=quiet())
@@ -141,7 +147,8 @@ def test_evaluate_claim_needs_the_runs_of_its_own_arms_only(tmp_path: Path) -> N
 
 
 def test_evaluate_claim_at_one_size_needs_no_other_size(tmp_path: Path) -> None:
-    """The sizes with runs are judged; a law needs all of them, and arms may have fewer seeds than the panel."""
+    """The sizes with runs are judged; a law needs all of them, and arms may have fewer seeds than
+    the panel."""
     spec = load_figure("dense-scaling")
     (panel,) = (each for each in spec.panels if each.title == "Dense models")
     claims = [claim for claim in panel.claims if claim.kind in ("less", "slope")]
@@ -182,7 +189,8 @@ TINY = "{config: tiny, tuned: tiny-3000, seconds_per_1000_steps: 13}\n"
 
 @pytest.mark.long
 def test_write_tuned_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> None:
-    """The optimum of the fake losses is found on tuning seeds and written; then all arms have it."""
+    """The optimum of the fake losses is found on tuning seeds and written; then all arms have
+    it."""
     keys = "{model.backbone.name: small, model.backbone.d_model: 16, model.optim.lr: 0.006}"
     small = TINY.replace("tiny, ", f"tiny, overrides: {keys}, ", 1)
     (conf / "paper/budgets/cpu.yaml").write_text(f"{BUDGET}  dense: {TINY}  dense-1: {small}")
@@ -193,13 +201,21 @@ def test_write_tuned_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: 
     def planned(name: str, change: str = "") -> PlannedFigure:
         spec = load_figure(name, conf)
         if change:
-            spec = replace(spec, panels=[replace(spec.panels[0], **{change.split()[0]: change.split()[1]})])
+            spec = replace(
+                spec, panels=[replace(spec.panels[0], **{change.split()[0]: change.split()[1]})]
+            )
         return plan_figure(spec, RunResolver(load_budget("cpu", conf), {}, conf))
 
     grid = planned("mine")
-    assert len(grid.requests()) == 2 * 9 * 2 and {seed for _, seed in grid.requests()} == {TUNING_SEED, TUNING_SEED + 1}
+    assert len(grid.requests()) == 2 * 9 * 2 and {seed for _, seed in grid.requests()} == {
+        TUNING_SEED,
+        TUNING_SEED + 1,
+    }
     before = planned("other")
-    assert "have one learning rate and initial std: conf/paper/tuned/tiny-3000.yaml" in before.panels[0].warnings[0]
+    assert (
+        "have one learning rate and initial std: conf/paper/tuned/tiny-3000.yaml"
+        in before.panels[0].warnings[0]
+    )
     assert "does not exist yet" in str(planned("other", "tuned_as own").panels[0].why_not)
     train([grid], runs, parallel=2, console=quiet())
     found = judged(grid, runs)
@@ -208,11 +224,19 @@ def test_write_tuned_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: 
     assert "; seeds 100 to 101, commit " in text and "# times or over 1." in text
     (panel,) = found.panels
     point = replace(panel.arms[0], label="elsewhere", series="llama, elsewhere")
-    twice = replace(panel, arms=(point, *panel.arms))  # of two arms of one strategy, the lower one is written
-    tuning = replace(found, spec=replace(found.spec, name="tuning"), panels=(twice,), command="by tuning")
+    twice = replace(
+        panel, arms=(point, *panel.arms)
+    )  # of two arms of one strategy, the lower one is written
+    tuning = replace(
+        found, spec=replace(found.spec, name="tuning"), panels=(twice,), command="by tuning"
+    )
     write_tuned([found, tuning], tmp_path)  # of two grids of one length, `tuning`
     text = (tmp_path / "tuned/tiny-3000.yaml").read_text()
-    assert text.startswith('source: "by tuning; ') and text.count('"llama"') == 1 and "optim.lr: 0.0022" in text
+    assert (
+        text.startswith('source: "by tuning; ')
+        and text.count('"llama"') == 1
+        and "optim.lr: 0.0022" in text
+    )
     llama, dnp = (arm.run_spec for arm in planned("other").panels[0].arms)
     assert "lr 0.0022, init_std 0.025" in llama.details and llama.note == ""
     assert "lr 0.0022, init_std 0.025" in dnp.details
@@ -232,7 +256,10 @@ def test_write_tuned_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: 
     assert planned("lengths").tokens_per_param == pytest.approx((1.32, 6.69), abs=5e-3)
     assert planned("other").tokens_per_param == pytest.approx((6.62, 6.62), rel=0.02)
     (panel,) = planned("lengths").panels
-    lengths = ("1.34 tokens a parameter", "6.69 tokens a parameter")  # the baseline's: b has more scale vectors
+    lengths = (
+        "1.34 tokens a parameter",
+        "6.69 tokens a parameter",
+    )  # the baseline's: b has more scale vectors
     assert [tuple(arm.size for arm in series.arms) for series in panel.series] == [lengths, lengths]
     (shorter,) = (arm.run_spec for arm in panel.arms if arm.label == "b, 1.34 tokens a parameter")
     assert shorter.steps == 600 and f"{shorter.tokens_per_param:.3g}" == "1.32"
@@ -260,12 +287,18 @@ def test_evaluate_diverged_points_of_a_grid_left_out(conf: Path, tmp_path: Path)
     skipping, seed = next(arm for arm in other.arms if arm.label == "hg").requests[1]
     diverge(skipping, seed)  # interrupted after a skipped step: it is resumed
     (runs.dir(skipping, seed) / "config.yaml").write_text("model: {nonfinite: skip}\n")
-    diverge(next(arm for arm in grid.arms if arm.label == "unified, lr 0.002, init_std 0.02").run_spec, 101)
+    diverge(
+        next(arm for arm in grid.arms if arm.label == "unified, lr 0.002, init_std 0.02").run_spec,
+        101,
+    )
     diverge(next(arm for arm in other.arms if arm.label == "hg").run_spec, 0)
     said = Console(file=io.StringIO(), width=300)
     assert train(figures, runs, parallel=2, console=said) == {}
     assert said.file.getvalue().count(" diverged; remove ") == 2  # type: ignore[attr-defined]
-    ended = runs.dir(next(arm for arm in grid.arms if arm.label == "unified, lr 0.004, init_std 0.02").run_spec, 100)
+    ended = runs.dir(
+        next(arm for arm in grid.arms if arm.label == "unified, lr 0.004, init_std 0.02").run_spec,
+        100,
+    )
     summary = ended / "summary.json"
     summary.write_text(json.dumps(json.loads(summary.read_text()) | {"val_loss": float("nan")}))
     write_scalars(ended, "val/loss", [(10_000, float("nan"))], wall_time=3.0)
@@ -282,7 +315,9 @@ def test_evaluate_diverged_points_of_a_grid_left_out(conf: Path, tmp_path: Path)
     assert recorded.missing([run for figure in figures for run in figure.requests()]) == []
     for figure, was in zip(evaluate(figures, recorded), before, strict=True):
         assert figure.warnings == was.warnings
-        assert [asdict(verdict) for verdict in figure.verdicts] == [asdict(verdict) for verdict in was.verdicts]
+        assert [asdict(verdict) for verdict in figure.verdicts] == [
+            asdict(verdict) for verdict in was.verdicts
+        ]
     for seed in (1, 2):
         diverge(next(arm for arm in other.arms if arm.label == "hg").run_spec, seed)
     lost = judged(figures[1], runs)
@@ -298,13 +333,19 @@ def test_evaluate_diverged_points_of_a_grid_left_out(conf: Path, tmp_path: Path)
     ("--trainer.callbacks+", "my_scales.Log"),
     ("--config", "own.yaml"),
 ])  # fmt: skip
-def test_job_named_modules_are_hashed(named: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_named_modules_are_hashed(
+    named: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.yaml").write_text("trainer: {callbacks: [{class_path: my_scales.Log, init_args: {every: 2}}]}")
+    (tmp_path / "own.yaml").write_text(
+        "trainer: {callbacks: [{class_path: my_scales.Log, init_args: {every: 2}}]}"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     module = tmp_path / "my_scales.py"
     module.write_text("raise RuntimeError('imported')\n")
-    mine = Job("mine", FAKE, ("--model.scale", "llama", *named, "--seed_everything", "0"), tmp_path / "run")
+    mine = Job(
+        "mine", FAKE, ("--model.scale", "llama", *named, "--seed_everything", "0"), tmp_path / "run"
+    )
     run_jobs([mine], parallel=1, console=quiet())
     assert mine.state() == "complete"
     module.write_text("# edited\n")
@@ -317,18 +358,24 @@ def test_evaluate_runs_whose_own_code_has_changed_are_named(
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     own = tmp_path / "changing_scales.py"
-    own.write_text("from lightning_sv.scale import DirectScale\n\n\nclass Mine(DirectScale):\n    pass\n")
+    own.write_text(
+        "from lightning_sv.scale import DirectScale\n\n\nclass Mine(DirectScale):\n    pass\n"
+    )
     figure = plan_mine(conf, FIGURE.replace("hg", "hg+changing_scales:Mine"))
     trained = RunStore(tmp_path / "out", {}, FAKE)
     train([figure], trained, parallel=2, console=quiet())
     write_report(found := evaluate([figure], trained), tmp_path / "report", "cpu")
     recorded = RunStore(tmp_path / "elsewhere", None, FAKE, read_recorded([tmp_path / "report"]))
-    assert not found[0].warnings and "changing_scales" in evaluate([figure], recorded)[0].warnings[0]
+    assert (
+        not found[0].warnings and "changing_scales" in evaluate([figure], recorded)[0].warnings[0]
+    )
     own.write_text(own.read_text() + "# edited\n")
     assert "changing_scales" in evaluate([figure], replace(trained, context=None))[0].warnings[0]
 
 
-def test_run_jobs_parallel_runs_have_separate_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_jobs_parallel_runs_have_separate_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = """if 1:
         import os, sys, time, pathlib
         run = pathlib.Path(sys.argv[sys.argv.index("--run_dir") + 1])
@@ -338,8 +385,15 @@ def test_run_jobs_parallel_runs_have_separate_gpus(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     jobs = [job(tmp_path / str(i), launcher=(sys.executable, "-c", code)) for i in range(4)]
     run_jobs(jobs, parallel=2, console=quiet())
-    assert sorted((tmp_path / f"{i}/summary.json").read_text() for i in range(4)) == ["3", "3", "5", "5"]
-    run_jobs([job(tmp_path / "all", launcher=(sys.executable, "-c", code))], parallel=1, console=quiet())
+    assert sorted((tmp_path / f"{i}/summary.json").read_text() for i in range(4)) == [
+        "3",
+        "3",
+        "5",
+        "5",
+    ]
+    run_jobs(
+        [job(tmp_path / "all", launcher=(sys.executable, "-c", code))], parallel=1, console=quiet()
+    )
     assert (tmp_path / "all/summary.json").read_text() == "3,5"
 
 
@@ -361,8 +415,13 @@ ENDS = Curve(np.array([1]), np.array([3.0]))
 def test_comparability_warnings_name_unexpected_keys(
     a: dict[str, Any], b: dict[str, Any], args: list[str], unexpected: list
 ) -> None:
-    runs = {name: Run(Path(name), "x", config, {}, {"val/loss": ENDS}) for name, config in (("a", a), ("b", b))}
-    assert [warning.split(":")[0].split()[-1] for warning in comparability_warnings(runs, args)] == unexpected
+    runs = {
+        name: Run(Path(name), "x", config, {}, {"val/loss": ENDS})
+        for name, config in (("a", a), ("b", b))
+    }
+    assert [
+        warning.split(":")[0].split()[-1] for warning in comparability_warnings(runs, args)
+    ] == unexpected
 
 
 def test_evaluate_incomparable_runs_warned_or_refused(tmp_path: Path) -> None:
@@ -380,7 +439,11 @@ def test_evaluate_incomparable_runs_warned_or_refused(tmp_path: Path) -> None:
     edit_json(last / "summary.json", commit="0123456789abcdef, with uncommitted changes")
     assert "by different commits of the code: None (" in judged(figure, runs).warnings[-1]
     assert "0123456789, with uncommitted changes (" in judged(figure, runs).warnings[-1]
-    edit_json(last / "summary.json", commit=None, machine="EPYC, 2 cores, 1 x A100, torch 2.13, Python 3.11")
+    edit_json(
+        last / "summary.json",
+        commit=None,
+        machine="EPYC, 2 cores, 1 x A100, torch 2.13, Python 3.11",
+    )
     assert "different machines: one not stated (" in judged(figure, runs).warnings[-1]
     assert "; EPYC, 2 cores, 1 x A100 (" in judged(figure, runs).warnings[-1]
 
@@ -392,7 +455,9 @@ def test_evaluate_sizes_of_a_law_need_one_corpus(tmp_path: Path) -> None:
     train([figure], runs, parallel=2, console=quiet())
     before = judged(figure, runs)
     assert before.warnings == () and len(before.panels[0].arms) == 12
-    tiny = [runs.dir(run_spec, seed) for run_spec, seed in figure.requests() if run_spec.model == "tiny"]
+    tiny = [
+        runs.dir(run_spec, seed) for run_spec, seed in figure.requests() if run_spec.model == "tiny"
+    ]
     for path in tiny:
         data = json.loads((path / "config.yaml").read_text())["data"]
         edit_json(path / "config.yaml", data=data | {"seq_len": 128})
@@ -405,27 +470,46 @@ def test_evaluate_sizes_of_a_law_need_one_corpus(tmp_path: Path) -> None:
 
 
 def test_paper_command_dry_run_slurm_train_report(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "out"
     monkeypatch.setattr("lightning_sv.cli.paper.load_budget", lambda name: cpu())
-    words = ["--budget", "cpu", "--fig", "heterogeneity", "overhead", "--out", str(out), "--jobs", "2"]
+    words = [
+        "--budget",
+        "cpu",
+        "--fig",
+        "heterogeneity",
+        "overhead",
+        "--out",
+        str(out),
+        "--jobs",
+        "2",
+    ]
     keys = {"data.corpus.dir": str(corpus), "data.corpus.tokenizer": "bpe:300"}
     words += [f"--{key}={value}" for key, value in keys.items()]
     assert run_paper([*words, "--dry-run"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "heterogeneity 9 runs, alone about 3 min, 2 at a time" in said
     assert "Throughput of training runs: not testable here" in said and not out.exists()
-    (run_spec, _), *_ = plan_figure(load_figure("heterogeneity"), RunResolver(cpu(), keys)).requests()
+    (run_spec, _), *_ = plan_figure(
+        load_figure("heterogeneity"), RunResolver(cpu(), keys)
+    ).requests()
     assert run_spec.epochs == run_spec.tokens / Manifest.load(corpus).train.tokens
     assert f" {run_spec.tokens_per_param:.1f} {run_spec.epochs:.2f} " in said
     assert run_paper([*words, "--slurm"]) == 0
-    assert capsys.readouterr().out.startswith("#!/bin/bash\n# 9 runs") and (out / "slurm.sh").exists()
+    assert (
+        capsys.readouterr().out.startswith("#!/bin/bash\n# 9 runs") and (out / "slurm.sh").exists()
+    )
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match=r"slurm\.sh"):
         run_paper([*words, "--slurm", "--submit"])
     reported: list[tuple[list[Figure], Path, str, str]] = []
-    monkeypatch.setattr("lightning_sv.experiments.report.write.write_report", lambda *given: reported.append(given))
+    monkeypatch.setattr(
+        "lightning_sv.experiments.report.write.write_report", lambda *given: reported.append(given)
+    )
     assert run_paper(words, launcher=FAKE) == 0
     ((figures, where, budget, caution),) = reported
     assert caution == load_budget("cpu").caution != ""
@@ -448,8 +532,14 @@ WRONG = [
     (["--fig", "plcement"], "'plcement'"),
     (["--budget", "gpuu"], "'gpuu'"),
     (["--budget", "cpu-long", "--fig", "protocol"], "protocol.*cpu-long.*lightning-sv sweep"),
-    (["--budget", "cpu-mini", "--fig", "own-optimum"], "tuned/mini-2578.*paper --budget cpu-mini --fig tuning"),
-    (["--fig", "iwd", "--data.corpus.dir", "data/no"], "data.corpus.dir is data/no.*prepare --config .*--data.corpus"),
+    (
+        ["--budget", "cpu-mini", "--fig", "own-optimum"],
+        "tuned/mini-2578.*paper --budget cpu-mini --fig tuning",
+    ),
+    (
+        ["--fig", "iwd", "--data.corpus.dir", "data/no"],
+        "data.corpus.dir is data/no.*prepare --config .*--data.corpus",
+    ),
     (["--submit"], "--submit"),
     (["--jobs", "0"], "--jobs"),
     (["--fig", "iwd", "--data.corpus.dir"], "--data.corpus.dir"),

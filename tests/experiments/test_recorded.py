@@ -41,19 +41,30 @@ def test_recorded_runs_have_the_same_verdicts(
     (figure,) = plan("heterogeneity")
     here = RunStore(tmp_path / "here", None, FAKE, recorded=read_recorded([report]))
     assert here.missing(figure.requests()) == [] and len(here.recorded) == 9
-    assert read_recorded([report / "results.csv"]).keys() == here.recorded.keys() and not caplog.records
+    assert (
+        read_recorded([report / "results.csv"]).keys() == here.recorded.keys()
+        and not caplog.records
+    )
     (found,) = evaluate([figure], here)
     assert [asdict(v) for v in found.verdicts] == [asdict(v) for v in before.verdicts]
     assert found.warnings == before.warnings == ()
     for arm, of in zip(found.panels[0].arms, before.panels[0].arms, strict=True):
         for curve, was in zip(arm.curves, of.curves, strict=True):
-            assert curve.tokens.tolist() == was.tokens.tolist() and curve.values.tolist() == was.values.tolist()
+            assert (
+                curve.tokens.tolist() == was.tokens.tolist()
+                and curve.values.tolist() == was.values.tolist()
+            )
     write_report([found], here.out / "report", "cpu")
     recorded = (report / "results.csv").read_text()
     assert (here.out / "report/results.csv").read_text() == recorded  # in any folder
-    (other := tmp_path / "other.csv").write_text(recorded.replace("10000:3", "10000:9").replace(",3.", ",9."))
+    (other := tmp_path / "other.csv").write_text(
+        recorded.replace("10000:3", "10000:9").replace(",3.", ",9.")
+    )
     first = next(iter(here.recorded))
-    assert read_recorded([report, other])[first].val_loss == here.recorded[first].val_loss and first in caplog.text
+    assert (
+        read_recorded([report, other])[first].val_loss == here.recorded[first].val_loss
+        and first in caplog.text
+    )
 
 
 @pytest.mark.parametrize("label", ["=1+1", "@SUM(A1)", "+hg", "'=a", "llama"])
@@ -69,33 +80,45 @@ def test_write_csv_label_is_no_formula_and_is_read_again(
 
 
 def test_train_runs_missing_in_a_recording(trained: tuple[Path, Figure], tmp_path: Path) -> None:
-    """An existing run has priority over its row; no warning compares its config with recorded runs."""
+    """An existing run has priority over its row; no warning compares its config with recorded
+    runs."""
     report, before = trained
     rows = (report / "results.csv").read_text().splitlines(keepends=True)
     (tmp_path / "some").mkdir()
     kept = [row for row in rows if "-hg-seed0" not in row and "-hg-seed1" not in row]
     (tmp_path / "some/results.csv").write_text("".join(kept))
     (figure,) = plan("heterogeneity")
-    here = RunStore(tmp_path / "here", {}, (*FAKE, "--delta", "1"), recorded=read_recorded([tmp_path / "some"]))
+    here = RunStore(
+        tmp_path / "here", {}, (*FAKE, "--delta", "1"), recorded=read_recorded([tmp_path / "some"])
+    )
     said = quiet()
     train([figure], here, parallel=2, console=said)
     assert "7 of 9 runs are complete, 7 of them as recorded" in said.file.getvalue()  # type: ignore[attr-defined]
     assert len(list((here.out / "runs").iterdir())) == 2
     (found,) = evaluate([figure], here)
     assert [v.n for v in found.verdicts] == [3] and found.warnings == ()
-    losses = [(a.losses, b.losses) for a, b in zip(found.panels[0].arms, before.panels[0].arms, strict=True)]
+    losses = [
+        (a.losses, b.losses)
+        for a, b in zip(found.panels[0].arms, before.panels[0].arms, strict=True)
+    ]
     assert sum(int((a != b).sum()) for a, b in losses) == 2  # this launcher adds 1 to its losses
     both = replace(here, recorded=read_recorded([report]))
     (again,) = evaluate([figure], both)
     assert [v.estimate for v in again.verdicts] == [v.estimate for v in found.verdicts]
 
 
-def test_read_recorded_row_without_curve_has_the_final_loss(trained: tuple[Path, Figure], tmp_path: Path) -> None:
+def test_read_recorded_row_without_curve_has_the_final_loss(
+    trained: tuple[Path, Figure], tmp_path: Path
+) -> None:
     """As in older recordings."""
     report, before = trained
-    pd.read_csv(report / "results.csv", dtype=str).assign(curve="").to_csv(tmp_path / "results.csv", index=False)
+    pd.read_csv(report / "results.csv", dtype=str).assign(curve="").to_csv(
+        tmp_path / "results.csv", index=False
+    )
     (figure,) = plan("heterogeneity")
-    (found,) = evaluate([figure], RunStore(tmp_path, None, FAKE, recorded=read_recorded([tmp_path])))
+    (found,) = evaluate(
+        [figure], RunStore(tmp_path, None, FAKE, recorded=read_recorded([tmp_path]))
+    )
     assert [v.estimate for v in found.verdicts] == [v.estimate for v in before.verdicts]
     run = found.panels[0].arms[0].runs[0]
     assert len(run.curve("val/loss").tokens) == 1
@@ -106,16 +129,28 @@ def test_read_recorded_row_without_curve_has_the_final_loss(trained: tuple[Path,
 
 @pytest.mark.long
 def test_paper_command_takes_recordings(
-    trained: tuple[Path, Figure], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained: tuple[Path, Figure],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     report, before = trained
     monkeypatch.setattr("lightning_sv.cli.paper.load_budget", lambda name: cpu())
-    words = ["--fig", "heterogeneity", "--out", str(tmp_path / "out"), "--results_from", str(report)]
+    words = [
+        "--fig",
+        "heterogeneity",
+        "--out",
+        str(tmp_path / "out"),
+        "--results_from",
+        str(report),
+    ]
     assert run_paper([*words, "--no_train"]) == 0
     assert "Holds: hg - shared is -0.030 nats" in " ".join(capsys.readouterr().out.split())
     assert "Holds: hg - shared is -0.030 nats" in before.verdicts[0].sentence
     assert not (tmp_path / "out/runs").exists()
-    assert f"--results_from {report} --fig heterogeneity\n" in (tmp_path / "out/report.md").read_text()
+    assert (
+        f"--results_from {report} --fig heterogeneity\n" in (tmp_path / "out/report.md").read_text()
+    )
     with pytest.raises(ValueError, match="--results_from"):
         run_paper([*words[:-1], str(tmp_path), "--no_train"])
 
@@ -134,7 +169,9 @@ def test_check_recorded_curves_refuses_to_train_without_the_curve_of_a_claim(
 ) -> None:
     """The claim about half of the tokens needs curves, the one about the end does not."""
     report, _ = trained
-    pd.read_csv(report / "results.csv", dtype=str).assign(curve="").to_csv(tmp_path / "results.csv", index=False)
+    pd.read_csv(report / "results.csv", dtype=str).assign(curve="").to_csv(
+        tmp_path / "results.csv", index=False
+    )
     (figure,) = plan("heterogeneity")
     (panel,) = figure.panels
     without = RunStore(tmp_path, None, FAKE, recorded=read_recorded([tmp_path]))
@@ -182,9 +219,16 @@ def test_table_read_figure_11_has_the_recorded_claims() -> None:
 
 def test_recorded_claims_are_the_current_ones() -> None:
     """A new or changed claim needs a new `make theory`."""
-    recorded = [(row["claim"], row["part"], row["statement"]) for row in json.loads(RECORDED.read_text())]
-    assert sorted(recorded) == sorted((claim.claim, claim.part, claim.statement) for claim in CLAIMS)
-    assert all((RECORDED.parent / f"{word}.png").exists() for word in {word for word, *_ in recorded} - {"table1"})
+    recorded = [
+        (row["claim"], row["part"], row["statement"]) for row in json.loads(RECORDED.read_text())
+    ]
+    assert sorted(recorded) == sorted(
+        (claim.claim, claim.part, claim.statement) for claim in CLAIMS
+    )
+    assert all(
+        (RECORDED.parent / f"{word}.png").exists()
+        for word in {word for word, *_ in recorded} - {"table1"}
+    )
 
 
 @pytest.mark.parametrize("text", ["", "[]", '[{"claim": "or"}]', "[" * 100_000])

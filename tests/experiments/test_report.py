@@ -46,7 +46,9 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.attrs += attrs
-        self.loads += [value or "" for key, value in attrs if key in ("src", "href", "srcset", "data")]
+        self.loads += [
+            value or "" for key, value in attrs if key in ("src", "href", "srcset", "data")
+        ]
         if tag not in ("meta", "img"):
             self.open.append(tag)
 
@@ -72,27 +74,54 @@ def test_html_page_is_self_contained(report: Path) -> None:
     pictures = [source for source in page.loads if not source.startswith("#")]
     assert page.tags.count("img") == len(pictures) == 15
     assert all(source.startswith("data:image/svg+xml;base64,") for source in pictures)
-    assert not re.search(r"url\(|@import|https?://|fetch\(|import ", re.sub(r"base64,[\w+/=]+", "", text))
+    assert not re.search(
+        r"url\(|@import|https?://|fetch\(|import ", re.sub(r"base64,[\w+/=]+", "", text)
+    )
     assert 'name="viewport"' in text
-    assert ["#" + value for name, value in page.attrs if name == "id"] == [x for x in page.loads if x[0] == "#"]
+    assert ["#" + value for name, value in page.attrs if name == "id"] == [
+        x for x in page.loads if x[0] == "#"
+    ]
     for words in (
         "What <script>alert(1)</script> does.",
         "-0.0500 (-0.0600 to -0.0400; 90%, 3 pairs)",
         "0.003; 0.06 of the primary claims",
-        *(f"{word}: 1" for word in ("holds", "equal within 0.01", "not resolved", "not testable here")),
+        *(
+            f"{word}: 1"
+            for word in ("holds", "equal within 0.01", "not resolved", "not testable here")
+        ),
         "lightning-sv paper placement --scale 'a b'",
         "7.68 (the paper's are 100)",
         "falls faster",
     ):
         assert words in page.text, words
     head = page.text[: page.text.index("Contents\n")]
-    checkout = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    checkout = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
+    )
     assert checkout.returncode or checkout.stdout.strip() in head
-    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", head) and re.search(r"\d+ cores, .*torch \d", head)
+    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", head) and re.search(
+        r"\d+ cores, .*torch \d", head
+    )
 
 
 VISIBLE = st.text(min_size=1).filter(lambda text: text.split() and "\0" not in text)
-MARKUP = ("`", "```", "~~~", "|", "\\", "\n", "<b>", "&lt;", "![x](y)", "1. ", "- ", "# ", "***", "__", "a")
+MARKUP = (
+    "`",
+    "```",
+    "~~~",
+    "|",
+    "\\",
+    "\n",
+    "<b>",
+    "&lt;",
+    "![x](y)",
+    "1. ",
+    "- ",
+    "# ",
+    "***",
+    "__",
+    "a",
+)
 NASTY = st.lists(st.sampled_from(MARKUP)).map("".join)
 
 
@@ -105,11 +134,15 @@ def test_both_pages_have_any_text_escaped(words: str, command: str) -> None:
     verdict = Verdict(words, "holds", words, None, None, None, 0, None, words)
     made = figure()
     spec = replace(made.spec, title=words)
-    result = replace(made, spec=spec, verdicts=(verdict,), warnings=(words,), command=command, panels=())
+    result = replace(
+        made, spec=spec, verdicts=(verdict,), warnings=(words,), command=command, panels=()
+    )
     section = Section(words, table=pd.DataFrame({words: [words]}), notes=[words])
     content = report_content([result], [[section]], {words: words})
     html = html_page(content, Path("nowhere"))
-    markdown = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown_report(content))
+    markdown = (
+        MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown_report(content))
+    )
     assert Page(html).open == []
 
     html = html[html.index("<body>") : html.index("<script>")]
@@ -134,7 +167,9 @@ def test_markdown_report_links_existing_pictures(report: Path) -> None:
     links = re.findall(r"!\[.*\]\((.*?)\)", text)
     assert len(links) == 15 and {Path(link).suffix for link in links} == {".png"}
     for link in links:
-        assert imread(report / link).shape[1] == 750 and (report / link).with_suffix(".svg").is_file()
+        assert (
+            imread(report / link).shape[1] == 750 and (report / link).with_suffix(".svg").is_file()
+        )
     assert "<script" not in text
     blocks = re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE)
     for block in blocks:
@@ -143,11 +178,18 @@ def test_markdown_report_links_existing_pictures(report: Path) -> None:
 
 def test_write_report_csv_files_have_all_numbers(report: Path) -> None:
     given = figure()
-    assert len(rows(report / "results.csv")) == sum(len(arm.runs) for panel in given.panels for arm in panel.arms)
+    assert len(rows(report / "results.csv")) == sum(
+        len(arm.runs) for panel in given.panels for arm in panel.arms
+    )
     differences = rows(report / "differences.csv")
     quantities = [row["quantity"] for row in differences]
-    # 2 arms of curves, in nats and in tokens, 2 arms at 4 sizes; 2 arms, 2 laws, offset and slope each
-    assert quantities.count("final loss") == 2 + 8 and quantities.count("token factor") == 2 and len(quantities) == 20
+    # 2 arms of curves, in nats and in tokens, 2 arms at 4 sizes; 2 arms, 2 laws, offset and slope
+    # each
+    assert (
+        quantities.count("final loss") == 2 + 8
+        and quantities.count("token factor") == 2
+        and len(quantities) == 20
+    )
     assert {row["baseline"] for row in differences if "law" in row["quantity"]} == {"llama"}
     assert {row["n"] for row in differences} == {"3", ""}  # the laws have none
     verdicts = rows(report / "verdicts.csv")
@@ -173,8 +215,14 @@ def test_report_command_numbers_are_those_of_the_event_files(
     (runs / "exploded/nonfinite.jsonl").touch()
     out = told("report", str(runs), "--baseline", "llama", "--out", str(tmp_path))
     assert "complete:" in out and "diverged:" in out
-    listed = {row["run"]: (row["complete"], row["diverged"]) for row in json.loads(told("runs", str(runs), "--json"))}
-    assert listed[str(runs / "begun")] == (False, False) and listed[str(runs / "exploded")] == (False, True)
+    listed = {
+        row["run"]: (row["complete"], row["diverged"])
+        for row in json.loads(told("runs", str(runs), "--json"))
+    }
+    assert listed[str(runs / "begun")] == (False, False) and listed[str(runs / "exploded")] == (
+        False,
+        True,
+    )
     assert listed[str(runs / "llama0")] == (True, False)
     for name in ("begun", "exploded"):
         shutil.rmtree(runs / name)
@@ -183,7 +231,10 @@ def test_report_command_numbers_are_those_of_the_event_files(
     assert len(found) == 6 and [row["arm"] for row in found] == ["llama"] * 3 + ["unified"] * 3
     for row in found:
         run = read_run(tmp_path / row["run"])
-        assert float(row["val_loss"]) == run.curve("val/loss").values[-1] and int(row["tokens"]) == 10_000
+        assert (
+            float(row["val_loss"]) == run.curve("val/loss").values[-1]
+            and int(row["tokens"]) == 10_000
+        )
         assert (row["baseline"] == "True") == (row["arm"] == "llama")
         assert row["epochs"] == "2.5"
         assert float(row["relative_step/role/matrix"]) == pytest.approx(0.02)
@@ -191,13 +242,27 @@ def test_report_command_numbers_are_those_of_the_event_files(
     assert main(["report", str(runs), "--baseline", "llama", "--out", str(tmp_path), "--json"]) == 0
     said = capsys.readouterr()
     made = json.loads(said.out)
-    assert made["report"] == str(tmp_path / "report.html") and made["report"] in said.err and made["a"] == "llama"
+    assert (
+        made["report"] == str(tmp_path / "report.html")
+        and made["report"] in said.err
+        and made["a"] == "llama"
+    )
     (shown,) = made["differences"]
-    assert (shown["b"], shown["difference"]["verdict"], made["warnings"]) == ("unified", "B lower", [])
+    assert (shown["b"], shown["difference"]["verdict"], made["warnings"]) == (
+        "unified",
+        "B lower",
+        [],
+    )
     difference, factor = (float(row["estimate"]) for row in rows(tmp_path / "differences.csv"))
-    assert (shown["difference"]["mean"], shown["tokens_to_higher_final_loss"]["factor"]) == (difference, factor)
+    assert (shown["difference"]["mean"], shown["tokens_to_higher_final_loss"]["factor"]) == (
+        difference,
+        factor,
+    )
     text = Page((tmp_path / "report.html").read_text()).text
-    assert f"lightning-sv report {runs} --baseline llama" in text and "not stated (the paper's are 100)" in text
+    assert (
+        f"lightning-sv report {runs} --baseline llama" in text
+        and "not stated (the paper's are 100)" in text
+    )
     assert "epochs over the training text\n2.5\n" in text and "training loss, last tenth" in text
     assert len(list((tmp_path / "figures").glob("*.svg"))) == 2
 
@@ -208,7 +273,9 @@ def test_report_command_of_one_run_shows_its_steps_and_gammas(tmp_path: Path, to
     assert not list((tmp_path / "without").glob("figures/*gamma*"))
 
     write_scalars(run, "clipped_steps", [(5_000, 0.5), (10_000, 0.0)], wall_time=1.0)
-    write_scalars(run, "branch_norm/layer0/q_proj/gamma_in", [(0, 1.0), (10_000, 1.2)], wall_time=1.0)
+    write_scalars(
+        run, "branch_norm/layer0/q_proj/gamma_in", [(0, 1.0), (10_000, 1.2)], wall_time=1.0
+    )
     told("report", str(run), "--out", str(tmp_path / "with"))
     lines = (tmp_path / "with/report.md").read_text().splitlines()
     assert "| arm | clipped steps | relative step, matrix |" in lines
@@ -222,7 +289,9 @@ def test_steps_table_value_that_a_run_lacks_is_empty(tmp_path: Path) -> None:
             write_run(tmp_path / f"{label}{seed}", label, seed)
     write_scalars(tmp_path / "dp0", "clipped_steps", [(5_000, 0.5)], wall_time=1.0)
     for seed in range(2):
-        write_scalars(tmp_path / f"llama{seed}", "clipped_steps", [(5_000, 0.5 * seed)], wall_time=1.0)
+        write_scalars(
+            tmp_path / f"llama{seed}", "clipped_steps", [(5_000, 0.5 * seed)], wall_time=1.0
+        )
     panel = own_figure([tmp_path], baseline="llama").panels[0]
     table = steps_table(panel).to_numpy().tolist()
     assert table == [["llama", "25.0%", "2.00e-02"], ["dp", "", "2.00e-02"]]
@@ -240,7 +309,9 @@ def test_report_command_report_of_other_runs_not_replaced(
     assert one in said and "--out" in said
     assert {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()} == before
     assert main(["report", one, other, "--out", "mine"]) == 0  # more runs of the same report
-    assert main(["report", one]) == main(["report", other]) == 0  # the default folder is overwritten
+    assert (
+        main(["report", one]) == main(["report", other]) == 0
+    )  # the default folder is overwritten
     for name in ("results.csv", "report.md", "report.html"):
         Path(name).write_text("mine,too\n1,2\n")
         assert name in refused("report", one, "--out", ".")
@@ -250,11 +321,15 @@ def test_report_command_report_of_other_runs_not_replaced(
 def test_own_figure_arm_of_one_seed_keeps_other_pairs(runs: Path, tmp_path: Path) -> None:
     (whole,) = own_figure([runs], baseline="llama").panels[0].pairs
     few = write_run(tmp_path / "hg", "hg", 1)
-    figure = own_figure([*(runs / f"{arm}{seed}" for arm in ("llama", "unified") for seed in range(3)), few])
+    figure = own_figure(
+        [*(runs / f"{arm}{seed}" for arm in ("llama", "unified") for seed in range(3)), few]
+    )
     of_three, of_one = figure.panels[0].pairs
     assert (of_three.sentences[0], of_three.difference.n) == (whole.sentences[0], 3)
     assert of_one.difference.n == 1 and of_one.sentences[0].startswith("Not resolved: one pair")
-    assert figure.warnings == ("hg and llama are paired on seed 1; only one of them has seeds 0, 2.",)
+    assert figure.warnings == (
+        "hg and llama are paired on seed 1; only one of them has seeds 0, 2.",
+    )
     assert figure.spec.summary == "3 arms, one seed or 3 seeds."
     write_report([figure], tmp_path / "out", "")
     text = (tmp_path / "out/report.md").read_text()
@@ -273,7 +348,11 @@ def edited(run: Path, settings: str) -> Path:
 
 def test_own_figure_labels_keep_different_settings_apart(tmp_path: Path) -> None:
     """Also if the three settings that a label names are equal."""
-    changes = ['"off": false', *(f'"off": true, "two": 2, "three": 3, "four": {i}' for i in (4, 5)), '"none": 0']
+    changes = [
+        '"off": false',
+        *(f'"off": true, "two": 2, "three": 3, "four": {i}' for i in (4, 5)),
+        '"none": 0',
+    ]
     paths = [
         edited(write_run(tmp_path / f"{i}{seed}", "hg", seed), change)
         for i, change in enumerate(changes) for seed in (0, 1)
@@ -306,7 +385,9 @@ def test_report_incomparable_runs_refused(runs: Path, tmp_path: Path, refused: R
         assert name in error and error.count("\n") == 1 and not (tmp_path / "never").exists()
 
 
-def test_own_figure_warns_about_different_settings_and_takes_labels(runs: Path, tmp_path: Path) -> None:
+def test_own_figure_warns_about_different_settings_and_takes_labels(
+    runs: Path, tmp_path: Path
+) -> None:
     one = runs / "llama0"
     (warning,) = own_figure([one, write_run(tmp_path / "rate", "hg", 0, lr=0.5)]).warnings
     assert "model.optim.lr" in warning
@@ -315,4 +396,7 @@ def test_own_figure_warns_about_different_settings_and_takes_labels(runs: Path, 
     other = edited(write_run(tmp_path / "other", "hg", 1), '"off": true')
     assert "hidden.off" in own_figure([one, other], labels=["x", "x"]).warnings[0]
     named = own_figure([one, runs / "unified0"], labels=["x", "y"], baseline="y")
-    assert [(arm.label, arm.baseline) for arm in named.panels[0].arms] == [("y", True), ("x", False)]
+    assert [(arm.label, arm.baseline) for arm in named.panels[0].arms] == [
+        ("y", True),
+        ("x", False),
+    ]

@@ -1,4 +1,5 @@
-"""Sweeps end to end with fake training whose losses are a paraboloid over learning rate and initial std."""
+"""Sweeps end to end with fake training whose losses are a paraboloid over learning rate and initial
+std."""
 
 import json
 from pathlib import Path
@@ -15,9 +16,13 @@ GRID = ["--scale", "llama", "--seeds", "1", "--jobs", "2", "--init_std", "0.02",
 
 
 def test_sweep_finds_the_optimum_and_continues(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At lr 0.012 and std 0.03, between the points; one more rate only trains its own runs, which diverge."""
+    """At lr 0.012 and std 0.03, between the points; one more rate only trains its own runs, which
+    diverge."""
     launcher = (*FAKE, *BOWL, "--diverge_lr", "0.03")
     args = [*write_run_args(corpus, tmp_path), *GRID, "--out", str(tmp_path / "out")]
     args += ["--model.schedule.name", "wsd", "--lr", "0.005", "0.01", "0.02"]
@@ -36,16 +41,34 @@ def test_sweep_finds_the_optimum_and_continues(
     assert sweep([*args, "0.04"], launcher=launcher) == 0
     said = capsys.readouterr()
     assert "9 of 12 runs are complete" in said.err
-    assert "llama at lr 0.012 (times or over 1.00), init_std 0.03 (times or over 1.00): 4.0000" in said.out
+    assert (
+        "llama at lr 0.012 (times or over 1.00), init_std 0.03 (times or over 1.00): 4.0000"
+        in said.out
+    )
     assert said.out.count("diverged") == 3 and "init_std" in said.out
 
 
 @pytest.mark.long
-def test_sweep_lowest_at_the_end_no_optimum(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    args = [*write_run_args(corpus, tmp_path), "--scale", "llama", "--seeds", "1", "--out", str(tmp_path / "out")]
+def test_sweep_lowest_at_the_end_no_optimum(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = [
+        *write_run_args(corpus, tmp_path),
+        "--scale",
+        "llama",
+        "--seeds",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert sweep([*args, "--lr", "0.004", "0.008"], launcher=(*FAKE, *BOWL)) == 0
-    assert "lr 0.008, its lowest point: the lowest loss is at the end of the grid: 4." in capsys.readouterr().out
-    assert sweep([*args, "--lr", "0.004", "0.008", "0.032"], launcher=(*FAKE, *BOWL)) == 0  # three, for a parabola
+    assert (
+        "lr 0.008, its lowest point: the lowest loss is at the end of the grid: 4."
+        in capsys.readouterr().out
+    )
+    assert (
+        sweep([*args, "--lr", "0.004", "0.008", "0.032"], launcher=(*FAKE, *BOWL)) == 0
+    )  # three, for a parabola
     said = capsys.readouterr().out
     assert "llama at lr 0.012: 4.0" in said and "more seeds or values are needed" in said
 
@@ -62,8 +85,17 @@ def test_sweep_lowest_at_the_end_no_optimum(corpus: Path, tmp_path: Path, capsys
         (["--init_std", "0.1", "--model.backbone.init_std=0.2"], r"--model\.backbone\.init_std"),
     ],
 )
-def test_sweep_wrong_grids_refused(words: list[str], message: str, corpus: Path, tmp_path: Path) -> None:
-    args = [*write_run_args(corpus, tmp_path), "--scale", "llama", "--out", str(tmp_path / "out"), *words]
+def test_sweep_wrong_grids_refused(
+    words: list[str], message: str, corpus: Path, tmp_path: Path
+) -> None:
+    args = [
+        *write_run_args(corpus, tmp_path),
+        "--scale",
+        "llama",
+        "--out",
+        str(tmp_path / "out"),
+        *words,
+    ]
     with pytest.raises(ValueError, match=message):
         sweep(args, launcher=FAKE)
     assert not (tmp_path / "out").exists()

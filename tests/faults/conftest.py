@@ -1,6 +1,7 @@
 """Faults: the tried ones and the recovery of the program, in a table at the end of the session.
 
-`make test-faults` runs the tests marked `faults`; with FAULTS_JSON=PATH the table is also written there.
+`make test-faults` runs the tests marked `faults`; with FAULTS_JSON=PATH the table is also written
+there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ Tally = Callable[..., None]
 
 @pytest.fixture
 def tally(record_property: Callable[[str, object], None]) -> Tally:
-    """Count a try of a fault, and fail unless the program came through: `tally("kill -9", recovered, output)`."""
+    """Count a try of a fault, and fail unless the program came through: `tally("kill -9",
+    recovered, output)`."""
 
     def count(fault: str, recovered: bool, *shown: object) -> None:
         record_property(fault, recovered)
@@ -26,12 +28,27 @@ def tally(record_property: Callable[[str, object], None]) -> Tally:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    reports = [each for reports in terminalreporter.stats.values() for each in reports if hasattr(each, "nodeid")]
-    called = sorted((each for each in reports if getattr(each, "when", "") == "call"), key=lambda each: each.nodeid)
-    tries = pd.DataFrame([row for each in called for row in each.user_properties], columns=["fault", "recovered"])
+    reports = [
+        each
+        for reports in terminalreporter.stats.values()
+        for each in reports
+        if hasattr(each, "nodeid")
+    ]
+    called = sorted(
+        (each for each in reports if getattr(each, "when", "") == "call"),
+        key=lambda each: each.nodeid,
+    )
+    tries = pd.DataFrame(
+        [row for each in called for row in each.user_properties], columns=["fault", "recovered"]
+    )
     if tries.empty:
         return
-    rows = tries.groupby("fault", sort=False).recovered.agg(tries="size", recovered="sum").astype(int).reset_index()
+    rows = (
+        tries.groupby("fault", sort=False)
+        .recovered.agg(tries="size", recovered="sum")
+        .astype(int)
+        .reset_index()
+    )
     rows["lost"] = rows.tries - rows.recovered
     terminalreporter.section("faults")
     terminalreporter.write_line(rows.to_string(index=False))

@@ -1,6 +1,8 @@
-"""A fit whose rank FAILS raises in its second step, while the other sleeps as in a collective of NCCL.
+"""A fit whose rank FAILS raises in its second step, while the other sleeps as in a collective of
+NCCL.
 
-Under NCCL a process group is left together: `destroy_process_group` waits for the others, here for ever.
+Under NCCL a process group is left together: `destroy_process_group` waits for the others, here for
+ever.
 """
 
 import os

@@ -1,4 +1,5 @@
-"""`python -m tests.faults.slow_writes fit ...`: the command, whose second checkpoint is never written to its end.
+"""`python -m tests.faults.slow_writes fit ...`: the command, whose second checkpoint is never
+written to its end.
 
 The disk is slow, and nothing else: bytes reach the file a few at a time, as they do anyway.
 """

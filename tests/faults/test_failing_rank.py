@@ -1,4 +1,5 @@
-"""A failing rank ends the job within seconds, even if the others wait in a collective; all stop or go on together."""
+"""A failing rank ends the job within seconds, even if the others wait in a collective; all stop or
+go on together."""
 
 import json
 import os
@@ -36,16 +37,29 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.parametrize("fails", ["0", "1", "killed"])
 def test_fit_failing_rank_ends_the_job(fails: str, short_args: list[str], tmp_path: Path) -> None:
     """By Lightning's own launcher; also when rank 0 is killed."""
-    args = ["--config", str(STRATEGIES["ddp"]), *CPU, *short_args, "--trainer.devices", "2", "--trainer.max_steps", "4"]
+    args = [
+        "--config",
+        str(STRATEGIES["ddp"]),
+        *CPU,
+        *short_args,
+        "--trainer.devices",
+        "2",
+        "--trainer.max_steps",
+        "4",
+    ]
     env = os.environ | {"FAILS": "-1" if fails == "killed" else fails, "OMP_NUM_THREADS": "1"}
-    process = start(args, tmp_path / "run", module="tests.faults.failing_rank", env=env, start_new_session=True)
+    process = start(
+        args, tmp_path / "run", module="tests.faults.failing_rank", env=env, start_new_session=True
+    )
     try:
         assert process.stdout is not None
         pids: dict[str, int] = {}
         while len(pids) < 2:
             line = process.stdout.readline()
             assert line, "both ranks must reach the second step"
-            pids |= {rank: int(pid) for rank, pid in re.findall(r"rank (\d) is process (\d+)\.", line)}
+            pids |= {
+                rank: int(pid) for rank, pid in re.findall(r"rank (\d) is process (\d+)\.", line)
+            }
         if fails == "killed":
             process.kill()
         begin = time.monotonic()
@@ -72,24 +86,59 @@ def test_join_ranks_without_timeout_has_ten_minutes() -> None:
 
 
 @pytest.mark.faults
-def test_torchrun_failed_job_restarts_from_its_checkpoint(short_args: list[str], tmp_path: Path) -> None:
+def test_torchrun_failed_job_restarts_from_its_checkpoint(
+    short_args: list[str], tmp_path: Path
+) -> None:
     """torchrun kills the waiting rank after 30 s, and starts both again."""
-    args = [*short_args, "--trainer.max_steps", "4", "--checkpoint.every_n_steps", "1", "--ckpt_path", "last"]
+    args = [
+        *short_args,
+        "--trainer.max_steps",
+        "4",
+        "--checkpoint.every_n_steps",
+        "1",
+        "--ckpt_path",
+        "last",
+    ]
     assert main(["fit", *args, "--run_dir", str(tmp_path / "alone")]) == 0
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    command += ["-m", "tests.faults.failing_rank", "fit", "--config", str(STRATEGIES["ddp"]), *CPU, *args]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+    ]
+    command += [
+        "-m",
+        "tests.faults.failing_rank",
+        "fit",
+        "--config",
+        str(STRATEGIES["ddp"]),
+        *CPU,
+        *args,
+    ]
     command += ["--trainer.devices", "2", "--run_dir", str(tmp_path / "run")]
-    env = os.environ | {"FAILS": "1", "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
+    env = os.environ | {
+        "FAILS": "1",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stderr.count("RuntimeError: a rank fails") >= 1
     ended = read_summary(tmp_path / "run")
-    assert ended["val_loss"] == pytest.approx(read_summary(tmp_path / "alone")["val_loss"], rel=1e-5)
+    assert ended["val_loss"] == pytest.approx(
+        read_summary(tmp_path / "alone")["val_loss"], rel=1e-5
+    )
     assert len(ended["legs"]) == 2
 
 
 @pytest.mark.long
-def test_fit_fault_on_one_of_two_devices_is_met_by_both(short_args: list[str], tmp_path: Path, tally: Tally) -> None:
+def test_fit_fault_on_one_of_two_devices_is_met_by_both(
+    short_args: list[str], tmp_path: Path, tally: Tally
+) -> None:
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path / "asked"}\n')
     scontrol.chmod(0o755)

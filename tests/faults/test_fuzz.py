@@ -1,4 +1,5 @@
-"""Hostile strategy strings, configs, checkpoints and corpora: read as they are, or refused with one sentence."""
+"""Hostile strategy strings, configs, checkpoints and corpora: read as they are, or refused with one
+sentence."""
 
 from __future__ import annotations
 
@@ -43,17 +44,32 @@ def few_and(n: int) -> pytest.MarkDecorator:
 
 
 def fuzz(
-    tally: Tally, fault: str, n: int, good: Any, hostile: st.SearchStrategy[Any], act: Callable[[Any], object]
+    tally: Tally,
+    fault: str,
+    n: int,
+    good: Any,
+    hostile: st.SearchStrategy[Any],
+    act: Callable[[Any], object],
 ) -> None:
-    """Count `n` inputs, the same ones in every session: accepted, or refused with a sentence, is recovered.
+    """Count `n` inputs, the same ones in every session: accepted, or refused with a sentence, is
+    recovered.
 
     `good` must be accepted: otherwise all inputs made from it would be refused for one reason.
     """
     act(good)
 
-    phases = (Phase.explicit, Phase.generate)  # a failing input is reported as found: shrinking would count it often
+    phases = (
+        Phase.explicit,
+        Phase.generate,
+    )  # a failing input is reported as found: shrinking would count it often
 
-    @settings(max_examples=n, derandomize=True, database=None, suppress_health_check=list(HealthCheck), phases=phases)
+    @settings(
+        max_examples=n,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=phases,
+    )
     @given(hostile)
     def run(value: Any) -> None:
         try:
@@ -68,7 +84,13 @@ def fuzz(
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Every place in nested dictionaries and lists, the top excepted."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list | tuple)
+        else ()
+    )
     found = [] if not path else [path]
     for key, child in items:
         found += leaves(child, (*path, key))
@@ -159,7 +181,9 @@ VALUES = ODD.filter(lambda value: not isinstance(value, int) or value < 100 or v
 def test_strategy_hostile_is_read_or_refused(tally: Tally, n: int) -> None:
     known = [*PRESETS, *(token for table in AXES.values() for token in table)]
     token = st.one_of(
-        st.sampled_from(known), st.text(max_size=8), st.sampled_from(["", ":", "a:", ":b", "os:system", "..:x"])
+        st.sampled_from(known),
+        st.text(max_size=8),
+        st.sampled_from(["", ":", "a:", ":b", "os:system", "..:x"]),
     )
     texts = st.one_of(st.lists(token, max_size=6).map("+".join), st.text(max_size=30), ODD)
     fuzz(tally, "hostile strategy", n, "hg+dnp+or", texts, ScaleStrategy.parse)
@@ -170,7 +194,9 @@ def test_strategy_hostile_is_read_or_refused(tally: Tally, n: int) -> None:
 def test_fit_hostile_config_is_read_or_refused(tally: Tally, tmp_path: Path, n: int) -> None:
     path = tmp_path / "config.yaml"
     good = yaml.safe_dump(CONFIG).encode()
-    texts = st.one_of(edited(CONFIG, VALUES).map(lambda value: yaml.safe_dump(value).encode()), mangled(good))
+    texts = st.one_of(
+        edited(CONFIG, VALUES).map(lambda value: yaml.safe_dump(value).encode()), mangled(good)
+    )
 
     def read(raw: bytes) -> None:
         path.write_bytes(raw)
@@ -184,11 +210,15 @@ def test_fit_hostile_config_is_read_or_refused(tally: Tally, tmp_path: Path, n: 
 def test_fit_hostile_override_is_read_or_refused(tally: Tally, tmp_path: Path, n: int) -> None:
     path = tmp_path / "good.yaml"
     path.write_text(yaml.safe_dump(CONFIG))
-    keys = [".".join(path) for path in leaves(CONFIG) if path[0] in ("model", "data") and len(path) > 1]
+    keys = [
+        ".".join(path) for path in leaves(CONFIG) if path[0] in ("model", "data") and len(path) > 1
+    ]
     words = st.one_of(
         VALUES.map(str),
         st.text(max_size=12),
-        st.sampled_from(["null", "[]", "{}", ".inf", ".nan", "1e999", "!!python/name:os.system", "${model}"]),
+        st.sampled_from(
+            ["null", "[]", "{}", ".inf", ".nan", "1e999", "!!python/name:os.system", "${model}"]
+        ),
     )
     overrides = st.tuples(st.sampled_from(keys), words).map("--{0[0]}={0[1]}".format)
     lists = st.lists(overrides, min_size=1, max_size=2)
@@ -214,11 +244,23 @@ TENSORS = st.sampled_from(
 
 @pytest.mark.filterwarnings("ignore")
 @few_and(1600)
-def test_load_backbone_hostile_checkpoint_is_read_or_refused(tally: Tally, tmp_path: Path, n: int) -> None:
+def test_load_backbone_hostile_checkpoint_is_read_or_refused(
+    tally: Tally, tmp_path: Path, n: int
+) -> None:
     path = tmp_path / "last.ckpt"
-    config = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=20, n_expert=4, n_expert_active=2)
-    made = {"format": FORMAT, "backbone": asdict(config), "scale": "unified", "scale_options": asdict(ScaleOptions())}
-    state = {f"backbone.{name}": value for name, value in Backbone(config, "unified").state_dict().items()}
+    config = BackboneConfig(
+        d_model=16, n_layer=1, n_head=2, vocab_size=20, n_expert=4, n_expert_active=2
+    )
+    made = {
+        "format": FORMAT,
+        "backbone": asdict(config),
+        "scale": "unified",
+        "scale_options": asdict(ScaleOptions()),
+    }
+    state = {
+        f"backbone.{name}": value
+        for name, value in Backbone(config, "unified").state_dict().items()
+    }
     good = {CHECKPOINT_KEY: made, "state_dict": state, "global_step": 3}
     torch.save(good, path)
 
@@ -237,11 +279,16 @@ FILES = {"manifest": "manifest.json", "index": "train/index.json", "shard": "val
          "tokenizer": "tokenizer.json"}  # fmt: skip
 #: numbers of inputs under the mark `faults`
 MANY = {"manifest": 2000, "index": 700, "shard": 700, "tokenizer": 300}
-INPUTS = [*((kind, 20) for kind in FILES), *(pytest.param(*row, marks=pytest.mark.faults) for row in MANY.items())]
+INPUTS = [
+    *((kind, 20) for kind in FILES),
+    *(pytest.param(*row, marks=pytest.mark.faults) for row in MANY.items()),
+]
 
 
 @pytest.mark.parametrize(("kind", "n"), INPUTS)
-def test_corpus_hostile_file_is_read_or_refused(corpus: Path, tmp_path: Path, tally: Tally, kind: str, n: int) -> None:
+def test_corpus_hostile_file_is_read_or_refused(
+    corpus: Path, tmp_path: Path, tally: Tally, kind: str, n: int
+) -> None:
     root = shutil.copytree(corpus, tmp_path / "corpus")
     path = root / FILES[kind]
     good = path.read_bytes()
@@ -262,7 +309,9 @@ def test_corpus_hostile_file_is_read_or_refused(corpus: Path, tmp_path: Path, ta
 
 
 @few_and(500)
-def test_tokenizer_of_a_run_hostile_is_read_or_refused(corpus: Path, tally: Tally, tmp_path: Path, n: int) -> None:
+def test_tokenizer_of_a_run_hostile_is_read_or_refused(
+    corpus: Path, tally: Tally, tmp_path: Path, n: int
+) -> None:
     """Nobody checks the hash of this tokenizer.json."""
     good = json.loads((corpus / "tokenizer.json").read_text())
 
@@ -279,10 +328,19 @@ LINE = st.one_of(
     st.binary(max_size=60),
     st.text(max_size=40).map(lambda text: json.dumps({"text": text}).encode()),
     st.sampled_from(
-        [b"[" * 100_000, b'{"text":' * 5_000, b"1" * 5_000, b'{"text": "\\ud800"}', b"\xff\xfe", b"null", b"NaN"]
+        [
+            b"[" * 100_000,
+            b'{"text":' * 5_000,
+            b"1" * 5_000,
+            b'{"text": "\\ud800"}',
+            b"\xff\xfe",
+            b"null",
+            b"NaN",
+        ]
     ),
     st.dictionaries(
-        st.sampled_from(["text", "Text", "id"]), st.one_of(st.none(), st.integers(), st.text(max_size=9))
+        st.sampled_from(["text", "Text", "id"]),
+        st.one_of(st.none(), st.integers(), st.text(max_size=9)),
     ).map(json_bytes),
 )
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".txt", ".md", ".py")
@@ -304,7 +362,9 @@ def test_prepare_hostile_text_is_read_or_refused(tally: Tally, tmp_path: Path, n
         path = tmp_path / f"text{suffix}"
         path.write_bytes(raw)
         shutil.rmtree(tmp_path / "corpus", ignore_errors=True)
-        config = CorpusConfig(dir=f"{tmp_path}/corpus", source=f"files:{path}", tokenizer="bpe:257", val_fraction=0.3)
+        config = CorpusConfig(
+            dir=f"{tmp_path}/corpus", source=f"files:{path}", tokenizer="bpe:257", val_fraction=0.3
+        )
         prepare(config, progress=False)
 
     fuzz(tally, "hostile text", n, (".jsonl", b"\n".join(ROWS)), hostile_texts(), read)

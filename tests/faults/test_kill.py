@@ -1,6 +1,8 @@
-"""kill -9 at any time, a dead loader worker, a full disk: the resumed run is the run that nobody ended, bit for bit.
+"""kill -9 at any time, a dead loader worker, a full disk: the resumed run is the run that nobody
+ended, bit for bit.
 
-A limit on the size of files stands for a full disk: the kernel refuses the write that would go beyond.
+A limit on the size of files stands for a full disk: the kernel refuses the write that would go
+beyond.
 """
 
 from __future__ import annotations
@@ -18,7 +20,18 @@ import torch
 
 from lightning_sv.__main__ import main
 from tests.faults.conftest import Tally
-from tests.lit.runs import LAST, differences, finish, kill, leaving, load, same_checkpoint, same_curves, start, wait_for
+from tests.lit.runs import (
+    LAST,
+    differences,
+    finish,
+    kill,
+    leaving,
+    load,
+    same_checkpoint,
+    same_curves,
+    start,
+    wait_for,
+)
 
 pytestmark = pytest.mark.faults
 KILLS, STEPS, WORKER_STEPS = 20, 200, 300
@@ -33,7 +46,9 @@ def args(short_args: list[str]) -> list[str]:
     ]  # fmt: skip
 
 
-def test_fit_killed_at_random_steps_equals_uninterrupted(args: list[str], tmp_path: Path, tally: Tally) -> None:
+def test_fit_killed_at_random_steps_equals_uninterrupted(
+    args: list[str], tmp_path: Path, tally: Tally
+) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert main(["fit", *args, "--run_dir", str(whole)]) == 0
     draw, saved = random.Random(0), 0
@@ -55,8 +70,11 @@ def test_fit_killed_at_random_steps_equals_uninterrupted(args: list[str], tmp_pa
 
 
 def start_in_a_write(args: list[str], run: Path, fast: int) -> tuple[subprocess.Popen, Path]:
-    """Return a fit that has written more than `fast` bytes of its second checkpoint, and the file."""
-    process = start(args, run, module="tests.faults.slow_writes", env=os.environ | {"SLOW_AFTER": str(fast)})
+    """Return a fit that has written more than `fast` bytes of its second checkpoint, and the
+    file."""
+    process = start(
+        args, run, module="tests.faults.slow_writes", env=os.environ | {"SLOW_AFTER": str(fast)}
+    )
     partial = run / "checkpoints/.last.ckpt.partial"
     while not ((run / LAST).exists() and partial.exists() and partial.stat().st_size > fast):
         assert process.poll() is None, finish(process)
@@ -64,8 +82,18 @@ def start_in_a_write(args: list[str], run: Path, fast: int) -> tuple[subprocess.
     return process, partial
 
 
-def test_fit_killed_in_a_checkpoint_write_resumes_from_the_last(args: list[str], tmp_path: Path, tally: Tally) -> None:
-    args = [*args, "--trainer.max_steps", "9", "--checkpoint.every_n_steps", "3", "--data.validations", "2"]
+def test_fit_killed_in_a_checkpoint_write_resumes_from_the_last(
+    args: list[str], tmp_path: Path, tally: Tally
+) -> None:
+    args = [
+        *args,
+        "--trainer.max_steps",
+        "9",
+        "--checkpoint.every_n_steps",
+        "3",
+        "--data.validations",
+        "2",
+    ]
     whole = tmp_path / "whole"
     assert main(["fit", *args, "--run_dir", str(whole)]) == 0
     size = (whole / LAST).stat().st_size
@@ -94,7 +122,9 @@ def test_fit_started_twice_trains_once(args: list[str], tmp_path: Path, tally: T
     same_curves(tmp_path / "whole", tmp_path / "run")
 
 
-def test_fit_killed_worker_is_one_error_and_resumes(run_args: list[str], tmp_path: Path, tally: Tally) -> None:
+def test_fit_killed_worker_is_one_error_and_resumes(
+    run_args: list[str], tmp_path: Path, tally: Tally
+) -> None:
     args = [
         *run_args, "--trainer.max_steps", str(WORKER_STEPS), "--data.num_workers", "1",
         "--checkpoint.every_n_steps", "20", "--progress.lines", str(WORKER_STEPS),
@@ -110,7 +140,9 @@ def test_fit_killed_worker_is_one_error_and_resumes(run_args: list[str], tmp_pat
         os.kill(int(worker), signal.SIGKILL)
         code, output = finish(process)
         errors = [line for line in output.splitlines() if "error" in line.lower()]
-        assert code == 1 and len(errors) == 1 and "worker" in errors[0] and "Traceback" not in output, output
+        assert (
+            code == 1 and len(errors) == 1 and "worker" in errors[0] and "Traceback" not in output
+        ), output
         target = load(run)["global_step"]
     assert main(["fit", *args, *RESUME, "--run_dir", str(run)]) == 0
     different = differences(load(whole), load(run))
@@ -120,7 +152,9 @@ def test_fit_killed_worker_is_one_error_and_resumes(run_args: list[str], tmp_pat
 
 
 @pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.99])
-def test_fit_full_disk_keeps_last_checkpoint(share: float, run_args: list[str], tmp_path: Path, tally: Tally) -> None:
+def test_fit_full_disk_keeps_last_checkpoint(
+    share: float, run_args: list[str], tmp_path: Path, tally: Tally
+) -> None:
     args = [*run_args, "--checkpoint.every_n_steps", "3"]
     whole, run = tmp_path / "whole", tmp_path / "run"
     with leaving(run, 3):
@@ -134,7 +168,12 @@ def test_fit_full_disk_keeps_last_checkpoint(share: float, run_args: list[str], 
 
     code, output = finish(start([*args, *RESUME], run, preexec_fn=full))
     errors = [line for line in output.splitlines() if line.startswith("error: ")]
-    told = code == 1 and len(errors) == 1 and "File too large" in errors[0] and "Traceback" not in output
+    told = (
+        code == 1
+        and len(errors) == 1
+        and "File too large" in errors[0]
+        and "Traceback" not in output
+    )
     kept = checkpoint.read_bytes() == before and not list(run.glob("checkpoints/.*"))
     tally("a full disk (limit on file size)", told and kept, output)
     assert main(["fit", *args, *RESUME, "--run_dir", str(run)]) == 0

@@ -23,7 +23,8 @@ STEPS, SEQ_LEN, BATCH = 12, 32, 32
 
 
 class Injection:
-    """Spoils micro-batch `part` of the given steps: its loss, or the gradient of one matrix of a finite loss."""
+    """Spoils micro-batch `part` of the given steps: its loss, or the gradient of one matrix of a
+    finite loss."""
 
     def __init__(self, patch: pytest.MonkeyPatch, what: str, steps: set[int], part: int = 0):
         self.value = float(what.split()[0])
@@ -44,7 +45,9 @@ class Injection:
         if step in self.steps and len(seen) == self.part:
             if self.gradient:
                 weight = next(p for p in module.net.parameters() if p.dim() == 2)
-                hook = weight.register_hook(lambda gradient: (hook.remove(), gradient * self.value)[1])
+                hook = weight.register_hook(
+                    lambda gradient: (hook.remove(), gradient * self.value)[1]
+                )
             else:
                 loss = loss * self.value
         seen.append(block)
@@ -74,21 +77,33 @@ def test_fit_nonfinite_loss_or_gradient_stops_before_the_step(
         with monkeypatch.context() as patch:
             injection = Injection(patch, what, {step}, part)
             code = main(["fit", *args, "--run_dir", str(run)])
-        errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        errors = [
+            line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")
+        ]
         told = code == 1 and len(errors) == 1 and f"before step {step + 1}" in errors[0]
         (event,) = events(run)
         per_epoch = len(open_split(short_corpus, "train", seq_len=SEQ_LEN)) // BATCH
         known = (event["step"], event["epoch"]) == (step, step // per_epoch)
         known &= (
-            same_blocks(event, injection.blocks[step], short_corpus) and len(event["losses"]) == 2 and "commit" in event
+            same_blocks(event, injection.blocks[step], short_corpus)
+            and len(event["losses"]) == 2
+            and "commit" in event
         )
         module = injection.module
         assert module is not None
         if step:
             before = load(run)
             ours = {name: value.detach() for name, value in module.state_dict().items()}
-            kept = before["global_step"] == step and differences(dict(before["state_dict"]), ours) == []
-            kept &= differences(before["optimizer_states"], [module.optimizers().optimizer.state_dict()]) == []
+            kept = (
+                before["global_step"] == step
+                and differences(dict(before["state_dict"]), ours) == []
+            )
+            kept &= (
+                differences(
+                    before["optimizer_states"], [module.optimizers().optimizer.state_dict()]
+                )
+                == []
+            )
         else:
             made = module.settings
             fresh = type(module.net)(made.backbone, made.strategy, made.scale_options, seed=0)
@@ -103,7 +118,15 @@ def test_fit_nonfinite_loss_or_gradient_skips_the_step(
     what: str, optim: str, args: list[str], short_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     tally: Tally,
 ) -> None:  # fmt: skip
-    args = [*args, "--model.optim.name", optim, "--model.nonfinite", "skip", "--trainer.max_steps", str(STEPS)]
+    args = [
+        *args,
+        "--model.optim.name",
+        optim,
+        "--model.nonfinite",
+        "skip",
+        "--trainer.max_steps",
+        str(STEPS),
+    ]
     whole, run, steps = tmp_path / "whole", tmp_path / "run", {0, 4, 5, 10}
     kept: dict[int, dict[str, Any]] = {}
     stop_at = 0

@@ -1,4 +1,5 @@
-"""Files with code in them, and pipes: none is run or waited for, each is refused with one sentence and exit code 2."""
+"""Files with code in them, and pipes: none is run or waited for, each is refused with one sentence
+and exit code 2."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def marker(tmp_path: Path) -> Path:
 def module(tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the name of a module whose import creates the marker."""
     (tmp_path / "payload_module.py").write_text(
-        f"open({str(marker)!r}, 'w').close()\nfrom lightning_sv.scale.vector import DirectScale as MyScale\n"
+        f"open({str(marker)!r}, 'w').close()\nfrom lightning_sv.scale.vector import DirectScale as"
+        " MyScale\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "payload_module", raising=False)
@@ -57,11 +59,25 @@ def module(tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch) -> str
 def write_run(folder: Path, corpus: Path, scale: str = "unified", **more: object) -> Path:
     """Write a run directory as `generate` reads it."""
     config = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300)
-    state = {f"backbone.{name}": value for name, value in Backbone(config, "unified").state_dict().items()}
-    made = {"format": FORMAT, "backbone": asdict(config), "scale": scale, "scale_options": asdict(ScaleOptions())}
-    made |= {"tokenizer_sha256": Tokenizer.load(corpus).sha256, "data": {"seq_len": 8}, "corpus_hash": "c0ffee"}
+    state = {
+        f"backbone.{name}": value
+        for name, value in Backbone(config, "unified").state_dict().items()
+    }
+    made = {
+        "format": FORMAT,
+        "backbone": asdict(config),
+        "scale": scale,
+        "scale_options": asdict(ScaleOptions()),
+    }
+    made |= {
+        "tokenizer_sha256": Tokenizer.load(corpus).sha256,
+        "data": {"seq_len": 8},
+        "corpus_hash": "c0ffee",
+    }
     (folder / "checkpoints").mkdir(parents=True)
-    torch.save({CHECKPOINT_KEY: made, "state_dict": state, **more}, folder / "checkpoints/last.ckpt")
+    torch.save(
+        {CHECKPOINT_KEY: made, "state_dict": state, **more}, folder / "checkpoints/last.ckpt"
+    )
     (folder / "config.yaml").write_text("data: {seq_len: 8}\nmodel: {scale: unified}\n")
     shutil.copy(corpus / "tokenizer.json", folder)
     write(folder, [(10, 1.0)], number=1)
@@ -72,7 +88,11 @@ def write_run(folder: Path, corpus: Path, scale: str = "unified", **more: object
 def test_checkpoint_that_is_unreadable_is_refused(
     damage: str, corpus: Path, run_args: list[str], tmp_path: Path, marker: Path, refused: Refused
 ) -> None:
-    run = write_run(tmp_path / "run", corpus, **({"payload": Payload(marker)} if damage == "a pickled call" else {}))
+    run = write_run(
+        tmp_path / "run",
+        corpus,
+        **({"payload": Payload(marker)} if damage == "a pickled call" else {}),
+    )
     path = run / "checkpoints/last.ckpt"
     if damage == "a flipped bit":
         raw = bytearray(path.read_bytes())
@@ -102,7 +122,9 @@ def test_checkpoint_whose_strategy_names_a_module_is_refused(
 
 
 @pytest.mark.parametrize("key", ["tokenizer_sha256", "corpus_hash", "data.seq_len", "model.scale"])
-def test_run_with_a_foreign_checkpoint_is_refused(key: str, corpus: Path, tmp_path: Path, refused: Refused) -> None:
+def test_run_with_a_foreign_checkpoint_is_refused(
+    key: str, corpus: Path, tmp_path: Path, refused: Refused
+) -> None:
     run = write_run(tmp_path / "run", corpus)
     tokenizer, config = run / "tokenizer.json", run / "config.yaml"
     if key == "tokenizer_sha256":
@@ -115,8 +137,12 @@ def test_run_with_a_foreign_checkpoint_is_refused(key: str, corpus: Path, tmp_pa
     assert f"{run}: {key}" in refused("generate", str(run))
 
 
-@pytest.mark.parametrize("kind", ["python tag", "laughs", "cycle", pytest.param("deep", marks=pytest.mark.long)])
-def test_hostile_config_is_refused(kind: str, corpus: Path, tmp_path: Path, marker: Path, refused: Refused) -> None:
+@pytest.mark.parametrize(
+    "kind", ["python tag", "laughs", "cycle", pytest.param("deep", marks=pytest.mark.long)]
+)
+def test_hostile_config_is_refused(
+    kind: str, corpus: Path, tmp_path: Path, marker: Path, refused: Refused
+) -> None:
     laughs = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
     text = {
         "python tag": f"model: !!python/object/apply:os.open [{marker}, 65]\n",
@@ -132,7 +158,9 @@ def test_hostile_config_is_refused(kind: str, corpus: Path, tmp_path: Path, mark
     assert not marker.exists()
 
 
-def test_config_of_a_run_reads_no_environment(corpus: Path, tmp_path: Path, refused: Refused) -> None:
+def test_config_of_a_run_reads_no_environment(
+    corpus: Path, tmp_path: Path, refused: Refused
+) -> None:
     run = write_run(tmp_path / "run", corpus)
     config = run / "config.yaml"
     config.write_text("data: {seq_len: '${oc.env:HOME}'}\n")
@@ -145,14 +173,20 @@ def test_config_of_a_run_reads_no_environment(corpus: Path, tmp_path: Path, refu
 def test_index_with_a_pickle_format_is_refused(copy: Path, marker: Path) -> None:
     index = json.loads((copy / "train/index.json").read_text())
     (copy / "train/chunk-0-0.bin").write_bytes(pickle.dumps(Payload(marker)))
-    for change in ({"data_format": ["pickle"]}, {"item_loader": "PyTreeLoader"}, {"compression": "zstd"}):
+    for change in (
+        {"data_format": ["pickle"]},
+        {"item_loader": "PyTreeLoader"},
+        {"compression": "zstd"},
+    ):
         edit_json(copy / "train/index.json", config=index["config"] | change)
         with pytest.raises(ValueError, match="does not describe plain"):
             open_split(copy, "train", seq_len=8)
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "..\\x", "C:x", "\\\\host\\x", "a\0b", "\ud800"])
+@pytest.mark.parametrize(
+    "name", ["/etc/passwd", "../x", "a/../../x", "..\\x", "C:x", "\\\\host\\x", "a\0b", "\ud800"]
+)
 def test_manifest_with_a_file_outside_is_refused(copy: Path, name: str) -> None:
     edit_json(copy / "manifest.json", tokenizer_file=name)
     with pytest.raises(ValueError, match="outside"):
@@ -190,9 +224,18 @@ def test_resumed_config_imports_allowed_modules_only(
 ) -> None:
     run = write_run(tmp_path / "run", corpus)
     (run / "config.yaml").write_text(text.format(module))
-    resume, last = ["--ckpt_path", str(run / "checkpoints/last.ckpt")], ["--run_dir", str(run), "--ckpt_path=last"]
-    for command, *more in (["validate", *resume], ["fit", *last], ["fit", *resume, "--trust_module", "another"]):
-        assert f"--trust_module {module}" in refused(command, "--config", str(run / "config.yaml"), *more)
+    resume, last = (
+        ["--ckpt_path", str(run / "checkpoints/last.ckpt")],
+        ["--run_dir", str(run), "--ckpt_path=last"],
+    )
+    for command, *more in (
+        ["validate", *resume],
+        ["fit", *last],
+        ["fit", *resume, "--trust_module", "another"],
+    ):
+        assert f"--trust_module {module}" in refused(
+            command, "--config", str(run / "config.yaml"), *more
+        )
     monkeypatch.setenv("HOME", str(tmp_path))  # the shell does not expand ~ behind an equals sign
     home = ["--config=~/run/config.yaml", "--ckpt_path=~/run/checkpoints/last.ckpt"]
     assert f"--trust_module {module}" in refused("fit", *home)

@@ -1,4 +1,5 @@
-"""SIGTERM, SIGUSR1 and Ctrl-C: the run ends after the step under way, and goes on as if it had not."""
+"""SIGTERM, SIGUSR1 and Ctrl-C: the run ends after the step under way, and goes on as if it had
+not."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def args(short_args: list[str]) -> list[str]:
 
 @pytest.fixture
 def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the file with the arguments of a scontrol on PATH, which fails if a file `fail` is next to it."""
+    """Return the file with the arguments of a scontrol on PATH, which fails if a file `fail` is
+    next to it."""
     folder = tmp_path / "bin"
     folder.mkdir()
     program, calls = folder / "scontrol", folder / "calls"
@@ -69,7 +71,9 @@ def test_fit_signalled_stops_or_requeues_and_resumes_exactly(
     stopped = INTERRUPTED if number == signal.SIGINT else STOPPED
     assert (code, "Traceback" in output) == (0 if requeues else stopped, False), output
     job = "12_3" if environment is ARRAY else "12"
-    assert (scontrol.read_text() if scontrol.exists() else "") == (f"requeue {job}\n" if requeues else "")
+    assert (scontrol.read_text() if scontrol.exists() else "") == (
+        f"requeue {job}\n" if requeues else ""
+    )
     assert 7 <= load(run)["global_step"] < STEPS
     assert main(["fit", *args, "--run_dir", str(run), "--ckpt_path", "last"]) == 0
     different = differences(load(whole), load(run))
@@ -87,7 +91,11 @@ def test_fit_second_ctrl_c_ends_at_once(args: list[str], tmp_path: Path, tally: 
     wait_for(process, "Ctrl-C again ends the run at once")
     process.send_signal(signal.SIGINT)
     code, output = finish(process, seconds=10)
-    fine = code == -signal.SIGINT and (run / LAST).read_bytes() == before and load(run)["global_step"] == 3
+    fine = (
+        code == -signal.SIGINT
+        and (run / LAST).read_bytes() == before
+        and load(run)["global_step"] == 3
+    )
     tally("Ctrl-C twice, during a checkpoint write", fine, output)
 
 

@@ -1,6 +1,8 @@
-"""Faults of one process of two: `torchrun --nproc-per-node 2 -m tests.faults.two_processes OUT ARGS`.
+"""Faults of one process of two: `torchrun --nproc-per-node 2 -m tests.faults.two_processes OUT
+ARGS`.
 
-Rank 0 prints one JSON line with what each fault came to; a rank that is left waiting ends the launch by its time limit.
+Rank 0 prints one JSON line with what each fault came to; a rank that is left waiting ends the
+launch by its time limit.
 """
 
 import json
@@ -29,8 +31,24 @@ def signal_to_the_last_rank(module: PretrainModule, batch: Any, batch_idx: int) 
 
 
 def run(out: Path, args: list[str]) -> dict[str, bool]:
-    fit = ["fit", "--config", "conf/trainer/ddp.yaml", "--trainer.accelerator", "cpu", "--trainer.precision", "32-true"]
-    fit += ["--model.compile", "none", *args, "--trainer.devices", "2", "--trainer.max_steps", str(STEPS)]
+    fit = [
+        "fit",
+        "--config",
+        "conf/trainer/ddp.yaml",
+        "--trainer.accelerator",
+        "cpu",
+        "--trainer.precision",
+        "32-true",
+    ]
+    fit += [
+        "--model.compile",
+        "none",
+        *args,
+        "--trainer.devices",
+        "2",
+        "--trainer.max_steps",
+        str(STEPS),
+    ]
     found = {}
     for how in ("stop", "skip"):
         with pytest.MonkeyPatch.context() as patch:
@@ -39,17 +57,24 @@ def run(out: Path, args: list[str]) -> dict[str, bool]:
         fine = code == (1 if how == "stop" else 0)
         if RANK == 0:
             (event,) = events(out / how)
-            fine &= event["step"] == STEP and event["losses"].count("nan") == len(event["losses"]) // 2 > 0
+            fine &= (
+                event["step"] == STEP
+                and event["losses"].count("nan") == len(event["losses"]) // 2 > 0
+            )
             fine &= (out / how / "summary.json").exists() == (how == "skip")
         found[f"nan loss on one of two devices, {how}"] = fine
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PretrainModule, "on_train_batch_start", signal_to_the_last_rank, raising=False)
+        patch.setattr(
+            PretrainModule, "on_train_batch_start", signal_to_the_last_rank, raising=False
+        )
         patch.setenv("SLURM_JOB_ID", "12")
         patch.setenv("PATH", str(out), prepend=os.pathsep)  # a scontrol of the test's
         code = main([*fit, "--run_dir", str(out / "signal")])
     fine = code == 0
     if RANK == 0:
-        fine &= (out / "asked").read_text() == "requeue 12\n" and load(out / "signal")["global_step"] == STEP + 1
+        fine &= (out / "asked").read_text() == "requeue 12\n" and load(out / "signal")[
+            "global_step"
+        ] == STEP + 1
     found["SIGUSR1 to one of two devices, requeued by SLURM"] = fine
     again = [*fit, "--run_dir", str(out / "signal"), "--ckpt_path", "last"]
     assert main(again) == 0

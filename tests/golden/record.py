@@ -1,9 +1,11 @@
-"""Golden losses: 20 steps of every strategy on the CPU, in float32 to the last bit, and in float64 for all machines.
+"""Golden losses: 20 steps of every strategy on the CPU, in float32 to the last bit, and in float64
+for all machines.
 
-`python -m tests.golden.record` records them in losses.json, those in float32 for this torch, machine and CPU
-capability; with `--print` these go to stdout. The process that measures them has ENVIRONMENT: torch's plain kernels,
-one code path of MKL and oneDNN for all CPUs, one thread. What remains are the C library's exp and log, and the
-processor's family: they are in the key. An Intel Xeon and an AMD EPYC give the same bits.
+`python -m tests.golden.record` records them in losses.json, those in float32 for this torch,
+machine and CPU capability; with `--print` these go to stdout. The process that measures them has
+ENVIRONMENT: torch's plain kernels, one code path of MKL and oneDNN for all CPUs, one thread. What
+remains are the C library's exp and log, and the processor's family: they are in the key. An Intel
+Xeon and an AMD EPYC give the same bits.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, rol
 from tests.conftest import BUILDS, GEMMA, MOE, ROOT
 
 FILE = Path(__file__).with_name("losses.json")
-#: Without MKL's switch, with two threads, or (Muon's bfloat16 products) with oneDNN's free choice, losses differ.
+#: Without MKL's switch, with two threads, or (Muon's bfloat16 products) with oneDNN's free choice,
+#: losses differ.
 ENVIRONMENT = {
     "ATEN_CPU_CAPABILITY": "default",
     "MKL_CBWR": "COMPATIBLE",
@@ -65,7 +68,8 @@ def distance(one: Sequence[float], two: Sequence[float]) -> float:
 
 
 def stream(vocab: int, n: int) -> Tensor:
-    """A Markov chain in integers: each token is one of four successors of the last, the first ones likelier."""
+    """A Markov chain in integers: each token is one of four successors of the last, the first ones
+    likelier."""
     generator = torch.Generator().manual_seed(7)
     successors = torch.randint(vocab, (vocab, 4), generator=generator).tolist()
     choices = torch.randint(10, (n,), generator=generator).tolist()
@@ -76,23 +80,32 @@ def stream(vocab: int, n: int) -> Tensor:
 
 
 def draw_uniform(model: Backbone) -> None:
-    """Sample matrices that are equal on every machine: the last bit of normal numbers depends on the CPU."""
+    """Sample matrices that are equal on every machine: the last bit of normal numbers depends on
+    the CPU."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("weight"):
-                parameter.copy_((torch.rand(parameter.shape, dtype=torch.float64, generator=generator) - 0.5) / 4)
+                parameter.copy_(
+                    (torch.rand(parameter.shape, dtype=torch.float64, generator=generator) - 0.5)
+                    / 4
+                )
 
 
-def losses(case: str, steps: int = STEPS, dtype: torch.dtype = torch.float32, *, uniform: bool = False) -> list[float]:
-    """Training losses of one case: the backbone, its loss, clipping, optimizer and schedule as `fit` runs them.
+def losses(
+    case: str, steps: int = STEPS, dtype: torch.dtype = torch.float32, *, uniform: bool = False
+) -> list[float]:
+    """Training losses of one case: the backbone, its loss, clipping, optimizer and schedule as
+    `fit` runs them.
 
     In float64 all of it is, Newton-Schulz as well. `uniform`: from weights of `draw_uniform`.
     """
     scale, changes, optim, schedule = CASES[case]
     if dtype == torch.float64:
         optim = replace(optim, ns_dtype="float64")
-    config = BackboneConfig(**{"d_model": 32, "n_layer": 2, "n_head": 2, "vocab_size": 48, "init_std": 0.08, **changes})
+    config = BackboneConfig(
+        **{"d_model": 32, "n_layer": 2, "n_head": 2, "vocab_size": 48, "init_std": 0.08, **changes}
+    )
     batch, length = 4, 16
     blocks = stream(config.vocab_size, steps * batch * (length + 1)).view(steps, batch, length + 1)
     with warnings.catch_warnings():
@@ -116,7 +129,8 @@ def losses(case: str, steps: int = STEPS, dtype: torch.dtype = torch.float32, *,
 
 
 def measure() -> dict[str, Any]:
-    """Return key and losses of a process of its own: what decides the kernels is read at its start."""
+    """Return key and losses of a process of its own: what decides the kernels is read at its
+    start."""
     command = [sys.executable, "-m", "tests.golden.record", "--print"]
     env = os.environ | ENVIRONMENT
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
@@ -130,7 +144,9 @@ def main(argv: list[str]) -> None:
     found = measure()
     golden = json.loads(FILE.read_text()) if FILE.exists() else {}
     golden[found["key"]] = found["losses"]
-    golden[ROUNDING] = {case: distance(found["losses"][case], losses(case, dtype=torch.float64)) for case in CASES}
+    golden[ROUNDING] = {
+        case: distance(found["losses"][case], losses(case, dtype=torch.float64)) for case in CASES
+    }
     golden[FLOAT64] = {case: losses(case, dtype=torch.float64, uniform=True) for case in CASES}
     FILE.write_text(json.dumps(golden, indent=1) + "\n")
     print(f"{FILE.name}: {len(found['losses'])} cases under {found['key']!r}")

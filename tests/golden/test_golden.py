@@ -1,4 +1,5 @@
-"""Losses of 20 steps equal the recorded ones, bit for bit on this processor; deterministic runs are equal."""
+"""Losses of 20 steps equal the recorded ones, bit for bit on this processor; deterministic runs are
+equal."""
 
 from __future__ import annotations
 
@@ -16,15 +17,20 @@ GOLDEN = json.loads(FILE.read_text())
 def differing(key: str, found: dict[str, list[float]]) -> list[str]:
     """The cases whose losses are not the recorded ones.
 
-    A recorded `key` has no margin. Otherwise the margin is 20 times the distance of the last record from float64,
-    which is the effect of twenty steps on the rounding of one kind of kernels. The largest ratios measured are 6 with
-    AVX-512's kernels and 10.4 with those without vector instructions (ATEN_CPU_CAPABILITY=default, hg+ap+offset).
+    A recorded `key` has no margin. Otherwise the margin is 20 times the distance of the last record
+    from float64, which is the effect of twenty steps on the rounding of one kind of kernels. The
+    largest ratios measured are 6 with AVX-512's kernels and 10.4 with those without vector
+    instructions (ATEN_CPU_CAPABILITY=default, hg+ap+offset).
     """
     if key in GOLDEN:
         return [case for case, values in found.items() if values != GOLDEN[key][case]]
     *_, last = (name for name in GOLDEN if name not in (FLOAT64, ROUNDING))
     record, rounding = GOLDEN[last], GOLDEN[ROUNDING]
-    return [case for case, values in found.items() if distance(values, record[case]) > 20 * rounding[case]]
+    return [
+        case
+        for case, values in found.items()
+        if distance(values, record[case]) > 20 * rounding[case]
+    ]
 
 
 @pytest.mark.long
@@ -32,10 +38,13 @@ def test_losses_on_recorded_machine_are_golden() -> None:
     same = all(set(cases) == set(CASES) for cases in GOLDEN.values())
     assert same, "strategies came or went; on a commit you trust: python -m tests.golden.record"
     found = measure()
-    assert not (wrong := differing(found["key"], found["losses"])), f"other losses than recorded for {wrong}"
+    assert not (wrong := differing(found["key"], found["losses"])), (
+        f"other losses than recorded for {wrong}"
+    )
 
 
-#: one of each placement, parameterization, family and optimizer; the others are theirs to the last bit
+#: one of each placement, parameterization, family and optimizer; the others are theirs to the last
+#: bit
 SOME = [*FEW_BUILDS[:4], *[case for case in CASES if "," in case], "wsd"]
 #: twice the time of the others, or more
 LARGE = ("experts, llama", "muon, bfloat16", "muon, experts")

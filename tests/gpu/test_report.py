@@ -1,4 +1,5 @@
-"""Every stage of `make gpu_report` at toy size on the CPU; the runner, with stages that fail or hang."""
+"""Every stage of `make gpu_report` at toy size on the CPU; the runner, with stages that fail or
+hang."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +16,16 @@ from benchmarks.gpu import markdown
 from benchmarks.gpu.plan import STAGES, Stage, fitting, in_groups, time_of
 from benchmarks.gpu.process import Task
 from benchmarks.gpu.runner import Runner
-from benchmarks.gpu.stages import attention, cache, candidates, ceilings, correctness, kernels, memory, overhead
+from benchmarks.gpu.stages import (
+    attention,
+    cache,
+    candidates,
+    ceilings,
+    correctness,
+    kernels,
+    memory,
+    overhead,
+)
 from lightning_sv.errors import ConfigError
 
 
@@ -31,7 +41,9 @@ HERE = "tests.gpu.stages"
 
 
 def runner(out: Path, stages: tuple[Stage, ...], seconds: float = 200.0, **options: Any) -> Runner:
-    return Runner(out, out / "work", "cpu", True, seconds, stages=stages, tell=lambda line: None, **options)
+    return Runner(
+        out, out / "work", "cpu", True, seconds, stages=stages, tell=lambda line: None, **options
+    )
 
 
 @pytest.mark.long
@@ -43,8 +55,16 @@ def test_runner_continues_in_the_next_call(tmp_path: Path) -> None:
         Stage("long", f"{HERE}:good", 1000),
     )
     first = runner(tmp_path, stages).run()["stages"]
-    assert [first[stage.name]["state"] for stage in stages] == ["failed", "deadline", "done", "no time left"]
-    assert first["bad"]["figures"] == {"so_far": 1} and "the card fell out" in first["bad"]["error"][-1]
+    assert [first[stage.name]["state"] for stage in stages] == [
+        "failed",
+        "deadline",
+        "done",
+        "no time left",
+    ]
+    assert (
+        first["bad"]["figures"] == {"so_far": 1}
+        and "the card fell out" in first["bad"]["error"][-1]
+    )
     assert first["good"]["figures"] == {"seven": 7, "known": None}
     for stage in stages[:3]:
         assert json.loads((tmp_path / f"stage-{stage.name}.json").read_text()) == first[stage.name]
@@ -82,7 +102,9 @@ def test_report_of_another_card_or_without_time_is_refused(
 
 def test_ceilings_stage_measures_copies_products_and_attention(task: Task) -> None:
     found = ceilings.run(task)
-    assert torch.__version__.startswith(found["versions"]["packages"]["torch"])  # a wheel's metadata may lack +cu130
+    assert torch.__version__.startswith(
+        found["versions"]["packages"]["torch"]
+    )  # a wheel's metadata may lack +cu130
     assert found["copy_tb_s"] > 0 and len(found["products"]) == 2 and "errors" not in found
     assert {row["backend"] for row in found["attention"]} == {"cudnn", "flash", "efficient"}
     assert any("both_ms" in row for row in found["attention"])
@@ -104,12 +126,21 @@ def test_correctness_stage_passes_on_the_cpu_and_finds_errors(task: Task) -> Non
 
 @pytest.mark.long
 def test_overhead_stage_times_every_arm(task: Task) -> None:
-    arms = ["llama", "unified", "Hugging Face", "Hugging Face compiled", "Hugging Face liger", "torchtitan compiled"]
+    arms = [
+        "llama",
+        "unified",
+        "Hugging Face",
+        "Hugging Face compiled",
+        "Hugging Face liger",
+        "torchtitan compiled",
+    ]
     options = {"size": "0.12b", "arms": arms, "peak_tflops": 989.4, "measured_tflops": 800.0}
     found = overhead.run(replace(task, options=options))
     assert set(found["arms"]) == {"protocol", "large"}
     for batch, table in found["arms"].items():
-        left = {name.removesuffix(f", {batch}") for name in found["left_out"] if name.endswith(batch)}
+        left = {
+            name.removesuffix(f", {batch}") for name in found["left_out"] if name.endswith(batch)
+        }
         assert set(table["rows"]) == set(arms) - left and left <= set(arms[4:])
         assert table["rows"]["llama"]["ratio"] == 1
         for row in table["rows"].values():
@@ -165,8 +196,16 @@ def test_fit_stage_killed_and_resumed_is_bit_equal(task: Task) -> None:
 
     found = fit.run(task)
     assert found["runs"]["resumed"]["killed"] and found["runs"]["resumed"]["exit"] == 0
-    assert found["resumed against uninterrupted"] == {"bit_equal": True, "steps": [20, 20], "weights_apart": 0.0}
-    assert found["synchronizations"]["micro_batches"] == 4 * found["synchronizations"]["steps"] == 4 * 8
+    assert found["resumed against uninterrupted"] == {
+        "bit_equal": True,
+        "steps": [20, 20],
+        "weights_apart": 0.0,
+    }
+    assert (
+        found["synchronizations"]["micro_batches"]
+        == 4 * found["synchronizations"]["steps"]
+        == 4 * 8
+    )
     _on_a_page("fit", found)
 
 

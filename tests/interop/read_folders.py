@@ -1,6 +1,8 @@
-"""`python read_folders.py ROOT TEXT`: what transformers and CTranslate2 make of ROOT's folders, as JSON.
+"""`python read_folders.py ROOT TEXT`: what transformers and CTranslate2 make of ROOT's folders, as
+JSON.
 
-It runs in the environment of `make test-hf4`, which has neither lightning_sv nor its other requirements.
+It runs in the environment of `make test-hf4`, which has neither lightning_sv nor its other
+requirements.
 """
 
 import json
@@ -27,7 +29,9 @@ def by_transformers(folder: Path) -> dict[str, Any]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     pipe = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
     greedy = pipe("def f", max_new_tokens=4, min_new_tokens=4, do_sample=False)[0]["generated_text"]
-    generated = model.generate(**tokenizer("def f", return_tensors="pt"), max_new_tokens=4, min_new_tokens=4)
+    generated = model.generate(
+        **tokenizer("def f", return_tensors="pt"), max_new_tokens=4, min_new_tokens=4
+    )
     return {
         "class": type(model).__name__,
         "difference": difference,
@@ -39,7 +43,9 @@ def by_transformers(folder: Path) -> dict[str, Any]:
 def by_ctranslate2(folder: Path) -> dict[str, Any]:
     made = folder / "ctranslate2"
     ctranslate2.converters.TransformersConverter(str(folder)).convert(str(made))
-    generator = ctranslate2.Generator(str(made), device="cpu", compute_type="float32", intra_threads=1)
+    generator = ctranslate2.Generator(
+        str(made), device="cpu", compute_type="float32", intra_threads=1
+    )
     logits = generator.forward_batch(torch.load(folder / "tokens.pt").tolist())
     return {"difference": off(torch.from_numpy(np.array(logits)), folder)}
 
@@ -54,7 +60,10 @@ def tried(reader: Any, folder: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     transformers.utils.logging.set_verbosity_error()
     found = {
-        folder.name: {"transformers": tried(by_transformers, folder), "ctranslate2": tried(by_ctranslate2, folder)}
+        folder.name: {
+            "transformers": tried(by_transformers, folder),
+            "ctranslate2": tried(by_ctranslate2, folder),
+        }
         for folder in sorted(Path(sys.argv[1]).iterdir())
     }
     print(json.dumps({"version": transformers.__version__, "folders": found}))

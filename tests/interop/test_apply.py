@@ -1,4 +1,5 @@
-"""A strategy on existing models: the same function, trained under the strategy, and folded again."""
+"""A strategy on existing models: the same function, trained under the strategy, and folded
+again."""
 
 import contextlib
 import copy
@@ -30,9 +31,21 @@ from tests.conftest import thinned
 from tests.roles.families import FAMILIES, Family, find
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*scale vectors; the function:UserWarning")
-#: families of every run: pre-norm, fused, 1 + w, LayerNorm's biases, experts, latents, state spaces, no vectors
-FEW = {"llama", "gpt2", "gemma3_text", "phi3", "qwen3_moe", "deepseek_v3", "mamba2", "olmo", "nanochat"}
-#: of outputs in float32, relative: measured are 1e-7 to 1.4e-6, on one CPU; a vector that is lost changes them by 1e-2
+#: families of every run: pre-norm, fused, 1 + w, LayerNorm's biases, experts, latents, state
+#: spaces, no vectors
+FEW = {
+    "llama",
+    "gpt2",
+    "gemma3_text",
+    "phi3",
+    "qwen3_moe",
+    "deepseek_v3",
+    "mamba2",
+    "olmo",
+    "nanochat",
+}
+#: of outputs in float32, relative: measured are 1e-7 to 1.4e-6, on one CPU; a vector that is lost
+#: changes them by 1e-2
 ROUNDING = 64 * torch.finfo(torch.float32).eps
 
 
@@ -74,7 +87,8 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def unchanged(model: nn.Module, *, values: bool = True) -> Iterator[None]:
-    """Check that afterwards a model has the same keys, classes and trained parameters, and the same values."""
+    """Check that afterwards a model has the same keys, classes and trained parameters, and the same
+    values."""
 
     def kept() -> list[Any]:
         trains = [parameter.requires_grad for parameter in model.parameters()]
@@ -83,7 +97,9 @@ def unchanged(model: nn.Module, *, values: bool = True) -> Iterator[None]:
     before, numbers = kept(), state(model)
     yield
     assert kept() == before
-    assert not values or all(torch.equal(value, numbers[name]) for name, value in model.state_dict().items())
+    assert not values or all(
+        torch.equal(value, numbers[name]) for name, value in model.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize(("strategy", "family"), [
@@ -99,7 +115,9 @@ def unchanged(model: nn.Module, *, values: bool = True) -> Iterator[None]:
     if family.id != "kimi_linear" or strategy == "hg+dp+or+iwd"
 ])  # fmt: skip
 def test_apply_strategy_any_family_keeps_outputs_and_folds(strategy: str, family: Family) -> None:
-    model = trained(family, 0.05 if "er" in strategy else 0.7)  # er has no sign at a norm without a matrix
+    model = trained(
+        family, 0.05 if "er" in strategy else 0.7
+    )  # er has no sign at a norm without a matrix
     before = logits(model)
     with unchanged(model, values=False):
         report = apply_strategy(model, strategy)
@@ -107,7 +125,9 @@ def test_apply_strategy_any_family_keeps_outputs_and_folds(strategy: str, family
         assert (logits(model) - before).norm() < ROUNDING * before.norm()
         perturb(model)
         applied = logits(model)
-        with FlopCounterMode(display=False):  # as Lightning's ModelSummary does for an example input
+        with FlopCounterMode(
+            display=False
+        ):  # as Lightning's ModelSummary does for an example input
             assert (logits(model) - applied).norm() < ROUNDING * applied.norm()
         assert (applied - before).norm() > 1e-3 * before.norm() or not report.vectors
         assert fold_applied(model) is model
@@ -115,15 +135,20 @@ def test_apply_strategy_any_family_keeps_outputs_and_folds(strategy: str, family
 
 
 @pytest.mark.parametrize(
-    ("strategy", "noted"), [("hg+dp+or+iwd", ["model.embed_tokens.weight"]), ("nop", ["model.norm.weight"]), ("hg", [])]
+    ("strategy", "noted"),
+    [("hg+dp+or+iwd", ["model.embed_tokens.weight"]), ("nop", ["model.norm.weight"]), ("hg", [])],
 )
 def test_apply_strategy_tied_head_without_vector_noted(strategy: str, noted: list[str]) -> None:
     report = apply_strategy(named("qwen2-tied"), strategy)
-    assert list(dict(report.notes)) == noted and not any("lm_head" in name for name in report.vectors)
+    assert list(dict(report.notes)) == noted and not any(
+        "lm_head" in name for name in report.vectors
+    )
 
 
 @pytest.mark.parametrize("strategy", ["or", "dp", "hg+dp+or", "ap+er"])
-@pytest.mark.parametrize("name", thinned(["llama", "phi3", "gemma3_text", "gpt2", "qwen3_moe"], ["llama", "qwen3_moe"]))
+@pytest.mark.parametrize(
+    "name", thinned(["llama", "phi3", "gemma3_text", "gpt2", "qwen3_moe"], ["llama", "qwen3_moe"])
+)
 def test_apply_strategy_callbacks_read_every_matrix_and_vector(name: str, strategy: str) -> None:
     plain, model = named(name, 0.1), named(name, 0.1)
     apply_strategy(plain, "llama")
@@ -133,24 +158,40 @@ def test_apply_strategy_callbacks_read_every_matrix_and_vector(name: str, strate
         torch.testing.assert_close(after[key], before[key], rtol=1e-4, atol=0)
     rows, subsets = weight_decay_roles(model).parameters, parameter_subsets(model)
     for role in ("input", "output"):
-        wanted = {id(model.get_parameter(row.name)) for row in rows if row.role == role and row.trained}
+        wanted = {
+            id(model.get_parameter(row.name)) for row in rows if row.role == role and row.trained
+        }
         assert {id(parameter) for parameter in subsets[f"scale_{role}"]} == wanted
-    if name == "llama" and strategy != "ap+er":  # each subset of a branch has the vector that its matrix reads
+    if (
+        name == "llama" and strategy != "ap+er"
+    ):  # each subset of a branch has the vector that its matrix reads
         inputs = {id(parameter) for parameter in subsets["scale_input"]}
-        assert all(inputs & {id(p) for p in subsets[site]} for site in ("q_proj", "up_proj", "lm_head"))
+        assert all(
+            inputs & {id(p) for p in subsets[site]} for site in ("q_proj", "up_proj", "lm_head")
+        )
 
 
 def test_branch_norms_of_branches_with_one_name_have_their_paths() -> None:
     model = named("t5", 0.1)
     apply_strategy(model, "hg+dp")
-    norms, matrix = branch_norms(model), model.get_submodule("encoder.block.0.layer.0.SelfAttention.q").weight
+    norms, matrix = (
+        branch_norms(model),
+        model.get_submodule("encoder.block.0.layer.0.SelfAttention.q").weight,
+    )
     norm = norms["layer0/encoder_block_layer_0_SelfAttention_q/effective"]
     torch.testing.assert_close(norm, matrix.norm())  # type: ignore[operator]
-    assert "layer0/decoder_block_layer_1_EncDecAttention_q/effective" in norms and "layer0/q/W" not in norms
+    assert (
+        "layer0/decoder_block_layer_1_EncDecAttention_q/effective" in norms
+        and "layer0/q/W" not in norms
+    )
 
 
-def test_apply_strategy_own_placement_without_vectors_normalizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PLACEMENTS, "norm_only", Placement(False, True, False, "normalize the output"))
+def test_apply_strategy_own_placement_without_vectors_normalizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(
+        PLACEMENTS, "norm_only", Placement(False, True, False, "normalize the output")
+    )
     report = apply_strategy(named("llama"), "norm_only")
     assert not report.vectors and not report.same_function
 
@@ -167,7 +208,8 @@ def test_apply_strategy_model_without_values_is_refused() -> None:
      ("qwen2_moe", ["shared_expert_gate"])],
 )  # fmt: skip
 def test_apply_strategy_dnp_outside_plain_linear_is_dp(name: str, words: list[str]) -> None:
-    """Several matrices in a weight, Conv1D, experts and a single output have an output-side vector without a norm."""
+    """Several matrices in a weight, Conv1D, experts and a single output have an output-side vector
+    without a norm."""
     model = named(name)
     model.set_attn_implementation("eager")  # in which queries and keys meet before the values
     report = apply_strategy(model, "hg+dnp")
@@ -175,7 +217,11 @@ def test_apply_strategy_dnp_outside_plain_linear_is_dp(name: str, words: list[st
     assert set(words) <= {weight.removesuffix(".weight").rpartition(".")[2] for weight in without}
     scaled = {module.site for module in model.modules() if isinstance(module, ScaledWeight)}
     normed = {module.site for module in model.modules() if isinstance(module, OutputNorm)}
-    assert without and without <= scaled and not normed & {weight.removesuffix(".weight") for weight in without}
+    assert (
+        without
+        and without <= scaled
+        and not normed & {weight.removesuffix(".weight") for weight in without}
+    )
     assert report.same_function == (not normed)
 
 
@@ -185,25 +231,41 @@ def test_apply_strategy_generation_with_cache_same_tokens() -> None:
         plain = model.generate(ids, max_new_tokens=10, do_sample=False)
         apply_strategy(model, "hg+dp+or+iwd")
         assert torch.equal(model.generate(ids, max_new_tokens=10, do_sample=False), plain)
-        assert torch.equal(model.generate(ids, max_new_tokens=10, do_sample=False, use_cache=False), plain)
+        assert torch.equal(
+            model.generate(ids, max_new_tokens=10, do_sample=False, use_cache=False), plain
+        )
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-@pytest.mark.parametrize("how", thinned(["reentrant", "non-reentrant", "compiled"], ["reentrant", "non-reentrant"]))
+@pytest.mark.parametrize(
+    "how", thinned(["reentrant", "non-reentrant", "compiled"], ["reentrant", "non-reentrant"])
+)
 def test_apply_strategy_checkpointed_or_compiled_same_gradients(how: str) -> None:
     """The compiled model is one graph, with the norms that dnp puts behind matrices."""
     model, ids = named("llama", 0.3), torch.arange(4, 20)[None]
     apply_strategy(model.train(), "unified" if how == "compiled" else "hg+dp+or+iwd")
     found = []
     for changed in (False, True):
-        run: Any = torch.compile(model, backend="eager", fullgraph=True) if changed and how == "compiled" else model
+        run: Any = (
+            torch.compile(model, backend="eager", fullgraph=True)
+            if changed and how == "compiled"
+            else model
+        )
         for layer in model.model.layers:
             layer.gradient_checkpointing = changed and how != "compiled"
-            layer._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=how == "reentrant")
+            layer._gradient_checkpointing_func = functools.partial(
+                checkpoint, use_reentrant=how == "reentrant"
+            )
         model.zero_grad()
         run(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-        found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
-    assert found[0].keys() == found[1].keys() == {n for n, p in model.named_parameters() if p.requires_grad}
+        found.append(
+            {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        )
+    assert (
+        found[0].keys()
+        == found[1].keys()
+        == {n for n, p in model.named_parameters() if p.requires_grad}
+    )
     plain, other = (torch.cat([gradient.flatten() for gradient in each.values()]) for each in found)
     # some of the compiled model's are zero but for rounding
     assert (other - plain).norm() <= (ROUNDING if how == "compiled" else 0) * plain.norm()
@@ -212,9 +274,17 @@ def test_apply_strategy_checkpointed_or_compiled_same_gradients(how: str) -> Non
 
 @pytest.mark.parametrize(
     ("name", "strategy"),
-    [("llama", "hg+dp+or+iwd"), ("llama", "dnp"), ("qwen3_moe", "hg"), ("gemma2", "or"), ("gpt2", "hg+dp")],
+    [
+        ("llama", "hg+dp+or+iwd"),
+        ("llama", "dnp"),
+        ("qwen3_moe", "hg"),
+        ("gemma2", "or"),
+        ("gpt2", "hg+dp"),
+    ],
 )
-def test_apply_strategy_state_loads_but_not_into_plain_model(name: str, strategy: str, tmp_path: Path) -> None:
+def test_apply_strategy_state_loads_but_not_into_plain_model(
+    name: str, strategy: str, tmp_path: Path
+) -> None:
     load = pytest.importorskip("transformers").AutoModelForCausalLM.from_pretrained
     read_tensors = pytest.importorskip("safetensors.torch").load_file
     model: Any = named(name)
@@ -242,12 +312,16 @@ def test_apply_strategy_state_loads_but_not_into_plain_model(name: str, strategy
         other.load_state_dict(read_tensors(tmp_path / folder / "model.safetensors"), strict=False)
         assert torch.equal(logits(other), logits(source))
     owned = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
-    assert model.state_dict().keys() <= dict(owned).keys()  # torch.distributed.checkpoint reads keys as attributes
+    assert (
+        model.state_dict().keys() <= dict(owned).keys()
+    )  # torch.distributed.checkpoint reads keys as attributes
     with pytest.raises(RuntimeError, match="Missing key"):
         named(name).load_state_dict(model.state_dict())
     if strategy != "dnp":
         applied = logits(model)
-        assert torch.equal(logits(fold_applied(copy.deepcopy(model))), applied) and torch.equal(logits(model), applied)
+        assert torch.equal(logits(fold_applied(copy.deepcopy(model))), applied) and torch.equal(
+            logits(model), applied
+        )
         fold_applied(model).save_pretrained(tmp_path / "folded")
         assert torch.equal(logits(load(tmp_path / "folded").eval()), applied)
 
@@ -258,7 +332,9 @@ def test_apply_strategy_dp_at_leaves_the_output_without_norm() -> None:
         with pytest.raises(ConfigError, match="dp_at"):
             apply_strategy(model, strategy, dp_at=[name])
     apply_strategy(model, "unified", dp_at=["lm_head"])
-    assert hasattr(model.model.layers[0].mlp.up_proj, "output_norm") and not hasattr(model.lm_head, "output_norm")
+    assert hasattr(model.model.layers[0].mlp.up_proj, "output_norm") and not hasattr(
+        model.lm_head, "output_norm"
+    )
     assert any("lm_head" in name and "scale_out" in name for name, _ in model.named_parameters())
 
 
@@ -272,11 +348,25 @@ def test_apply_strategy_preset_places_dp_at_the_head_whatever_its_name() -> None
 
 def test_apply_strategy_dnp_normalizes_linear_layers() -> None:
     model = named("llama")
-    plain = {row.name: row.role for row in weight_decay_roles(model).parameters if row.role in ("matrix", "head")}
+    plain = {
+        row.name: row.role
+        for row in weight_decay_roles(model).parameters
+        if row.role in ("matrix", "head")
+    }
     report = apply_strategy(model, "unified")
-    roles = {unwrapped(row.name).removesuffix(".original"): row.role for row in weight_decay_roles(model).parameters}
-    assert plain.items() <= {name.replace("parametrizations.", ""): role for name, role in roles.items()}.items()
-    assert not report.same_function and report.difference > 1e-3 and "the function changes" in str(report)
+    roles = {
+        unwrapped(row.name).removesuffix(".original"): row.role
+        for row in weight_decay_roles(model).parameters
+    }
+    assert (
+        plain.items()
+        <= {name.replace("parametrizations.", ""): role for name, role in roles.items()}.items()
+    )
+    assert (
+        not report.same_function
+        and report.difference > 1e-3
+        and "the function changes" in str(report)
+    )
     layer = model.model.layers[0].self_attn
     seen = []
     layer.k_proj.register_forward_hook(lambda module, args, out: seen.append((args[0], out)))
@@ -290,8 +380,15 @@ def test_apply_strategy_dnp_normalizes_linear_layers() -> None:
     assert torch.equal(logits(copy.deepcopy(model)), logits(model))
     qwen3 = named("qwen3")  # which normalizes q and k itself
     apply_strategy(qwen3, "unified")
-    normed = {name.rpartition(".")[0] for name, _ in qwen3.named_modules() if name.endswith("output_norm")}
-    assert {name.rpartition(".")[2] for name in normed} == {"v_proj", "gate_proj", "up_proj", "lm_head"}
+    normed = {
+        name.rpartition(".")[0] for name, _ in qwen3.named_modules() if name.endswith("output_norm")
+    }
+    assert {name.rpartition(".")[2] for name in normed} == {
+        "v_proj",
+        "gate_proj",
+        "up_proj",
+        "lm_head",
+    }
 
 
 def changed(name: str, change: Callable[[Any], object]) -> nn.Module:
@@ -331,7 +428,11 @@ REFUSED: dict[str, tuple[str, str, Callable[[], nn.Module]]] = {
     "integers": ("hg", "traced forward pass failed", lambda: changed("llama", with_integers)),
     "LoRA": ("hg", "before PEFT", lambda: changed("llama", with_lora)),
     "parametrized": ("hg+or", "already parametrized", lambda: changed("llama", parametrized)),
-    "applied": ("hg", "already has", lambda: changed("llama", lambda model: apply_strategy(model, "hg"))),
+    "applied": (
+        "hg",
+        "already has",
+        lambda: changed("llama", lambda model: apply_strategy(model, "hg")),
+    ),
     "DDP": ("hg", "model inside", lambda: wrapped("DistributedDataParallel")),
     "FSDP": ("hg", "model inside", lambda: wrapped("FullyShardedDataParallel")),
 }
@@ -351,7 +452,9 @@ def test_difference_of_outputs_that_are_nan_is_infinite() -> None:
 
 def test_apply_strategy_failed_check_model_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     model = named("qwen2-tied", 0.05)
-    monkeypatch.setattr("lightning_sv.interop.apply.apply.relative_difference", lambda before, after: float("nan"))
+    monkeypatch.setattr(
+        "lightning_sv.interop.apply.apply.relative_difference", lambda before, after: float("nan")
+    )
     for strategy in ("hg+dp+or+iwd", "ap", "hg+er"):
         with unchanged(model), pytest.raises(ValueError, match="Qwen2ForCausalLM"):
             apply_strategy(model, strategy)
@@ -377,7 +480,12 @@ def test_scaled_weight_changes_refused() -> None:
             for change in changes:
                 with pytest.raises(RuntimeError, match="fold_applied"):
                     change(module.weight)
-            copies = module.weight.clone(), module.weight * 1, module.weight[torch.tensor([0, 2])], module.weight[[1]]
+            copies = (
+                module.weight.clone(),
+                module.weight * 1,
+                module.weight[torch.tensor([0, 2])],
+                module.weight[[1]],
+            )
             assert not any(copy.zero_().any() for copy in copies) and f"{module.weight[0, 0]:.1f}"
 
 
@@ -413,7 +521,10 @@ def test_scaled_weight_is_itself_for_autograd_and_its_results_are_plain() -> Non
     x = torch.randn(2, 3, 8)
     model: Any = nn.Sequential(nn.RMSNorm(8), nn.Linear(8, 6))
     apply_strategy(model, "hg+dp+or", x)
-    for result in (model(x), torch.einsum("bti,oi->bto", x, model[1].weight)):  # with a bias the result is a view
+    for result in (
+        model(x),
+        torch.einsum("bti,oi->bto", x, model[1].weight),
+    ):  # with a bias the result is a view
         assert type(result) is Tensor
         result += 1
     weight, called = model[1].weight, []
@@ -425,7 +536,10 @@ def test_scaled_weight_is_itself_for_autograd_and_its_results_are_plain() -> Non
     torch.testing.assert_close(weight.grad, gradient)
     assert called
     grads = []
-    for run in (nn.functional.linear, functools.partial(checkpoint, nn.functional.linear, use_reentrant=True)):
+    for run in (
+        nn.functional.linear,
+        functools.partial(checkpoint, nn.functional.linear, use_reentrant=True),
+    ):
         model.zero_grad()
         run(x.requires_grad_(), model[1].weight).square().sum().backward()
         grads.append([p.grad for p in model[1].parameters() if p.grad is not None])
@@ -442,10 +556,16 @@ def test_fold_applied_lora_merge_refused_before_right_after() -> None:
     model = named("llama")
     apply_strategy(model, "hg+dp+or+iwd")
     perturb(model)
-    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False)
+    lora = peft.LoraConfig(
+        r=4, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False
+    )
     wrapped = peft.get_peft_model(model, lora).eval()
     before = logits(wrapped)
-    for merge in (wrapped.merge_and_unload, lambda: wrapped.merge_and_unload(safe_merge=True), wrapped.merge_adapter):
+    for merge in (
+        wrapped.merge_and_unload,
+        lambda: wrapped.merge_and_unload(safe_merge=True),
+        wrapped.merge_adapter,
+    ):
         with pytest.raises(RuntimeError, match="cannot assign"):
             merge()
         assert torch.equal(logits(wrapped), before)
@@ -460,8 +580,13 @@ def test_fold_applied_lora_merge_refused_before_right_after() -> None:
 def test_apply_strategy_stacked_rows_of_experts_have_own_vectors() -> None:
     model = named("qwen3_moe")
     report = apply_strategy(model, "hg+dp")
-    axes = {name: max(p.ndim for p in model.get_submodule(name).parameters()) for name in report.vectors}
-    assert set(report.stacked) == {name for name in report.vectors if axes[name] > 1} and report.stacked
+    axes = {
+        name: max(p.ndim for p in model.get_submodule(name).parameters()) for name in report.vectors
+    }
+    assert (
+        set(report.stacked) == {name for name in report.vectors if axes[name] > 1}
+        and report.stacked
+    )
     assert report.stacked[0] in str(report) and not report.notes
     (experts,) = model.model.layers[0].mlp.experts.parametrizations.gate_up_proj
     assert experts.widths == (16, 16) and experts.parts[0].scale_in.gamma.shape == (8, 32)

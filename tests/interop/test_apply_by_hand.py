@@ -1,4 +1,5 @@
-"""A strategy on models written by hand, in which an undetected case would change the outputs silently."""
+"""A strategy on models written by hand, in which an undetected case would change the outputs
+silently."""
 
 import copy
 import dataclasses
@@ -67,7 +68,11 @@ class Writing(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.added, self.norm, self.head = nn.Parameter(torch.randn(D)), nn.RMSNorm(D), nn.Linear(D, V)
+        self.added, self.norm, self.head = (
+            nn.Parameter(torch.randn(D)),
+            nn.RMSNorm(D),
+            nn.Linear(D, V),
+        )
 
     def forward(self, x: Tensor, same: Tensor) -> Tensor:
         x += self.added
@@ -100,17 +105,23 @@ PADDING = torch.arange(V) >= V - 4
 OUTPUTS: dict[str, Read] = {
     "slots": lambda net, x: Slots(plain(net, x)),
     "a dataclass in a tuple": lambda net, x: (0, Slots(plain(net, x))),
-    "the lowest number": lambda net, x: plain(net, x).masked_fill(PADDING, torch.finfo(torch.float32).min),
+    "the lowest number": (
+        lambda net, x: plain(net, x).masked_fill(PADDING, torch.finfo(torch.float32).min)
+    ),
     "-inf": lambda net, x: plain(net, x).masked_fill(PADDING, -torch.inf),
 }
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_apply_strategy_any_container_outputs_compared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apply_strategy_any_container_outputs_compared(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     report = apply_strategy(Net(OUTPUTS[name]), "hg+dp+or", IDS)
     assert len(report.vectors) == 4
     assert 0 < report.difference < 1e-5  # 0 would be of nothing compared
-    monkeypatch.setattr("lightning_sv.interop.apply.change.Change._scale_columns", lambda self, matrix, gamma: None)
+    monkeypatch.setattr(
+        "lightning_sv.interop.apply.change.Change._scale_columns", lambda self, matrix, gamma: None
+    )
     with pytest.raises(ValueError, match="Net"):
         apply_strategy(Net(OUTPUTS[name]), "ap", IDS)
 
@@ -120,7 +131,9 @@ def test_apply_strategy_returned_norm_keeps_vector(strategy: str) -> None:
     net = Net(lambda net, x: (plain(net, x), x.float()))
     report = apply_strategy(net, strategy, IDS)
     assert report.same_function and "norm.weight" in dict(report.notes)
-    logits = apply_strategy(Net(lambda net, x: {"logits": plain(net, x), "hidden": x}), strategy, IDS)
+    logits = apply_strategy(
+        Net(lambda net, x: {"logits": plain(net, x), "hidden": x}), strategy, IDS
+    )
     assert logits.same_function and not logits.notes
 
 
@@ -142,7 +155,11 @@ def test_apply_strategy_training_branch_needs_known_role() -> None:
 @pytest.mark.parametrize("strategy", ["hg", "ap"])
 def test_apply_strategy_skipped_layer_with_norm_refused(strategy: str) -> None:
     layers = nn.ModuleList(nn.Sequential(nn.RMSNorm(D), nn.Linear(D, D)) for _ in range(3))
-    net = Net(lambda net, x: net.head(torch.tanh(functools.reduce(lambda y, f: y + f(y), net.layers[: net.depth], x))))
+    net = Net(
+        lambda net, x: net.head(
+            torch.tanh(functools.reduce(lambda y, f: y + f(y), net.layers[: net.depth], x))
+        )
+    )
     net.layers, net.depth, net.matrix = layers, 1, None
     with unchanged(net), pytest.raises(ConfigError, match=r"layers\.1"):
         apply_strategy(net, strategy, IDS)
@@ -155,7 +172,9 @@ def test_apply_strategy_in_other_modes_of_torch_trains() -> None:
     with torch.inference_mode(), torch.device("meta"):
         apply_strategy(net, "hg+dp+or", IDS)
     net(IDS).sum().backward()
-    assert all(parameter.grad is not None for parameter in net.parameters() if parameter.requires_grad)
+    assert all(
+        parameter.grad is not None for parameter in net.parameters() if parameter.requires_grad
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,8 +197,16 @@ def test_wrong_type_of_an_argument_refused(key: str, call: Callable[[Net], objec
 #: a weight that is not read as an attribute, and a layer that is not called
 REFUSED: dict[str, tuple[str, str, Read]] = {
     "a reference": ("hg+dp", "layers that read", lambda net, x: F.linear(x, net.stored[0])),
-    "parameters": ("hg+dp", "layers that read", lambda net, x: F.linear(x, net.matrix._parameters["weight"])),
-    "state": ("hg+dp", "layers that read", lambda net, x: F.linear(x, net.matrix.state_dict(keep_vars=True)["weight"])),
+    "parameters": (
+        "hg+dp",
+        "layers that read",
+        lambda net, x: F.linear(x, net.matrix._parameters["weight"]),
+    ),
+    "state": (
+        "hg+dp",
+        "layers that read",
+        lambda net, x: F.linear(x, net.matrix.state_dict(keep_vars=True)["weight"]),
+    ),
     "uncalled": ("hg+dnp", "without calling it", lambda net, x: F.linear(x, net.matrix.weight)),
 }
 
@@ -202,7 +229,9 @@ ADDED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "class token": lambda net, x: torch.cat([net.table[:1].expand(len(x), 1, D), x], 1),
     "gate of each token, then positions": lambda net, x: x * net.emb(IDS)[..., :1] + net.table,
     "fill": lambda net, x: x.masked_fill(torch.arange(8)[:, None] % 2 == 0, 0.5),
-    "zero fill, then bias": lambda net, x: x.masked_fill(torch.arange(8)[:, None] % 2 == 0, 0) + net.bias,
+    "zero fill, then bias": lambda net, x: (
+        x.masked_fill(torch.arange(8)[:, None] % 2 == 0, 0) + net.bias
+    ),
     "bias": lambda net, x: x + net.bias,
     "bias after a factor": lambda net, x: x * torch.tensor(2.0, dtype=x.dtype) + net.bias,
     "addcmul": lambda net, x: torch.addcmul(net.bias, net.g, F.rms_norm(x, (D,))),
@@ -211,15 +240,21 @@ ADDED: dict[str, Callable[[Any, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", ADDED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_apply_strategy_vector_moves_behind_its_norm_only_with_one_bias(name: str, dtype: torch.dtype) -> None:
-    """In bfloat16 the check of the outputs allows a difference of 0.1, so it would accept scaled positions."""
+def test_apply_strategy_vector_moves_behind_its_norm_only_with_one_bias(
+    name: str, dtype: torch.dtype
+) -> None:
+    """In bfloat16 the check of the outputs allows a difference of 0.1, so it would accept scaled
+    positions."""
     net = Net(lambda net, x: plain(net, ADDED[name](net, x)))
     net.bias, net.g = nn.Parameter(torch.randn(D)), nn.Parameter(torch.randn(D))
     net.table = nn.Parameter(torch.randn(8, D), requires_grad=False)
     if name == "addcmul":
         net.norm = nn.Identity()
     report = apply_strategy(net.to(dtype), "hg+dp", IDS)
-    vector, moves = ("g" if name == "addcmul" else "norm.weight"), "bias" in name.split() or name == "addcmul"
+    vector, moves = (
+        ("g" if name == "addcmul" else "norm.weight"),
+        "bias" in name.split() or name == "addcmul",
+    )
     assert (vector in dict(report.notes)) is not moves
     assert ("matrix.parametrizations.weight.0.parts.0.scale_in" in report.vectors) is moves
     assert report.difference <= (0.1 if dtype == torch.bfloat16 else 1e-5) * moves
@@ -238,10 +273,16 @@ def test_apply_strategy_second_strategy_refused_model_unchanged(first: str) -> N
 
 def test_apply_strategy_tied_norms_before_positions_stay_tied() -> None:
     net = Net(
-        lambda net, x: net.head(torch.tanh(net.matrix(net.second(net.emb(IDS)) + net.table)) * net.up(x + net.table)), D
+        lambda net, x: net.head(
+            torch.tanh(net.matrix(net.second(net.emb(IDS)) + net.table)) * net.up(x + net.table)
+        ),
+        D,
     )
     net.second, net.up = nn.RMSNorm(D), nn.Linear(D, D, bias=False)
-    net.table, net.second.weight = nn.Parameter(torch.randn(8, D), requires_grad=False), net.norm.weight
+    net.table, net.second.weight = (
+        nn.Parameter(torch.randn(8, D), requires_grad=False),
+        net.norm.weight,
+    )
     report = apply_strategy(net, "hg+dp+or", IDS)
     assert net.second.weight is net.norm.weight and "is tied" in dict(report.notes)["norm.weight"]
 
@@ -280,27 +321,42 @@ def test_apply_strategy_block_at_several_places_has_vectors() -> None:
 
 
 def test_apply_strategy_matrices_of_one_weight_have_own_vectors() -> None:
-    net = Net(lambda net, x: net.head(torch.mul(*torch.einsum("btd,nfd->nbtf", x, net.stack).unbind())))
+    net = Net(
+        lambda net, x: net.head(torch.mul(*torch.einsum("btd,nfd->nbtf", x, net.stack).unbind()))
+    )
     net.stack, net.matrix = nn.Parameter(torch.randn(2, D, D)), None
     report = apply_strategy(net, "hg", IDS)
-    assert [net.get_submodule(path)().shape for path in report.vectors] == [(2, D)] and not report.notes
+    assert [net.get_submodule(path)().shape for path in report.vectors] == [
+        (2, D)
+    ] and not report.notes
 
 
 def test_apply_strategy_experts_by_one_hot_choices_have_vectors() -> None:
     def dispatched(net: Any, x: Tensor) -> Tensor:
         flat = x.flatten(0, 1)
         chosen = F.one_hot((flat @ net.router).argmax(-1), 2).bool().to(x.dtype)
-        dispatch = chosen[..., None] * torch.eye(16)[:, None]  # of token, expert and place, as in GShard
-        inner = torch.einsum("ecd,edf->ecf", torch.einsum("nec,nd->ecd", dispatch, flat), net.experts)
+        dispatch = (
+            chosen[..., None] * torch.eye(16)[:, None]
+        )  # of token, expert and place, as in GShard
+        inner = torch.einsum(
+            "ecd,edf->ecf", torch.einsum("nec,nd->ecd", dispatch, flat), net.experts
+        )
         return net.head(torch.einsum("nec,ecd->nd", dispatch, torch.tanh(inner))).view(2, 8, V)  # type: ignore[no-any-return]
 
     net = Net(dispatched)
-    net.experts, net.router, net.matrix = nn.Parameter(torch.randn(2, D, D)), nn.Parameter(torch.randn(D, 2)), None
-    assert "norm.weight" in {row.name for row in weight_decay_roles(net, IDS).parameters if row.role == "input"}
+    net.experts, net.router, net.matrix = (
+        nn.Parameter(torch.randn(2, D, D)),
+        nn.Parameter(torch.randn(D, 2)),
+        None,
+    )
+    assert "norm.weight" in {
+        row.name for row in weight_decay_roles(net, IDS).parameters if row.role == "input"
+    }
 
 
 def _attention(sizes: tuple[int, ...], order: tuple[int, ...]) -> Read:
-    """Attention by one matrix for q, k and v; `order` makes its result (batch, T, *sizes, width) that of attention."""
+    """Attention by one matrix for q, k and v; `order` makes its result (batch, T, *sizes, width)
+    that of attention."""
 
     def read(net: Net, x: Tensor) -> Tensor:
         q, k, v = net.matrix(x).view(2, 8, *sizes, D // 2).permute(order).unbind(0)
@@ -311,11 +367,16 @@ def _attention(sizes: tuple[int, ...], order: tuple[int, ...]) -> Read:
 
 
 def _heads(split: Callable[[Tensor], Any]) -> Read:
-    """Attention by one matrix, viewed as heads before `split` takes two for q, one for k and one for v."""
+    """Attention by one matrix, viewed as heads before `split` takes two for q, one for k and one
+    for v."""
 
     def read(net: Net, x: Tensor) -> Tensor:
         q, k, v = (part.transpose(1, 2) for part in split(net.matrix(x).view(2, 8, 4, D // 2)))
-        return net.head(F.scaled_dot_product_attention(q, k.expand_as(q), v.expand_as(q)).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return net.head(
+            F.scaled_dot_product_attention(q, k.expand_as(q), v.expand_as(q))
+            .transpose(1, 2)
+            .flatten(2)
+        )  # type: ignore[no-any-return]
 
     return read
 
@@ -327,18 +388,48 @@ def _blocks(y: Tensor) -> Tensor:
 EVEN_ODD = torch.arange(2 * D).view(-1, 2).T
 FUSED: dict[str, tuple[Read, int, int]] = {
     "glu": (lambda net, x: net.head(F.glu(net.matrix(x))), 2, 2),
-    "two calls": (lambda net, x: net.head(torch.mul(*torch.cat([net.matrix(row) for row in x]).chunk(2, -1))), 2, 2),
-    "unflatten": (lambda net, x: net.head(torch.mul(*net.matrix(x).unflatten(-1, (2, D)).unbind(-2))), 2, 2),
+    "two calls": (
+        lambda net, x: net.head(torch.mul(*torch.cat([net.matrix(row) for row in x]).chunk(2, -1))),
+        2,
+        2,
+    ),
+    "unflatten": (
+        lambda net, x: net.head(torch.mul(*net.matrix(x).unflatten(-1, (2, D)).unbind(-2))),
+        2,
+        2,
+    ),
     "q, k and v one after the other": (_attention((3, 2), (2, 0, 3, 1, 4)), 3, 3),
     "heads, split": (_heads(lambda y: y.split([2, 1, 1], 2)), 2, 3),
     "heads, sliced": (_heads(lambda y: (y[:, :, :2], y[:, :, 2:3], y[:, :, 3:])), 2, 3),
     "heads, indexed": (_heads(lambda y: (y[:, :, :2], y[:, :, [2]], y[:, :, [3]])), 2, 1),
     "q, k and v of each head": (_attention((2, 3), (3, 0, 2, 1, 4)), 3, 1),
-    "interleaved": (lambda net, x: net.head(torch.mul(*net.matrix(x).unflatten(-1, (-1, 2)).unbind(-1))), 2, 1),
-    "blocks of two devices": (lambda net, x: net.head(_blocks(net.matrix(x).unflatten(-1, (2, 2, -1)))), 2, 1),
-    "a sum": (lambda net, x: net.head(torch.mul(*(net.matrix(x) + net.emb(IDS).repeat(1, 1, 2)).chunk(2, -1))), 2, 2),
-    "a convolution": (lambda net, x: net.head(torch.mul(*_depthwise(net.matrix(x)).chunk(2, -1))), 2, 2),
-    "selected": (lambda net, x: net.head(torch.mul(*(net.matrix(x).index_select(-1, i) for i in EVEN_ODD))), 2, 1),
+    "interleaved": (
+        lambda net, x: net.head(torch.mul(*net.matrix(x).unflatten(-1, (-1, 2)).unbind(-1))),
+        2,
+        1,
+    ),
+    "blocks of two devices": (
+        lambda net, x: net.head(_blocks(net.matrix(x).unflatten(-1, (2, 2, -1)))),
+        2,
+        1,
+    ),
+    "a sum": (
+        lambda net, x: net.head(
+            torch.mul(*(net.matrix(x) + net.emb(IDS).repeat(1, 1, 2)).chunk(2, -1))
+        ),
+        2,
+        2,
+    ),
+    "a convolution": (
+        lambda net, x: net.head(torch.mul(*_depthwise(net.matrix(x)).chunk(2, -1))),
+        2,
+        2,
+    ),
+    "selected": (
+        lambda net, x: net.head(torch.mul(*(net.matrix(x).index_select(-1, i) for i in EVEN_ODD))),
+        2,
+        1,
+    ),
 }
 
 
@@ -355,7 +446,9 @@ def _queries(made: Callable[[Tensor], Tensor]) -> Read:
     """Attention of the queries `made` of one matrix, heads of width 8, to heads of `net.head`."""
 
     def read(net: Net, x: Tensor) -> Tensor:
-        q, keys = (y.reshape(2, 8, -1, 8).transpose(1, 2) for y in (made(net.matrix(x)), net.head(x)))
+        q, keys = (
+            y.reshape(2, 8, -1, 8).transpose(1, 2) for y in (made(net.matrix(x)), net.head(x))
+        )
         return F.scaled_dot_product_attention(q.expand_as(keys), keys, keys)
 
     return read
@@ -367,7 +460,9 @@ def _rotated(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 def _depthwise(y: Tensor) -> Tensor:
     width = y.shape[-1]
-    return F.conv1d(y.mT, torch.linspace(0.5, 2, 2 * width).view(width, 1, 2), padding=1, groups=width)[..., :-1].mT
+    return F.conv1d(
+        y.mT, torch.linspace(0.5, 2, 2 * width).view(width, 1, 2), padding=1, groups=width
+    )[..., :-1].mT
 
 
 def _convolved_together(net: Net, x: Tensor) -> Tensor:
@@ -378,7 +473,10 @@ def _convolved_together(net: Net, x: Tensor) -> Tensor:
 
 def _looped(net: Net, x: Tensor) -> Tensor:
     q, keys = net.matrix(x).view(2, 8, 2, 8), net.head(x).view(2, 8, -1, 8)
-    heads = [F.scaled_dot_product_attention(q[:, :, i], keys[:, :, i], keys[:, :, i + 2]) for i in range(2)]
+    heads = [
+        F.scaled_dot_product_attention(q[:, :, i], keys[:, :, i], keys[:, :, i + 2])
+        for i in range(2)
+    ]
     return torch.cat(heads, -1)
 
 
@@ -387,17 +485,49 @@ ONE: dict[str, tuple[Read, int, int]] = {
     "queries of a key": (_queries(lambda y: y.view(2, 8, 2, 2, 8)), V, 8),
     "scaled and clamped": (_queries(lambda y: (y * 0.5).clamp_(-9).view(2, 8, 4, 8)), V, 8),
     "one head in halves": (_queries(lambda y: torch.cat(_rotated(*y.chunk(2, -1)), -1)), 8, 8),
-    "one head of pairs": (_queries(lambda y: torch.stack(_rotated(y[..., ::2], y[..., 1::2]), -1)), 8, 8),
-    "heads of pairs": (_queries(lambda y: torch.stack(_rotated(*y.view(2, 8, 4, 4, 2).unbind(-1)), -1)), V, 8),
-    "heads in halves": (_queries(lambda y: torch.stack(_rotated(*y.view(2, 8, 4, 2, 4).unbind(-2)), -2)), V, 8),
+    "one head of pairs": (
+        _queries(lambda y: torch.stack(_rotated(y[..., ::2], y[..., 1::2]), -1)),
+        8,
+        8,
+    ),
+    "heads of pairs": (
+        _queries(lambda y: torch.stack(_rotated(*y.view(2, 8, 4, 4, 2).unbind(-1)), -1)),
+        V,
+        8,
+    ),
+    "heads in halves": (
+        _queries(lambda y: torch.stack(_rotated(*y.view(2, 8, 4, 2, 4).unbind(-2)), -2)),
+        V,
+        8,
+    ),
     "two heads in a loop": (_looped, 16, 8),
-    "a new axis": (lambda net, x: net.head(x) * (net.matrix(x)[..., None] * torch.randn(3)).sum(-1), V, V),
+    "a new axis": (
+        lambda net, x: net.head(x) * (net.matrix(x)[..., None] * torch.randn(3)).sum(-1),
+        V,
+        V,
+    ),
     "heads in chunks": (_queries(lambda y: torch.stack(y.chunk(4, -1), 2)), V, 8),
-    "heads in slices": (_queries(lambda y: torch.stack([y[..., i : i + 8] for i in range(0, V, 8)], 2)), V, 8),
-    "a convolution before heads": (_queries(lambda y: F.silu(_depthwise(y)).view(2, 8, 4, 8)), V, 8),
+    "heads in slices": (
+        _queries(lambda y: torch.stack([y[..., i : i + 8] for i in range(0, V, 8)], 2)),
+        V,
+        8,
+    ),
+    "a convolution before heads": (
+        _queries(lambda y: F.silu(_depthwise(y)).view(2, 8, 4, 8)),
+        V,
+        8,
+    ),
     "a convolution of queries and keys": (_convolved_together, V, 8),
-    "padding not read": (lambda net, x: net.head(x)[..., :8] * torch.sigmoid(net.matrix(x)[..., :8]), 12, 12),
-    "heads along the last axis": (_queries(lambda y: y.view(2, 8, 8, 4).mT), V, 0),  # dp instead of dnp
+    "padding not read": (
+        lambda net, x: net.head(x)[..., :8] * torch.sigmoid(net.matrix(x)[..., :8]),
+        12,
+        12,
+    ),
+    "heads along the last axis": (
+        _queries(lambda y: y.view(2, 8, 8, 4).mT),
+        V,
+        0,
+    ),  # dp instead of dnp
 }
 
 
@@ -461,7 +591,9 @@ def _see_d_norm(n: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("strategy", ["hg+dp+or+iwd", "shared+dp+or", "nop"])
 @pytest.mark.parametrize("read", [_canon, _see_d_norm])
-def test_apply_strategy_vector_that_no_matrix_absorbs_keeps_outputs(read: Read, strategy: str) -> None:
+def test_apply_strategy_vector_that_no_matrix_absorbs_keeps_outputs(
+    read: Read, strategy: str
+) -> None:
     model = Unnormed(read)
     before = model(IDS)
     report = apply_strategy(model, strategy, IDS)
@@ -474,18 +606,28 @@ def test_apply_strategy_vector_that_no_matrix_absorbs_keeps_outputs(read: Read, 
     lambda net, x: F.conv1d(x.mT, net.matrix.weight[..., None]).mT,
 ], ids=["function of a matrix", "convolution"])  # fmt: skip
 def test_apply_strategy_one_plain_matrix_and_an_unfit_one_noted(unfit: Read) -> None:
-    for strategy, noted in {"or": set(), "hg": {"norm.weight"}, "hg+dnp": {"norm.weight", "matrix.weight"}}.items():
+    for strategy, noted in {
+        "or": set(),
+        "hg": {"norm.weight"},
+        "hg+dnp": {"norm.weight", "matrix.weight"},
+    }.items():
         report = apply_strategy(Net(lambda net, x: net.head(x) * unfit(net, x)), strategy, IDS)
         assert dict(report.notes).keys() == noted
-    alone = Net(lambda net, x: (net.head(x), net.matrix(net.emb(IDS)), x))  # one branch, which nothing shares
+    alone = Net(
+        lambda net, x: (net.head(x), net.matrix(net.emb(IDS)), x)
+    )  # one branch, which nothing shares
     assert not apply_strategy(alone, "hg", IDS).notes
 
 
 @pytest.mark.parametrize("strategy", ["hg", "dp", "ap", "or"])
 def test_apply_strategy_layers_without_vectors_noted(strategy: str) -> None:
     layer = nn.TransformerEncoderLayer(D, 2, V, batch_first=True)
-    post_norm = nn.Sequential(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Linear(D, V))
-    twice = Net(lambda net, x: plain(net, NORMS["by hand"](x) * net.gamma))  # the second norm's matrices have vectors
+    post_norm = nn.Sequential(
+        nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Linear(D, V)
+    )
+    twice = Net(
+        lambda net, x: plain(net, NORMS["by hand"](x) * net.gamma)
+    )  # the second norm's matrices have vectors
     twice.gamma = nn.Parameter(torch.ones(D))
     for model, example, noted in (
         (post_norm, torch.randn(2, 8, D), {"0.layers.0.norm1.weight"}),
@@ -509,13 +651,20 @@ def test_apply_strategy_matrix_over_tokens_keeps_norm() -> None:
 ], ids=["matrix", "norm"])  # fmt: skip
 def test_apply_strategy_norm_bias_found_by_use(read: Read) -> None:
     net = Net(lambda net, x: net.head(torch.tanh(read(net, x))), D)
-    net.norm, net.g, net.bias = nn.Identity(), nn.Parameter(1 + 0.3 * torch.randn(D)), nn.Parameter(torch.randn(D))
+    net.norm, net.g, net.bias = (
+        nn.Identity(),
+        nn.Parameter(1 + 0.3 * torch.randn(D)),
+        nn.Parameter(torch.randn(D)),
+    )
     report = apply_strategy(net, "hg+ap", IDS)
-    assert report.difference < 1e-5 and report.vectors == ("matrix.parametrizations.weight.0.parts.0.scale_out",)
+    assert report.difference < 1e-5 and report.vectors == (
+        "matrix.parametrizations.weight.0.parts.0.scale_out",
+    )
 
 
 def test_apply_strategy_signs_move_into_matrices_and_bias() -> None:
-    """exp(beta) has no sign, so those of gamma move behind the norm, and its bias passes them too."""
+    """exp(beta) has no sign, so those of gamma move behind the norm, and its bias passes them
+    too."""
     net = Net(plain)
     net.norm = nn.LayerNorm(D)
     with torch.no_grad():
@@ -530,13 +679,17 @@ def test_apply_strategy_signs_move_into_matrices_and_bias() -> None:
     torch.testing.assert_close(net(IDS), outputs)
 
 
-@pytest.mark.parametrize("gamma", [lambda net: net.g.exp(), lambda net: 2 * net.g], ids=["exp", "twice"])
+@pytest.mark.parametrize(
+    "gamma", [lambda net: net.g.exp(), lambda net: 2 * net.g], ids=["exp", "twice"]
+)
 def test_apply_strategy_function_of_parameter_unchanged(gamma: Callable[[Any], Tensor]) -> None:
     net = Net(lambda net, x: plain(net, F.rms_norm(x, (D,)) * gamma(net)))
     net.norm, net.g = nn.Identity(), nn.Parameter(torch.randn(D))
     report = apply_strategy(net, "or", IDS)
     assert report.vectors == ()
-    assert dict(report.notes) == {"g": "unchanged, because its norm multiplies by neither w nor 1 + w"}
+    assert dict(report.notes) == {
+        "g": "unchanged, because its norm multiplies by neither w nor 1 + w"
+    }
 
 
 # norms without parameters, the paper's `nop` start: the vectors are added
@@ -551,11 +704,18 @@ NORMS: dict[str, Norm] = {
 
 
 class Bare(nn.Module):
-    """Two matrices and a head behind norms without parameters; `more` reads the first norm's result too."""
+    """Two matrices and a head behind norms without parameters; `more` reads the first norm's result
+    too."""
 
-    def __init__(self, norm: Norm = NORMS["rms_norm"], more: Callable[["Bare", Tensor], Tensor] | None = None):
+    def __init__(
+        self, norm: Norm = NORMS["rms_norm"], more: Callable[["Bare", Tensor], Tensor] | None = None
+    ):
         super().__init__()
-        self.emb, self.up, self.gate = nn.Embedding(V, D), nn.Linear(D, 24), nn.Linear(D, 24, bias=False)
+        self.emb, self.up, self.gate = (
+            nn.Embedding(V, D),
+            nn.Linear(D, 24),
+            nn.Linear(D, 24, bias=False),
+        )
         self.down, self.head = nn.Linear(24, D), nn.Linear(D, V, bias=False)
         self.norm, self.more = norm, more
 
@@ -573,7 +733,10 @@ def added(model: nn.Module) -> dict[str, set[str]]:
     """Matrix -> its sides that have a vector, the shared one among them."""
     return {
         module.site.removesuffix(".weight"): {
-            side for side in ("scale_in", "scale_out") for part in module.parts if getattr(part, side) is not None
+            side
+            for side in ("scale_in", "scale_out")
+            for part in module.parts
+            if getattr(part, side) is not None
         }
         for module in model.modules()
         if isinstance(module, ScaledWeight)
@@ -581,7 +744,9 @@ def added(model: nn.Module) -> dict[str, set[str]]:
 
 
 BOTH = {"scale_in", "scale_out"}
-EXPECTED: dict[str, tuple[set[str], int]] = {  # the sides of every matrix, and how many vectors that makes
+EXPECTED: dict[
+    str, tuple[set[str], int]
+] = {  # the sides of every matrix, and how many vectors that makes
     "hg+dp+or": (BOTH, 6),
     "dp": (BOTH, 5),
     "llama": ({"scale_in"}, 2),
@@ -597,7 +762,9 @@ def test_apply_strategy_bare_norm_adds_vectors_that_fold(strategy: str, norm: st
     keys, before = list(model.state_dict()), model(IDS)
     report = apply_strategy(model, strategy, IDS)
     sides, count = EXPECTED[strategy]
-    assert added(model) == {"up": sides, "gate": sides, "head": sides} and len(report.vectors) == count
+    assert (
+        added(model) == {"up": sides, "gate": sides, "head": sides} and len(report.vectors) == count
+    )
     assert torch.equal(model(IDS), before) and not report.notes  # all vectors are 1
     perturb(model)
     assert not torch.allclose(model(IDS), before)
@@ -611,7 +778,12 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.emb, self.one, self.two, self.between = nn.Embedding(V, D), nn.RMSNorm(D), nn.RMSNorm(D), nn.Linear(D, D)
+        self.emb, self.one, self.two, self.between = (
+            nn.Embedding(V, D),
+            nn.RMSNorm(D),
+            nn.RMSNorm(D),
+            nn.Linear(D, D),
+        )
         self.two.weight = self.one.weight
         self.W = nn.Parameter(0.1 * torch.randn(D, V))
 
@@ -640,7 +812,10 @@ def test_fold_applied_layers_copied_after_the_strategy_train(strategy: str) -> N
     apply_strategy(model, strategy, torch.randn(2, D))
     model.extend(copy.deepcopy(model))
     fold_applied(nn.Sequential(model))  # which holds it
-    assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["0.0.weight", "2.0.weight"]
+    assert [name for name, p in model.named_parameters() if not p.requires_grad] == [
+        "0.0.weight",
+        "2.0.weight",
+    ]
 
 
 def test_apply_strategy_lazy_modules_are_refused() -> None:
@@ -653,13 +828,20 @@ def test_apply_strategy_shared_vector_stored_once() -> None:
     apply_strategy(model, "llama", IDS)
     (name,) = [name for name in model.state_dict() if "scale_in" in name and "head" not in name]
     model(IDS).square().sum().backward()
-    weights = [model.get_parameter(f"{matrix}.parametrizations.weight.original") for matrix in ("up", "gate")]
+    weights = [
+        model.get_parameter(f"{matrix}.parametrizations.weight.original")
+        for matrix in ("up", "gate")
+    ]
     expected = sum((weight * weight.grad).sum(0) for weight in weights)  # gamma is 1
     torch.testing.assert_close(model.get_parameter(name).grad, expected)
     calls: list[Any] = []
-    with model.get_submodule(name.rpartition(".")[0]).register_forward_hook(lambda *given: calls.append(given)):
+    with model.get_submodule(name.rpartition(".")[0]).register_forward_hook(
+        lambda *given: calls.append(given)
+    ):
         model(IDS)
-    assert len(calls) == 2  # of both matrices, because FSDP2 gathers it in a hook, whichever is first
+    assert (
+        len(calls) == 2
+    )  # of both matrices, because FSDP2 gathers it in a hook, whichever is first
     perturb(model)
     other = Bare()
     apply_strategy(other, "llama", IDS)
@@ -667,7 +849,9 @@ def test_apply_strategy_shared_vector_stored_once() -> None:
     assert torch.equal(other(IDS), model(IDS))
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     assert torch.equal(compiled(IDS), model(IDS))
-    decayed = {id(p) for group in param_groups(model, 1e-3, 0.1, "iwd", IDS)[:1] for p in group["params"]}
+    decayed = {
+        id(p) for group in param_groups(model, 1e-3, 0.1, "iwd", IDS)[:1] for p in group["params"]
+    }
     assert id(model.get_parameter(name)) in decayed
 
 
@@ -700,7 +884,11 @@ def test_apply_strategy_frozen_matrix_vectors_frozen() -> None:
     model = Bare()
     model.up.requires_grad_(False)
     apply_strategy(model, "dp", IDS)
-    trains = {name: parameter.requires_grad for name, parameter in model.named_parameters() if "scale" in name}
+    trains = {
+        name: parameter.requires_grad
+        for name, parameter in model.named_parameters()
+        if "scale" in name
+    }
     assert trains == {name: not ("up" in name and "scale_out" in name) for name in trains}
 
 
@@ -728,7 +916,11 @@ def test_apply_strategy_compiled_parts_and_models_fold() -> None:
     net, part = applied(), Net(plain)
     with torch.no_grad():
         before = net(IDS)
-        net.matrix, net.norm, net.head = compiled(net.matrix), compiled(net.norm), compiled(net.head)
+        net.matrix, net.norm, net.head = (
+            compiled(net.matrix),
+            compiled(net.norm),
+            compiled(net.head),
+        )
         assert torch.equal(fold_applied(net)(IDS), before)
     assert_folded(net)
     part.matrix = compiled(part.matrix)
@@ -795,18 +987,25 @@ def test_apply_strategy_replaced_layer_refused_in_training() -> None:
 
 
 def test_apply_strategy_stage_of_a_pipeline_trains() -> None:
-    """Stages are deep copies without the modules of other stages, or with nn.Identity in their places."""
+    """Stages are deep copies without the modules of other stages, or with nn.Identity in their
+    places."""
     model: Any = named("llama")
     apply_strategy(model, "hg+dp+or")
     ids = torch.arange(4, 20)[None]
     first, last = copy.deepcopy(model), copy.deepcopy(model)
-    first.model.layers, first.model.norm, first.lm_head = first.model.layers[:1], nn.Identity(), nn.Identity()
+    first.model.layers, first.model.norm, first.lm_head = (
+        first.model.layers[:1],
+        nn.Identity(),
+        nn.Identity(),
+    )
     last.model.layers, last.model.embed_tokens = last.model.layers[1:], None
     hidden = first(input_ids=ids, use_cache=False).logits
     out = last(inputs_embeds=hidden, use_cache=False).logits
     torch.testing.assert_close(out, model(ids).logits)
     out.square().sum().backward()
-    assert all(p.grad is not None for stage in (first, last) for p in stage.parameters() if p.requires_grad)
+    assert all(
+        p.grad is not None for stage in (first, last) for p in stage.parameters() if p.requires_grad
+    )
 
 
 def test_apply_strategy_constant_vectors_neither_train_nor_change() -> None:
@@ -835,7 +1034,8 @@ def test_apply_strategy_shortest_dtype_sets_rounding() -> None:
 
 
 class Speech(nn.Module):
-    """What refused all strategies: a weight norm, a mask token that only training uses, numbers that are no floats."""
+    """What refused all strategies: a weight norm, a mask token that only training uses, numbers
+    that are no floats."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -873,14 +1073,20 @@ class Quantized(Tensor):
 def test_tensor_subclasses_are_refused() -> None:
     net = Net(plain)
     net.head.weight = nn.Parameter(net.head.weight.detach().as_subclass(Quantized))
-    for refused in (partial(apply_strategy, net, "hg+dp"), partial(param_groups, net, 0.1, 0.1, "iwd")):
+    for refused in (
+        partial(apply_strategy, net, "hg+dp"),
+        partial(param_groups, net, 0.1, 0.1, "iwd"),
+    ):
         with pytest.raises(ConfigError, match="^head.weight is a Quantized"):
             refused(example=IDS)
 
 
-@pytest.mark.parametrize("norm", [nn.LayerNorm(D), nn.BatchNorm1d(D)], ids=lambda norm: type(norm).__name__)
+@pytest.mark.parametrize(
+    "norm", [nn.LayerNorm(D), nn.BatchNorm1d(D)], ids=lambda norm: type(norm).__name__
+)
 def test_apply_strategy_norm_with_statistics_and_bias_keeps_outputs(norm: nn.Module) -> None:
-    """The factor of LayerNorm and BatchNorm moves into the matrices; their statistics and bias stay in the norm."""
+    """The factor of LayerNorm and BatchNorm moves into the matrices; their statistics and bias stay
+    in the norm."""
     model = nn.Sequential(copy.deepcopy(norm), nn.Linear(D, V)).double().eval()
     features = torch.randn(4, D).double()
     with torch.no_grad():

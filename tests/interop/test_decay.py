@@ -34,7 +34,9 @@ def two_groups(model: nn.Module) -> torch.optim.Optimizer:
 def test_decay_report_names_what_differs(model: nn.Module) -> None:
     roles = weight_decay_roles(model)
     vectors = {p.name: p.role for p in roles.parameters if p.role in ("input", "output")}
-    sides = {role: {name for name in vectors if vectors[name] == role} for role in ("input", "output")}
+    sides = {
+        role: {name for name in vectors if vectors[name] == role} for role in ("input", "output")
+    }
     for optimizer, role, decays in (
         (two_groups(model), "input", False),
         (torch.optim.AdamW(model.parameters(), weight_decay=0.1), "output", True),
@@ -44,7 +46,12 @@ def test_decay_report_names_what_differs(model: nn.Module) -> None:
         assert all((row.role, row.decays) == (role, decays) for row in report.differences)
         shown = [line.split() for line in str(report).splitlines()]
         expected = len(sides["input"]) if role == "input" else 0
-        assert [role, f"{len(sides[role])}", f"{len(sides[role]) - expected}", f"{expected}"] in shown
+        assert [
+            role,
+            f"{len(sides[role])}",
+            f"{len(sides[role]) - expected}",
+            f"{expected}",
+        ] in shown
 
 
 @pytest.mark.parametrize("policy", ["iwd", "nowd"])
@@ -55,23 +62,33 @@ def test_decay_report_code_removes_the_differences(model: nn.Module, policy: str
     exec(report.code, names)
     optimizer = names["optimizer"]
     after = decay_report(model, optimizer, policy=policy, roles=roles)
-    assert not after.differences and (optimizer.defaults["lr"], optimizer.param_groups[0]["weight_decay"]) == (
+    assert not after.differences and (
+        optimizer.defaults["lr"],
+        optimizer.param_groups[0]["weight_decay"],
+    ) == (
         1e-3,
         0.1,
     )
     assert "To change it" not in str(after)
 
 
-def test_decay_report_several_optimizers_wrapped_model_and_missing_parameters(model: nn.Module) -> None:
+def test_decay_report_several_optimizers_wrapped_model_and_missing_parameters(
+    model: nn.Module,
+) -> None:
     roles = weight_decay_roles(model)
     wrapped: Any = torch.compile(nn.ModuleDict({"net": model}))
     matrices = [p for p in model.parameters() if p.ndim == 2]
     vectors = [p for p in model.parameters() if p.ndim == 1][1:]
-    optimizers = [torch.optim.SGD(matrices, 0.1, weight_decay=0.1), torch.optim.AdamW(vectors, weight_decay=0.0)]
+    optimizers = [
+        torch.optim.SGD(matrices, 0.1, weight_decay=0.1),
+        torch.optim.AdamW(vectors, weight_decay=0.0),
+    ]
     report = decay_report(wrapped, optimizers, roles=roles)
     assert {row.role for row in report.differences} == {"input"}
     assert len(report.now) == len(matrices) + len(vectors) and "decayed_names" in report.code
-    assert set(report.now) | set(report.without_optimizer) == {name for name, _ in wrapped.named_parameters()}
+    assert set(report.now) | set(report.without_optimizer) == {
+        name for name, _ in wrapped.named_parameters()
+    }
     assert "Not in an optimizer" in str(report)
 
 
@@ -90,7 +107,9 @@ def test_usual_rules_equal_their_sources(family: str) -> None:
     decayed = {rule.label: rule.decayed(model) & names.keys() for rule in USUAL_RULES}
     theirs = transformers.Trainer.get_decay_parameter_names(None, model)
     assert decayed["transformers' Trainer"] == names.keys() & set(theirs)
-    assert decayed["two or more axes (nanoGPT)"] == {name for name, p in names.items() if p.dim() >= 2}
+    assert decayed["two or more axes (nanoGPT)"] == {
+        name for name, p in names.items() if p.dim() >= 2
+    }
     roles = weight_decay_roles(model)
     trained = {p.name for p in roles.parameters if p.trained}
     for label, rows in rule_differences(model, roles, "iwd").items():
@@ -119,7 +138,11 @@ def test_printed_roles_are_a_table(model: nn.Module) -> None:
 
 def test_page_example_for_muon_chooses_by_role() -> None:
     """The vectors of stacked experts have two axes, like matrices."""
-    page = (Path(__file__).parents[2] / "docs/own-model.md").read_text().partition("### Rules by number of axes")[2]
+    page = (
+        (Path(__file__).parents[2] / "docs/own-model.md")
+        .read_text()
+        .partition("### Rules by number of axes")[2]
+    )
     model = find("qwen3_moe").build()
     report = apply_strategy(model, "hg+dp+or+iwd")
     names: dict[str, Any] = {"torch": torch, "model": model, "tokens": None}
@@ -130,9 +153,13 @@ def test_page_example_for_muon_chooses_by_role() -> None:
     assert not vectors & {id(p) for p in names["muon"].param_groups[0]["params"]}
 
 
-@pytest.mark.parametrize("build", [lambda: find("llama").build(), lambda: Backbone(BackboneConfig(16, 1, 2, 48))])
+@pytest.mark.parametrize(
+    "build", [lambda: find("llama").build(), lambda: Backbone(BackboneConfig(16, 1, 2, 48))]
+)
 def test_param_groups_of_compiled_model_needs_no_example(build: Any) -> None:
     model = build()
     expected = param_groups(model, 1e-3, 0.1)
     found = param_groups(torch.compile(model), 1e-3, 0.1)
-    assert [[id(p) for p in group["params"]] for group in found] == [[id(p) for p in g["params"]] for g in expected]
+    assert [[id(p) for p in group["params"]] for group in found] == [
+        [id(p) for p in g["params"]] for g in expected
+    ]

@@ -1,4 +1,5 @@
-"""A run as a folder: what engines load, the same logits, text and end; refusals leave nothing behind."""
+"""A run as a folder: what engines load, the same logits, text and end; refusals leave nothing
+behind."""
 
 import json
 import os
@@ -36,7 +37,9 @@ def test_export_plain_run_is_llama_with_same_text(
 ) -> None:
     out = tmp_path / "exported"
     said = answer("export", str(runs["plain"]), "--to", "hf", str(out))
-    assert (said["kind"], said["own_code"]) == ("LlamaForCausalLM", False) and said["difference"] < 1e-5
+    assert (said["kind"], said["own_code"]) == ("LlamaForCausalLM", False) and said[
+        "difference"
+    ] < 1e-5
     assert not list(out.glob("*.py")) and not list(tmp_path.glob(".*"))
     model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     assert type(model).__name__ == "LlamaForCausalLM" and model.config.max_position_embeddings == 32
@@ -45,14 +48,22 @@ def test_export_plain_run_is_llama_with_same_text(
     assert tokenizer("def f(x):\n")["input_ids"][0] == end
     words = ["--prompt", "def f", "--max_new_tokens", "9", "--temperature", "0"]
     expected = answer("generate", str(runs["plain"]), *words)["text"]
-    found = pipeline("text-generation", model=str(out))("def f", max_new_tokens=9, do_sample=False)[0]["generated_text"]
+    found = pipeline("text-generation", model=str(out))("def f", max_new_tokens=9, do_sample=False)[
+        0
+    ]["generated_text"]
     assert found == "def f" + expected
-    text, summary = (out / "README.md").read_text(), json.loads((runs["plain"] / "summary.json").read_text())
+    text, summary = (
+        (out / "README.md").read_text(),
+        json.loads((runs["plain"] / "summary.json").read_text()),
+    )
     loss = f"{summary['val_loss']:.4f}"
     shown = ("hg+dp+or", loss, "| text | files:", "| class | `LlamaForCausalLM` |", "All of its")
     assert all(words in text for words in shown) and "eager" not in text
     capsys.readouterr()
-    for page in (text, (Path(__file__).parents[2] / "docs/export.md").read_text()):  # commands in both pages
+    for page in (
+        text,
+        (Path(__file__).parents[2] / "docs/export.md").read_text(),
+    ):  # commands in both pages
         code = page.partition("```python\n")[2].partition("```")[0]
         exec(code.replace("path/to/this/folder", str(out)).replace('"exported"', repr(str(out))))
         assert "def " in capsys.readouterr().out
@@ -83,7 +94,14 @@ def test_export_unified_runs_without_lightning_sv(runs: dict[str, Path], tmp_pat
         AutoConfig.from_pretrained(out, trust_remote_code=False)
     tokens = torch.randint(0, 300, (2, 20))
     torch.save(tokens, tmp_path / "tokens.pt")
-    command = [sys.executable, "-c", ALONE, str(out), str(tmp_path / "tokens.pt"), str(tmp_path / "logits.pt")]
+    command = [
+        sys.executable,
+        "-c",
+        ALONE,
+        str(out),
+        str(tmp_path / "tokens.pt"),
+        str(tmp_path / "logits.pt"),
+    ]
     env = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -115,7 +133,9 @@ def test_export_refused_nothing_written(
 
     with monkeypatch.context() as patch:
         patch.setattr(save, "to_hugging_face", wrong)
-        assert "the logits of LlamaForCausalLM differ from the backbone's by" in refused("export", plain, new)
+        assert "the logits of LlamaForCausalLM differ from the backbone's by" in refused(
+            "export", plain, new
+        )
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "make install-hf, or pip install 'transformers>=5'" in refused("export", plain, new)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["used"]
@@ -137,7 +157,9 @@ def test_export_folder_has_version_4_keys(
     assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
 
 
-def test_export_refused_model_stays_float32(config: BackboneConfig, corpus: Path, tmp_path: Path) -> None:
+def test_export_refused_model_stays_float32(
+    config: BackboneConfig, corpus: Path, tmp_path: Path
+) -> None:
     model = Backbone(replace(config, vocab_size=300, post_norm=True))
     with pytest.raises(ValueError, match="post_norm"):
         save.export(model, Tokenizer.load(corpus), tmp_path / "new/folder/out", context=16, card="")
@@ -167,28 +189,49 @@ def test_fast_tokenizer_any_text_same_ids(tmp_path: Path) -> None:
         assert ids == [tokenizer.eot, *tokenizer.encode(words)]
         assert theirs.decode(ids, skip_special_tokens=True) == words
     assert fast_tokenizer(tokenizer, 64, masked=True)(text)["input_ids"] == tokenizer.encode(text)
-    assert theirs.model_max_length == 64 and theirs.eos_token_id == theirs.bos_token_id == tokenizer.eot
+    assert (
+        theirs.model_max_length == 64
+        and theirs.eos_token_id == theirs.bos_token_id == tokenizer.eot
+    )
 
 
-def test_fit_from_exported_same_loss(runs: dict[str, Path], corpus: Path, tmp_path: Path, refused: Refused) -> None:
-    """At a tiny learning rate, the loss under a different strategy equals that of the exported run."""
+def test_fit_from_exported_same_loss(
+    runs: dict[str, Path], corpus: Path, tmp_path: Path, refused: Refused
+) -> None:
+    """At a tiny learning rate, the loss under a different strategy equals that of the exported
+    run."""
     folder, run = tmp_path / "exported", tmp_path / "run"
     assert main(["export", str(runs["plain"]), str(folder)]) == 0
     own_end = shutil.copytree(corpus, tmp_path / "own_end")
     (own_end / "tokenizer_config.json").write_text('{"eos_token": "!"}')
     small = ["--data.val_sequences", "4", "--data.validations", "1", "--trainer.max_steps", "1"]
-    args = [*write_run_args(own_end, tmp_path), *small, "--model.optim.lr", "1e-12", "--run_dir", str(run)]
+    args = [
+        *write_run_args(own_end, tmp_path),
+        *small,
+        "--model.optim.lr",
+        "1e-12",
+        "--run_dir",
+        str(run),
+    ]
     fit = ["fit", *args, "--model.init_from", str(folder)]
     assert "expected one without dnp" in refused(*fit, "--model.scale", "unified")
     assert "d_model" in refused(*fit, "--model.scale", "or", "--model.backbone.d_model", "64")
     assert str(tmp_path) in refused(*fit, "--model.init_from", str(tmp_path))
     Tokenizer.train([Path(os.__file__).read_text()], 300).save(folder)
-    assert "the tokenizer of the corpus" in refused(*fit, "--model.scale", "or") and not run.exists()
+    assert (
+        "the tokenizer of the corpus" in refused(*fit, "--model.scale", "or") and not run.exists()
+    )
     (folder / "tokenizer.json").unlink()
     assert main([*fit, "--model.scale", "hg+dp+er+iwd"]) == 0
-    before, after = (json.loads((path / "summary.json").read_text()) for path in (runs["plain"], run))
-    assert after["label"] == "hg+dp+er+iwd" and after["val_loss"] == pytest.approx(before["val_loss"], rel=1e-5)
-    with pytest.raises(ConfigError, match="init_from"):  # a comparison would take its runs for others
+    before, after = (
+        json.loads((path / "summary.json").read_text()) for path in (runs["plain"], run)
+    )
+    assert after["label"] == "hg+dp+er+iwd" and after["val_loss"] == pytest.approx(
+        before["val_loss"], rel=1e-5
+    )
+    with pytest.raises(
+        ConfigError, match="init_from"
+    ):  # a comparison would take its runs for others
         parse_run(["--config", str(run / "config.yaml")])
     assert parse_run(["--config", str(run / "config.yaml"), "--model.init_from", "null"])
     shutil.rmtree(folder)  # a checkpoint does without
@@ -196,17 +239,26 @@ def test_fit_from_exported_same_loss(runs: dict[str, Path], corpus: Path, tmp_pa
     assert main(["fit", *again]) == 0 and Tokenizer.load(run).eot_token == "!"
 
 
-def test_export_of_masked_documents_starts_without_the_end_of_a_text(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_export_of_masked_documents_starts_without_the_end_of_a_text(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
     masked, out = shutil.copytree(runs["plain"], tmp_path / "masked"), tmp_path / "out"
     config = (masked / "config.yaml").read_text()
-    (masked / "config.yaml").write_text(config.replace("mask_documents: false", "mask_documents: true"))
+    (masked / "config.yaml").write_text(
+        config.replace("mask_documents: false", "mask_documents: true")
+    )
     assert main(["export", str(masked), str(out)]) == 0
-    assert AutoTokenizer.from_pretrained(out)("def f")["input_ids"] == Tokenizer.load(masked).encode("def f")
+    assert AutoTokenizer.from_pretrained(out)("def f")["input_ids"] == Tokenizer.load(
+        masked
+    ).encode("def f")
     assert "attends to one text only" in (out / "README.md").read_text()
 
 
-def test_export_ragged_experts_load_as_card_says(tmp_path: Path, config: BackboneConfig, corpus: Path) -> None:
-    """A width of 21: their grouped product refuses it, and a config.json does not keep which product to use."""
+def test_export_ragged_experts_load_as_card_says(
+    tmp_path: Path, config: BackboneConfig, corpus: Path
+) -> None:
+    """A width of 21: their grouped product refuses it, and a config.json does not keep which
+    product to use."""
     model = Backbone(replace(config, n_expert=6, n_expert_active=2, vocab_size=300), "hg+dp")
     hostile = "a|{kind}\n<b>[x](y)"
     text = model_card(f"mixture {hostile}", "a`b", {"text": hostile}, foldable(model))
@@ -215,7 +267,9 @@ def test_export_ragged_experts_load_as_card_says(tmp_path: Path, config: Backbon
     card = (tmp_path / "out/README.md").read_text()
     assert 'from_pretrained("path/to/this/folder", experts_implementation="eager")' in card
     escaped = "a\\|(kind) &lt;b&gt;\\[x\\](y)"
-    assert f"# mixture {escaped}\n" in text and f"| text | {escaped} |" in text  # neither Markdown nor a placeholder
+    assert (
+        f"# mixture {escaped}\n" in text and f"| text | {escaped} |" in text
+    )  # neither Markdown nor a placeholder
     assert "ends with `` a`b ``," in text
 
 
@@ -235,12 +289,17 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_example_export_and_generate_same_text(
-    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runs: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ["export_and_generate.py", str(runs["plain"]), str(tmp_path / "out"), "--tokens", "9"]
     monkeypatch.setattr(sys, "argv", words)
     runpy.run_path(str(EXAMPLES / words[0]), run_name="__main__")
-    assert "LlamaForCausalLM" in (said := capsys.readouterr().out) and "the run says the same" in said
+    assert (
+        "LlamaForCausalLM" in (said := capsys.readouterr().out) and "the run says the same" in said
+    )
 
 
 def code_cells(notebook: str) -> list[dict[str, Any]]:
@@ -248,13 +307,19 @@ def code_cells(notebook: str) -> list[dict[str, Any]]:
     return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
-def test_notebook_look_at_a_run_draws(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its cells in order, as a kernel runs them. The generated text is not stored, because it may repeat the corpus."""
+def test_notebook_look_at_a_run_draws(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cells in order, as a kernel runs them. The generated text is not stored, because it may
+    repeat the corpus."""
     monkeypatch.setenv("RUN", str(runs["own"]))
     monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
     code = code_cells("look_at_a_run.ipynb")
     assert len(code) > 3 and not code[-1]["outputs"]
-    assert sum("image/png" in output.get("data", {}) for cell in code for output in cell["outputs"]) == 3
+    assert (
+        sum("image/png" in output.get("data", {}) for cell in code for output in cell["outputs"])
+        == 3
+    )
     seen: dict[str, Any] = {}
     pyplot.switch_backend("agg")
     for cell in code:
@@ -279,4 +344,7 @@ def test_notebook_strategy_on_transformers_folds(monkeypatch: pytest.MonkeyPatch
         exec("".join(cell["source"]).replace("60 * 16", "3 * 16"), seen)
     pyplot.close("all")
     assert len(seen["vectors"]) == 10 and len(seen["losses"]) == 3
-    assert torch.equal(seen["folded"], seen["trained"]) and type(seen["plain"]).__name__ == "LlamaForCausalLM"
+    assert (
+        torch.equal(seen["folded"], seen["trained"])
+        and type(seen["plain"]).__name__ == "LlamaForCausalLM"
+    )

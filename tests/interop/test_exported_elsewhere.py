@@ -1,4 +1,5 @@
-"""Exported folders with normalized outputs in other tools: PEFT, quantization, resizing, other heads."""
+"""Exported folders with normalized outputs in other tools: PEFT, quantization, resizing, other
+heads."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,9 @@ def tokens(config: BackboneConfig) -> Tensor:
 def test_peft_merge_keeps_the_logits(kind: str, folder: Path, tokens: Tensor) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, **LOCAL).eval()
     plain = model(tokens).logits
-    settings = peft.LoraConfig(target_modules="all-linear", init_lora_weights=False, use_dora=kind == "DoRA")
+    settings = peft.LoraConfig(
+        target_modules="all-linear", init_lora_weights=False, use_dora=kind == "DoRA"
+    )
     adapted = peft.get_peft_model(model, settings).eval()
     assert any(".q_proj.linear.lora_A" in name for name, _ in adapted.named_parameters())
     expected = adapted(tokens).logits
@@ -61,7 +64,9 @@ def test_resize_normalized_logits_refused_before_any_change(folder: Path, tokens
 
 
 @torch.no_grad()
-def test_resize_with_plain_head_saves_and_loads(config: BackboneConfig, tmp_path: Path, tokens: Tensor) -> None:
+def test_resize_with_plain_head_saves_and_loads(
+    config: BackboneConfig, tmp_path: Path, tokens: Tensor
+) -> None:
     backbone = perturbed(Backbone(config, "unified", ScaleOptions(placement_at={"lm_head": "dp"})))
     model = to_hugging_face(backbone)
     model.resize_token_embeddings(config.vocab_size + 3, mean_resizing=False)
@@ -74,11 +79,15 @@ def test_resize_with_plain_head_saves_and_loads(config: BackboneConfig, tmp_path
 
 @torch.no_grad()
 @pytest.mark.parametrize("sizes", [{}, MOE])
-def test_other_heads_have_the_same_body(sizes: dict, config: BackboneConfig, tmp_path: Path, tokens: Tensor) -> None:
+def test_other_heads_have_the_same_body(
+    sizes: dict, config: BackboneConfig, tmp_path: Path, tokens: Tensor
+) -> None:
     model = to_hugging_face(perturbed(Backbone(replace(config, **sizes), "unified")))
     model.save_pretrained(tmp_path / "unified")
     body = transformers.AutoModel.from_pretrained(tmp_path / "unified", **LOCAL).eval()
-    classifier = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "unified", **LOCAL).eval()
+    classifier = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "unified", **LOCAL
+    ).eval()
     expected = model.model(tokens).last_hidden_state
     for other in (body, classifier.model):
         assert_near(other(tokens).last_hidden_state, expected, terms=700)

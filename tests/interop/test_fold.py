@@ -1,4 +1,5 @@
-"""No extra expressivity: what scale vectors add is in the matrices, or is listed with its reason."""
+"""No extra expressivity: what scale vectors add is in the matrices, or is listed with its
+reason."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,21 +16,33 @@ from tests.conftest import EVERY_BUILD, GEMMA, MOE, perturbed
 
 BIASED = MOE | {"router": RouterConfig(balance="bias")}
 FAMILIES: dict[str, dict[str, Any]] = {"dense": {}, "gemma": GEMMA, "moe": BIASED}
-#: vectors of each family that stay if every possible output is normalized, by the last words of their paths
+#: vectors of each family that stay if every possible output is normalized, by the last words of
+#: their paths
 STAY = {
     "dense": {"q_proj.scale_out", "k_proj.scale_out", "gate_proj.scale_out", "lm_head.scale_out"},
     "gemma": {"q_norm.scale", "k_norm.scale", "attn_post_norm.scale", "ffn_post_norm.scale"},
-    "moe": {"q_proj.scale_out", "k_proj.scale_out", "expert_gate_proj.scale_out", "shared_gate_proj.scale_out"},
+    "moe": {
+        "q_proj.scale_out",
+        "k_proj.scale_out",
+        "expert_gate_proj.scale_out",
+        "shared_gate_proj.scale_out",
+    },
 }
 STAY["gemma"] |= {"gate_proj.scale_out", "lm_head.scale_out"}
 STAY["moe"] |= {"lm_head.scale_out"}
 
 
 def make(config: BackboneConfig, family: str, text: str, **options: Any) -> Backbone:
-    """Return a float64 model whose scale vectors differ from 1, each by a different amount; some are negative."""
+    """Return a float64 model whose scale vectors differ from 1, each by a different amount; some
+    are negative."""
     if family == "gemma" and ScaleStrategy.parse(text).placement_row.norm_out:
-        options["placement_at"] = {"q_proj": "dp", "k_proj": "dp"}  # which Q/K-norm normalizes already
-    model = perturbed(Backbone(replace(config, **FAMILIES[family]), text, ScaleOptions(**options)).double(), 0.5)
+        options["placement_at"] = {
+            "q_proj": "dp",
+            "k_proj": "dp",
+        }  # which Q/K-norm normalizes already
+    model = perturbed(
+        Backbone(replace(config, **FAMILIES[family]), text, ScaleOptions(**options)).double(), 0.5
+    )
     for router_bias in model.buffers():
         router_bias.copy_(torch.rand_like(router_bias))
     if "er" not in text.split("+"):
@@ -41,14 +54,23 @@ def make(config: BackboneConfig, family: str, text: str, **options: Any) -> Back
 
 
 def assert_folded(model: Backbone) -> Backbone:
-    folded, before = fold(model), {name: value.clone() for name, value in model.state_dict().items()}
+    folded, before = (
+        fold(model),
+        {name: value.clone() for name, value in model.state_dict().items()},
+    )
     tokens = torch.randint(0, model.config.vocab_size, (2, 11))
     with torch.no_grad():
         expected, found = model(tokens), folded(tokens)
     assert float((found - expected).norm()) <= 1e-12 * float(expected.norm())
-    assert type(folded) is Backbone and all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert type(folded) is Backbone and all(
+        torch.equal(before[k], v) for k, v in model.state_dict().items()
+    )
     stays = {row.vector for row in foldable(model) if row.into is None}
-    left = {path for path, module in folded.named_modules() if path.rpartition(".")[2] in ("scale", "scale_out")}
+    left = {
+        path
+        for path, module in folded.named_modules()
+        if path.rpartition(".")[2] in ("scale", "scale_out")
+    }
     left = {path for path in left if list(folded.get_submodule(path).parameters())}
     assert left == stays
     assert all(row.why for row in foldable(folded)) and bool(stays) == bool(foldable(folded))
@@ -70,11 +92,22 @@ def test_fold_any_strategy_same_logits(text: str, family: str, config: BackboneC
 
 
 def test_foldable_dnp_v_and_up_fold_into_next_matrix(config: BackboneConfig) -> None:
-    moe = {"v_proj": "attn.o_proj", "expert_up_proj": "ffn.expert_down_proj", "shared_up_proj": "ffn.shared_down_proj"}
-    for family, pairs in {"dense": {"v_proj": "attn.o_proj", "up_proj": "ffn.down_proj"}, "moe": moe}.items():
+    moe = {
+        "v_proj": "attn.o_proj",
+        "expert_up_proj": "ffn.expert_down_proj",
+        "shared_up_proj": "ffn.shared_down_proj",
+    }
+    for family, pairs in {
+        "dense": {"v_proj": "attn.o_proj", "up_proj": "ffn.down_proj"},
+        "moe": moe,
+    }.items():
         rows = {row.vector: row.into for row in foldable(make(config, family, "unified"))}
         for name, reader in pairs.items():
-            (vector,) = (path for path in rows if path.startswith("layers.1.") and path.endswith(f"{name}.scale_out"))
+            (vector,) = (
+                path
+                for path in rows
+                if path.startswith("layers.1.") and path.endswith(f"{name}.scale_out")
+            )
             assert rows[vector] == f"layers.1.{reader}"
 
 
@@ -86,7 +119,10 @@ def test_foldable_dnp_v_and_up_fold_into_next_matrix(config: BackboneConfig) -> 
         {"share_heads": ["q_proj", "k_proj", "v_proj"], "share_scale_out": True},
         {"placement_at": {"v_proj": "dp", "gate_proj": "dp", "up_proj": "dp", "lm_head": "dp"}},
         {"placement_at": {"o_proj": "dp", "down_proj": "dp"}},
-        {"placement_at": {"up_proj": "nop", "lm_head": "np", "v_proj": "anp"}, "freeze_input_beta": True},
+        {
+            "placement_at": {"up_proj": "nop", "lm_head": "np", "v_proj": "anp"},
+            "freeze_input_beta": True,
+        },
     ],
     ids=str,
 )

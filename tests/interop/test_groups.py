@@ -1,4 +1,5 @@
-"""Groups and names for optimizers, and transformers' Trainer: the documentation's code, run in the frameworks."""
+"""Groups and names for optimizers, and transformers' Trainer: the documentation's code, run in the
+frameworks."""
 
 import copy
 import re
@@ -18,7 +19,14 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from lightning_sv import interop
 from lightning_sv.errors import ConfigError
-from lightning_sv.interop import ModelParameter, Roles, apply_strategy, decayed_names, param_groups, weight_decay_roles
+from lightning_sv.interop import (
+    ModelParameter,
+    Roles,
+    apply_strategy,
+    decayed_names,
+    param_groups,
+    weight_decay_roles,
+)
 from tests.conftest import ROOT, thinned
 from tests.interop.test_apply import ROUNDING, named, state
 from tests.roles.families import find
@@ -45,8 +53,12 @@ def shrunk(model: nn.Module, optimizer: torch.optim.Optimizer) -> set[str]:
 def truth(model: nn.Module, policy: str = "iwd") -> set[str]:
     """Names that decay, by hand: all but the norms of the other side."""
     sides = {"output": ("q_norm", "k_norm"), "input": ("layernorm", "model.norm")}
-    spared = tuple(word for side, words in sides.items() if side not in POLICIES[policy] for word in words)
-    return {name for name, _ in model.named_parameters() if not any(word in name for word in spared)}
+    spared = tuple(
+        word for side, words in sides.items() if side not in POLICIES[policy] for word in words
+    )
+    return {
+        name for name, _ in model.named_parameters() if not any(word in name for word in spared)
+    }
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -93,7 +105,13 @@ WRAPPERS = ["module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 
 
 @pytest.mark.parametrize(
-    "words", [*((word,) for word in WRAPPERS), ("a", "model"), ("model", "_orig_mod"), ("_forward_module", "model")]
+    "words",
+    [
+        *((word,) for word in WRAPPERS),
+        ("a", "model"),
+        ("model", "_orig_mod"),
+        ("_forward_module", "model"),
+    ],
 )
 def test_decayed_names_wrapped_model_matches_roles(words: tuple[str, ...]) -> None:
     holder: Any = qwen3()
@@ -117,7 +135,9 @@ def test_decayed_names_ambiguous_wrapped_name_refused() -> None:
     model = nn.Module()
     model.register_module("module", nn.RMSNorm(4))
     model.register_parameter("weight", nn.Parameter(torch.ones(4)))
-    roles = Roles((ModelParameter("module.weight", (4,), "input"), ModelParameter("weight", (4,), "bias")))
+    roles = Roles(
+        (ModelParameter("module.weight", (4,), "input"), ModelParameter("weight", (4,), "bias"))
+    )
     assert decayed_names(model, roles=roles) == ["module.weight"]  # its own names go first
     with pytest.raises(ValueError, match="_orig_mod.weight"):
         decayed_names(Wrapper("_orig_mod", model), roles=roles)
@@ -127,7 +147,12 @@ def test_decayed_names_multipliers_follow_output_side() -> None:
     model = find("mamba2").build()
     decayed = {policy: set(decayed_names(model, policy)) for policy in POLICIES}
     name = "backbone.layers.0.mixer.A_log"
-    assert [name in decayed[policy] for policy in ("wd", "iwd", "owd", "nowd")] == [True, False, True, False]
+    assert [name in decayed[policy] for policy in ("wd", "iwd", "owd", "nowd")] == [
+        True,
+        False,
+        True,
+        False,
+    ]
     assert not any(n.endswith("bias") for names in decayed.values() for n in names)
 
 
@@ -137,7 +162,9 @@ def test_param_groups_of_applied_strategy_have_its_decay(word: str) -> None:
     assert decayed_names(model) == decayed_names(model, "iwd")
     apply_strategy(model, f"hg+dp{word}")
     wrapper, roles = Wrapper("_orig_mod", model), weight_decay_roles(model)
-    assert decayed_names(wrapper, roles=roles) == decayed_names(wrapper, word[1:] or "wd", roles=roles)
+    assert decayed_names(wrapper, roles=roles) == decayed_names(
+        wrapper, word[1:] or "wd", roles=roles
+    )
 
 
 def test_param_groups_of_different_strategies_need_a_policy() -> None:
@@ -187,7 +214,11 @@ def three_lines() -> dict[str, str]:
     """Return framework -> the code of its row in the page's first table."""
     page = (ROOT / "docs/own-model.md").read_text()
     rows = re.findall(r"^\| ([\w, ']+[^|]*) \| (`[^|]+`) \|", page, re.MULTILINE)
-    return {name: "\n".join(re.findall(r"`(.+?)`(?:<br>|$)", code)) for name, code in rows if "<br>" in code}
+    return {
+        name: "\n".join(re.findall(r"`(.+?)`(?:<br>|$)", code))
+        for name, code in rows
+        if "<br>" in code
+    }
 
 
 def run_row(framework: str, **names: Any) -> dict[str, Any]:
@@ -202,14 +233,21 @@ class Nano(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wte, self.wpe, self.head = nn.Embedding(64, 32), nn.Embedding(16, 32), nn.Linear(32, 64, bias=False)
+        self.wte, self.wpe, self.head = (
+            nn.Embedding(64, 32),
+            nn.Embedding(16, 32),
+            nn.Linear(32, 64, bias=False),
+        )
         self.ln_1, self.ln_2, self.ln_f = (nn.LayerNorm(32) for _ in range(3))
         self.c_attn, self.c_proj = nn.Linear(32, 96), nn.Linear(32, 32)
         self.c_fc, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
-        q, k, v = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in self.c_attn(self.ln_1(x)).split(32, -1))
+        q, k, v = (
+            part.unflatten(-1, (4, 8)).transpose(1, 2)
+            for part in self.c_attn(self.ln_1(x)).split(32, -1)
+        )
         y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.c_proj(y.transpose(1, 2).flatten(-2))
         x = x + self.down(nn.functional.gelu(self.c_fc(self.ln_2(x))))
@@ -279,16 +317,40 @@ def test_own_model_page_table_litgpt_decays_input_side() -> None:
     from litgpt.model import GPT
     from litgpt.utils import instantiate_torch_optimizer
 
-    sizes = {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_query_groups": 2, "vocab_size": 64, "padded_vocab_size": 64}
-    kinds = {"Qwen3": {"norm_qk": True}, "Gemma-2": {"post_attention_norm": True, "post_mlp_norm": True}}
+    sizes = {
+        "n_layer": 2,
+        "n_embd": 32,
+        "n_head": 4,
+        "n_query_groups": 2,
+        "vocab_size": 64,
+        "padded_vocab_size": 64,
+    }
+    kinds = {
+        "Qwen3": {"norm_qk": True},
+        "Gemma-2": {"post_attention_norm": True, "post_mlp_norm": True},
+    }
     for family, kind in kinds.items():
-        plain = {"norm_class_name": "RMSNorm", "bias": False, "mlp_class_name": "LLaMAMLP", "rotary_percentage": 1.0}
+        plain = {
+            "norm_class_name": "RMSNorm",
+            "bias": False,
+            "mlp_class_name": "LLaMAMLP",
+            "rotary_percentage": 1.0,
+        }
         more = {"block_size": 16, "intermediate_size": 48, "parallel_residual": False}
         model = GPT(Config(**sizes, **plain, **more, **kind))
         tokens = torch.randint(0, 64, (1, 16))
-        run = run_row("litgpt", model=model, tokens=tokens, instantiate_torch_optimizer=instantiate_torch_optimizer)
+        run = run_row(
+            "litgpt",
+            model=model,
+            tokens=tokens,
+            instantiate_torch_optimizer=instantiate_torch_optimizer,
+        )
         names = {name for name, _ in model.named_parameters()}
-        output = {n for n in names if any(w in n for w in ("norm_q", "norm_k", "post_attention_norm", "post_mlp_norm"))}
+        output = {
+            n
+            for n in names
+            if any(w in n for w in ("norm_q", "norm_k", "post_attention_norm", "post_mlp_norm"))
+        }
         assert output and shrunk(model, run["optimizer"]) == names - output, family
 
 
@@ -298,7 +360,9 @@ def test_own_model_page_table_torchtitan_decays_input_side() -> None:
     from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig, default_adamw
 
     model, config = qwen3(), SimpleNamespace(optimizer=default_adamw(lr=1e-3, weight_decay=0.1))
-    run_row("torchtitan", model=model, tokens=None, config=config, ParamGroupConfig=ParamGroupConfig)
+    run_row(
+        "torchtitan", model=model, tokens=None, config=config, ParamGroupConfig=ParamGroupConfig
+    )
     assert shrunk(model, OptimizersContainer(config.optimizer, model_parts=[model])) == truth(model)
 
 
@@ -310,7 +374,9 @@ def test_weight_decay_roles_peft_adapters_are_matrices() -> None:
     for p in roles.parameters:
         if "lora_" in p.name:
             assert p.role == "matrix" and p.trained, p.name
-    assert set(decayed_names(model, roles=roles)) == {n for n, p in model.named_parameters() if p.requires_grad}
+    assert set(decayed_names(model, roles=roles)) == {
+        n for n, p in model.named_parameters() if p.requires_grad
+    }
 
 
 def test_interop_import_loads_no_lightning() -> None:
@@ -330,7 +396,11 @@ def trainer(model: nn.Module, folder: Path) -> Trainer:
         folder, weight_decay=0.5, learning_rate=0.1, max_steps=4, save_steps=2, report_to=[], use_cpu=True,
         logging_strategy="no", disable_tqdm=True, per_device_train_batch_size=4,
     )  # fmt: skip
-    return IwdTrainer(model=model, args=arguments, train_dataset=[{"input_ids": row, "labels": row} for row in ids])
+    return IwdTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=[{"input_ids": row, "labels": row} for row in ids],
+    )
 
 
 @FOREIGN
@@ -343,8 +413,12 @@ def test_trainer_decayed_names_shrink(tmp_path: Path) -> None:
     trained = {name for name, p in applied.named_parameters() if p.requires_grad and p.any()}
     found = shrunk(applied, trainer(applied, tmp_path).create_optimizer())
     assert found == {name for name in trained if "scale_out" not in name}
-    assert any("scale_in" in name for name in found) and any("scale_out" in name for name in trained)
-    default = Trainer.get_decay_parameter_names(trainer(applied, tmp_path), applied)  # by name, see docs/own-model.md
+    assert any("scale_in" in name for name in found) and any(
+        "scale_out" in name for name in trained
+    )
+    default = Trainer.get_decay_parameter_names(
+        trainer(applied, tmp_path), applied
+    )  # by name, see docs/own-model.md
     assert any("scale_out" in name for name in default)
 
 
@@ -386,7 +460,9 @@ def test_example_hf_trainer_loads_plain_llama(
     out, example = tmp_path / "plain", str(ROOT / "examples/hf_trainer.py")
     monkeypatch.setattr(sys, "argv", [example, "--steps", "6", "--out", str(out)])
     runpy.run_path(example, run_name="__main__")
-    plain, applied, *rest = (line for line in capsys.readouterr().out.splitlines() if not line.startswith("{"))
+    plain, applied, *rest = (
+        line for line in capsys.readouterr().out.splitlines() if not line.startswith("{")
+    )
     preserved = "hg+dp+or+iwd: 32 scale vectors; the function is preserved"
     assert plain.startswith("plain, iwd:") and applied.startswith(preserved)
     losses = [float(line.split(":")[1].split()[0]) for line in (plain, rest[0])]

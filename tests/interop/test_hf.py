@@ -30,16 +30,22 @@ def test_to_hugging_face_unknown_norms_or_width_refused(config: BackboneConfig) 
         to_hugging_face(Backbone(replace(config, **MOE, router=RouterConfig(balance="bias"))))
 
 
-UNGATED, UNSHARED = MOE | {"router": RouterConfig(renormalize=False, gate_shared=True)}, MOE | {"n_expert_shared": 0}
+UNGATED, UNSHARED = (
+    MOE | {"router": RouterConfig(renormalize=False, gate_shared=True)},
+    MOE | {"n_expert_shared": 0},
+)
 
 
 def assert_same_logits(model: Backbone, family: str, *, own_code: bool = False) -> None:
-    """Theirs is of the family, or our code on top of it, and gives our logits in float64; no scale vector is 1."""
+    """Theirs is of the family, or our code on top of it, and gives our logits in float64; no scale
+    vector is 1."""
     model = perturbed(model).double()
     base = getattr(transformers, f"{family}ForCausalLM")
     with float64_throughout(base):
         theirs = to_hugging_face(model, eot=3)
-    assert type(theirs).__name__ == f"{'Scaled' if own_code else ''}{family}ForCausalLM" and isinstance(theirs, base)
+    assert type(
+        theirs
+    ).__name__ == f"{'Scaled' if own_code else ''}{family}ForCausalLM" and isinstance(theirs, base)
     assert (theirs.config.bos_token_id, theirs.generation_config.eos_token_id) == (3, 3)
     theirs.config._experts_implementation = "eager"  # their grouped product knows no float64
     tokens = torch.randint(0, model.config.vocab_size, (3, 24))
@@ -60,8 +66,12 @@ PLAIN = [
 
 
 @pytest.mark.parametrize(("family", "sizes"), thinned(PLAIN, [*PLAIN[:5], PLAIN[6]], several=True))
-@pytest.mark.parametrize("text", thinned(["llama", "offset", "nop", "hg+dp+or"], ["offset", "hg+dp+or"]))
-def test_to_hugging_face_same_logits(text: str, family: str, sizes: dict[str, Any], config: BackboneConfig) -> None:
+@pytest.mark.parametrize(
+    "text", thinned(["llama", "offset", "nop", "hg+dp+or"], ["offset", "hg+dp+or"])
+)
+def test_to_hugging_face_same_logits(
+    text: str, family: str, sizes: dict[str, Any], config: BackboneConfig
+) -> None:
     assert_same_logits(Backbone(replace(config, **sizes), text), family)
 
 
@@ -77,7 +87,10 @@ def test_to_hugging_face_loss_of_the_router_is_ours(config: BackboneConfig) -> N
 
 
 def test_to_hugging_face_positions_of_bf16_weights_are_exact(config: BackboneConfig) -> None:
-    model, tokens = perturbed(Backbone(config)).bfloat16(), torch.randint(0, config.vocab_size, (1, 100))
+    model, tokens = (
+        perturbed(Backbone(config)).bfloat16(),
+        torch.randint(0, config.vocab_size, (1, 100)),
+    )
     rotary = to_hugging_face(model).model.rotary_emb
     assert rotary.inv_freq.dtype == torch.float32
     expected = Backbone(config).double()
@@ -88,7 +101,9 @@ def test_to_hugging_face_positions_of_bf16_weights_are_exact(config: BackboneCon
 
 SHARE: dict[str, Any] = {"share_heads": ["q_proj", "k_proj"]}
 DENSE = {"placement_at": dict.fromkeys(("v_proj", "gate_proj", "up_proj", "lm_head"), "dp")}
-SPARSE = {"placement_at": dict.fromkeys(("v_proj", "expert_gate_proj", "expert_up_proj", "lm_head"), "dp")}
+SPARSE = {
+    "placement_at": dict.fromkeys(("v_proj", "expert_gate_proj", "expert_up_proj", "lm_head"), "dp")
+}
 GEMMAS = {"placement_at": {"q_proj": "dp", "k_proj": "dp"}}
 #: family, sizes and options of `unified`, and whether our code is needed
 UNIFIED = [
@@ -113,7 +128,11 @@ UNIFIED = [
     thinned(UNIFIED, [UNIFIED[i] for i in (0, 1, 3, 4, 5, 9)], several=True),
 )
 def test_to_hugging_face_unified_same_logits(
-    family: str, sizes: dict[str, Any], options: dict[str, Any], own_code: bool, config: BackboneConfig
+    family: str,
+    sizes: dict[str, Any],
+    options: dict[str, Any],
+    own_code: bool,
+    config: BackboneConfig,
 ) -> None:
     model = Backbone(replace(config, **sizes), "unified", ScaleOptions(**options))
     assert_same_logits(model, family, own_code=own_code)
@@ -128,7 +147,8 @@ LONG = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
-#: transformers' own models, with the cases of the importer: shared keys and values, tied heads, 1 + w
+#: transformers' own models, with the cases of the importer: shared keys and values, tied heads, 1 +
+#: w
 THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"rope_parameters": ROPE, "tie_word_embeddings": True, "num_key_value_heads": 2}),
     "llama-mha": ("Llama", {"rms_norm_eps": 1e-3}),
@@ -146,7 +166,8 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 KEEPING = thinned(
-    [text for text in BUILDS if not ScaleStrategy.parse(text).placement_row.norm_out], [*FEW_BUILDS, "shared+bp+er"]
+    [text for text in BUILDS if not ScaleStrategy.parse(text).placement_row.norm_out],
+    [*FEW_BUILDS, "shared+bp+er"],
 )
 
 
@@ -156,7 +177,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("theirs")
     for name, (family, settings) in THEIRS.items():
         torch.manual_seed(0)
-        config_of = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
+        config_of = getattr(
+            transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config"
+        )
         model = getattr(transformers, f"{family}ForCausalLM")(config_of(**SIZES | settings))
         with torch.no_grad():
             for key, parameter in model.named_parameters():
@@ -170,7 +193,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("name", thinned(THEIRS, ["llama", "qwen3", "gemma3"]))
 @pytest.mark.parametrize("text", KEEPING)
-def test_from_hugging_face_any_strategy_same_logits(text: str, name: str, folders: dict[str, Path]) -> None:
+def test_from_hugging_face_any_strategy_same_logits(
+    text: str, name: str, folders: dict[str, Path]
+) -> None:
     family, _ = THEIRS[name]
     tokens = torch.randint(0, 48, (2, 19))
     lone = family in ("Qwen3", "Gemma3")
@@ -183,7 +208,9 @@ def test_from_hugging_face_any_strategy_same_logits(text: str, name: str, folder
     with torch.no_grad():
         assert_near(ours(tokens), theirs(tokens).logits, terms=700)
     assert str(ours.strategy) == str(ScaleStrategy.parse(text))
-    if text == "shared+bp+direct":  # the same parameters, but for a head that they tie to the embedding
+    if (
+        text == "shared+bp+direct"
+    ):  # the same parameters, but for a head that they tie to the embedding
         tied = theirs.config.tie_word_embeddings * ours.embed.weight.numel()
         assert sum(p.numel() for p in ours.parameters()) == theirs.num_parameters() + tied
 
@@ -198,9 +225,16 @@ def test_from_hugging_face_initial_gamma_same_logits(text: str, folders: dict[st
     assert (ours.layers[0].attn.o_proj.scale_out() == 0.5).all()
 
 
-def test_from_hugging_face_exported_model_comes_back(config: BackboneConfig, tmp_path: Path) -> None:
+def test_from_hugging_face_exported_model_comes_back(
+    config: BackboneConfig, tmp_path: Path
+) -> None:
     """Gammas and matrices are equal too, if the strategy has the same norms."""
-    for name, sizes in {"llama": {}, "gemma": GEMMA, "qwen3": {"qk_norm": True}, "llama-3.1": LLAMA_31}.items():
+    for name, sizes in {
+        "llama": {},
+        "gemma": GEMMA,
+        "qwen3": {"qk_norm": True},
+        "llama-3.1": LLAMA_31,
+    }.items():
         model = perturbed(Backbone(replace(config, **sizes)))
         to_hugging_face(model).save_pretrained(tmp_path / name)
         back = from_hugging_face(tmp_path / name)
@@ -247,16 +281,28 @@ def test_from_hugging_face_window_of_all_positions_is_read(folders: dict[str, Pa
     assert from_hugging_face(folders["mistral"]).config.n_kv_head == 2
 
 
-def test_from_hugging_face_wrapped_names_same_weights(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_from_hugging_face_wrapped_names_same_weights(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
     folder = rewritten(folders["qwen3"], tmp_path / "wrapped")
     stored, layer = load_file(folder / "model.safetensors"), "layers.1._checkpoint_wrapped_module."
-    renamed = {f"_orig_mod.module.{key}".replace("layers.1.", layer): value for key, value in stored.items()}
+    renamed = {
+        f"_orig_mod.module.{key}".replace("layers.1.", layer): value
+        for key, value in stored.items()
+    }
     save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
-    expected, found = from_hugging_face(folders["qwen3"]).state_dict(), from_hugging_face(folder).state_dict()
+    expected, found = (
+        from_hugging_face(folders["qwen3"]).state_dict(),
+        from_hugging_face(folder).state_dict(),
+    )
     assert all(torch.equal(found[key], value) for key, value in expected.items())
-    expected_vectors, found_vectors = (vectors_of_folder(path).vectors for path in (folders["qwen3"], folder))
+    expected_vectors, found_vectors = (
+        vectors_of_folder(path).vectors for path in (folders["qwen3"], folder)
+    )
     for vector, expected_vector in zip(found_vectors, expected_vectors, strict=True):
-        assert vector.name == expected_vector.name and torch.equal(vector.stored, expected_vector.stored)
+        assert vector.name == expected_vector.name and torch.equal(
+            vector.stored, expected_vector.stored
+        )
 
 
 def test_from_hugging_face_damaged_folder_refused(folders: dict[str, Path], tmp_path: Path) -> None:

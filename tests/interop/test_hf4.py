@@ -20,7 +20,9 @@ pytestmark = pytest.mark.hf4
 
 TEXT = "def f(x):  # naïve\n\treturn x"
 #: weights so large that attention is sharp, and a rotation that is no default
-SIZES = BackboneConfig(d_model=32, n_layer=2, n_head=4, vocab_size=300, rope_theta=5e5, init_std=0.3)
+SIZES = BackboneConfig(
+    d_model=32, n_layer=2, n_head=4, vocab_size=300, rope_theta=5e5, init_std=0.3
+)
 UNSHARED = MOE | {"n_expert_shared": 0, "qk_norm": True}
 #: q and k as they are, for a norm follows them; everything else by `unified`
 QK = ScaleOptions(placement_at={"q_proj": "dp", "k_proj": "dp"})
@@ -55,7 +57,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     python = os.environ.get("HF4", ".venv-hf4/bin/python")
     env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path_factory.mktemp("home"))}
     reader = Path(__file__).with_name("read_folders.py")
-    done = subprocess.run([python, str(reader), str(root), TEXT], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [python, str(reader), str(root), TEXT], env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["version"].startswith("4.57.")
@@ -64,7 +68,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_export_transformers_4_same_logits(name: str, found: dict[str, Any]) -> None:
-    """Logits, ids and what `pipeline` continues; experts that are normalized are refused, not drawn anew."""
+    """Logits, ids and what `pipeline` continues; experts that are normalized are refused, not drawn
+    anew."""
     said = found[name]["transformers"]
     if name in ("ScaledQwen2Moe", "ScaledQwen3Moe"):
         assert said["error"].startswith("ImportError") and "transformers 5" in said["error"]
@@ -75,7 +80,8 @@ def test_export_transformers_4_same_logits(name: str, found: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("name", CASES)
 def test_export_ctranslate2_plain_classes_same_logits(name: str, found: dict[str, Any]) -> None:
-    """Its converter refuses the others, but for Llama 3.1: there it leaves out the scaling, as docs/export.md warns."""
+    """Its converter refuses the others, but for Llama 3.1: there it leaves out the scaling, as
+    docs/export.md warns."""
     said = found[name]["ctranslate2"]
     if name in ("Llama", "Llama grouped", "Qwen3"):
         assert said.get("difference", 1) < 1e-5, said

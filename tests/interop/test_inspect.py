@@ -45,7 +45,11 @@ def llama(model: Any, name: str) -> Blocks:
         return [model.lm_head.weight]
     layer = layer_of(model, name)
     if "input_layernorm" in name:
-        return [layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight, layer.self_attn.v_proj.weight]
+        return [
+            layer.self_attn.q_proj.weight,
+            layer.self_attn.k_proj.weight,
+            layer.self_attn.v_proj.weight,
+        ]
     return [layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight]
 
 
@@ -53,7 +57,9 @@ def gpt2(model: Any, name: str) -> Blocks:
     if "ln_f" in name:
         return []  # its head is the embedding
     layer = layer_of(model, name)
-    return list(layer.attn.c_attn.weight.T.chunk(3)) if "ln_1" in name else [layer.mlp.c_fc.weight.T]
+    return (
+        list(layer.attn.c_attn.weight.T.chunk(3)) if "ln_1" in name else [layer.mlp.c_fc.weight.T]
+    )
 
 
 def qwen3_moe(model: Any, name: str) -> Blocks:
@@ -63,7 +69,10 @@ def qwen3_moe(model: Any, name: str) -> Blocks:
     if "post_attention" not in name:
         return llama(model, name)
     mlp = layer_of(model, name).mlp
-    return [mlp.gate.weight, *(part.flatten(0, 1) for part in mlp.experts.gate_up_proj.chunk(2, dim=1))]
+    return [
+        mlp.gate.weight,
+        *(part.flatten(0, 1) for part in mlp.experts.gate_up_proj.chunk(2, dim=1)),
+    ]
 
 
 def gemma3_text(model: Any, name: str) -> Blocks:
@@ -75,10 +84,16 @@ def gemma3_text(model: Any, name: str) -> Blocks:
 def measured(gamma: Tensor, blocks: Blocks) -> dict[str, float | None]:
     """The definitions, with numpy in float64."""
     g = gamma.detach().double().numpy().ravel()
-    found: dict[str, float | None] = {"mean": g.mean(), "rms": np.sqrt((g**2).mean()), "negative": (g < 0).mean()}
+    found: dict[str, float | None] = {
+        "mean": g.mean(),
+        "rms": np.sqrt((g**2).mean()),
+        "negative": (g < 0).mean(),
+    }
     norms = [block.detach().double().square().sum(0).numpy() for block in blocks]
     found["balance"] = np.median(np.log(g**2 / sum(norms))) if blocks else None
-    pairs = [np.corrcoef(np.log(a), np.log(b))[0, 1] for i, a in enumerate(norms) for b in norms[:i]]
+    pairs = [
+        np.corrcoef(np.log(a), np.log(b))[0, 1] for i, a in enumerate(norms) for b in norms[:i]
+    ]
     found["agreement"] = np.mean(pairs) if pairs else None
     return found
 
@@ -96,7 +111,10 @@ FOLDERS = [(llama, 0), (gpt2, 0), (qwen3_moe, 0), (gemma3_text, 1)]
 
 @pytest.mark.parametrize(("family", "origin"), thinned(FOLDERS, FOLDERS[2:], several=True))
 def test_vectors_of_folder_statistics_equal_formulas(
-    family: Callable[[Any, str], Blocks], origin: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: Callable[[Any, str], Blocks],
+    origin: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("lightning_sv.interop.inspect.channels.BLOCK", 100)  # three rows
     model = named(family.__name__)
@@ -105,24 +123,34 @@ def test_vectors_of_folder_statistics_equal_formulas(
     found = vectors_of_folder(tmp_path)
     rows = [statistics(vector) for vector in found.vectors]
     roles = {name: find(family.__name__).truth(name, p) for name, p in model.named_parameters()}
-    assert {row.name: row.role for row in rows} == {n: r for n, r in roles.items() if r in ("input", "output")}
+    assert {row.name: row.role for row in rows} == {
+        n: r for n, r in roles.items() if r in ("input", "output")
+    }
     assert found.model == type(model).__name__ and not found.unread
     for row in rows:
-        assert_measured(row, measured(model.get_parameter(row.name) + origin, family(model, row.name)))
+        assert_measured(
+            row, measured(model.get_parameter(row.name) + origin, family(model, row.name))
+        )
         assert row.folds == (row.role == "input" and bool(row.matrices)) != bool(row.why)
 
 
 def test_vectors_of_backbone_experts_measured_one_by_one() -> None:
-    config = BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=48, n_expert=6, n_expert_active=2)
+    config = BackboneConfig(
+        d_model=32, n_layer=2, n_head=2, vocab_size=48, n_expert=6, n_expert_active=2
+    )
     for strategy in ("llama", "hg+or", "hg+dp+er", "unified", "ap"):
         model = perturbed(Backbone(config, strategy))
         rows = {row.name: row for row in map(statistics, vectors_of_backbone(model))}
         inputs = model.layers[1].ffn.inputs
         readers = dict(inputs.branches())
         if strategy == "llama":
-            assert rows["layers.1.ffn.inputs.norm.scale"].matrices == tuple(f"layers.1.ffn.inputs.{n}" for n in readers)
+            assert rows["layers.1.ffn.inputs.norm.scale"].matrices == tuple(
+                f"layers.1.ffn.inputs.{n}" for n in readers
+            )
             blocks = [w.weight.flatten(0, -2) for w in readers.values()]
-            assert_measured(rows["layers.1.ffn.inputs.norm.scale"], measured(inputs.norm.scale(), blocks))
+            assert_measured(
+                rows["layers.1.ffn.inputs.norm.scale"], measured(inputs.norm.scale(), blocks)
+            )
             continue
         gate = readers["expert_gate_proj"]
         for side, axis in (("scale_in", -2), ("scale_out", -1)):
@@ -133,9 +161,13 @@ def test_vectors_of_backbone_experts_measured_one_by_one() -> None:
             if side == "scale_out" and gate.norm_width is not None:
                 assert row.balance is None  # the norm between makes the size of W nothing
                 continue
-            balance = (gamma.double() ** 2 / gate.weight.double().square().sum(axis)).log().quantile(0.5)
+            balance = (
+                (gamma.double() ** 2 / gate.weight.double().square().sum(axis)).log().quantile(0.5)
+            )
             assert row.balance is not None and abs(row.balance - balance) < 1e-5
-    assert rows["layers.1.ffn.inputs.expert_up_proj.scale_out"].folds  # in ap; into the matrix before it
+    assert rows[
+        "layers.1.ffn.inputs.expert_up_proj.scale_out"
+    ].folds  # in ap; into the matrix before it
 
 
 def vector(stored: Tensor, origin: float = 0.0) -> StoredVector:
@@ -146,11 +178,22 @@ def test_statistics_bf16_and_outliers_counted() -> None:
     stored = torch.ones(100)
     stored[:3] = torch.tensor([0.01, -9.0, -1.5])
     row = statistics(vector(stored))
-    assert (row.at_start, row.distinct, row.dead, row.outliers, row.negative) == (0.97, 4, 0.01, 0.01, 0.02)
+    assert (row.at_start, row.distinct, row.dead, row.outliers, row.negative) == (
+        0.97,
+        4,
+        0.01,
+        0.01,
+        0.02,
+    )
     assert (row.depth, row.dtype, row.smallest, row.largest) == (3, "float32", -9.0, 1.0)
     updates = torch.linspace(-1e-3, 1e-3, 100)
-    kept, swallowed = (statistics(vector((1 + updates).to(kind))) for kind in (torch.float32, torch.bfloat16))
-    assert (kept.at_start, kept.distinct) == (0.0, 100) and (swallowed.at_start, swallowed.distinct) == (1.0, 1)
+    kept, swallowed = (
+        statistics(vector((1 + updates).to(kind))) for kind in (torch.float32, torch.bfloat16)
+    )
+    assert (kept.at_start, kept.distinct) == (0.0, 100) and (
+        swallowed.at_start,
+        swallowed.distinct,
+    ) == (1.0, 1)
     offset = statistics(vector(updates.bfloat16(), origin=1.0))  # as 1 + w nothing is lost
     assert offset.at_start == 0 and offset.distinct == 100 and abs(offset.mean - 1) < 1e-5
     assert statistics(vector(torch.tensor([0.0, 0.5]), origin=1.0)).at_start == 0.5
@@ -163,7 +206,11 @@ def made_up(folder: Path, width: int) -> int:
     import transformers
 
     config = transformers.LlamaConfig(
-        hidden_size=1024, intermediate_size=width, num_hidden_layers=1, num_attention_heads=8, vocab_size=64
+        hidden_size=1024,
+        intermediate_size=width,
+        num_hidden_layers=1,
+        num_attention_heads=8,
+        vocab_size=64,
     )
     folder.mkdir()
     config.save_pretrained(folder)
@@ -171,7 +218,11 @@ def made_up(folder: Path, width: int) -> int:
         state = transformers.LlamaForCausalLM(config).state_dict()
     header, at = {}, 0
     for name, value in state.items():
-        header[name] = {"dtype": "BF16", "shape": list(value.shape), "data_offsets": [at, at + 2 * value.numel()]}
+        header[name] = {
+            "dtype": "BF16",
+            "shape": list(value.shape),
+            "data_offsets": [at, at + 2 * value.numel()],
+        }
         at += 2 * value.numel()
     words = json.dumps(header).encode()
     with (folder / "model.safetensors").open("wb") as file:
@@ -180,7 +231,9 @@ def made_up(folder: Path, width: int) -> int:
     return at
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not count a process's peak")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="the system does not count a process's peak"
+)
 def test_vectors_of_folder_large_model_constant_memory(tmp_path: Path) -> None:
     def peak_of(folder: Path) -> float:
         """MiB that are resident at most, beyond those before; pages of a mapped file count."""
@@ -198,7 +251,9 @@ def test_vectors_of_folder_large_model_constant_memory(tmp_path: Path) -> None:
     assert peak_of(tmp_path / "large") < 100
 
 
-def test_inspect_shows_run_or_folder(runs: dict[str, Path], tmp_path: Path, answer: Answer, told: Told) -> None:
+def test_inspect_shows_run_or_folder(
+    runs: dict[str, Path], tmp_path: Path, answer: Answer, told: Told
+) -> None:
     picture = tmp_path / "sub/run.png"
     history = tmp_path / "sub/training.png"
     pictures = ["--png", str(picture), "--training_png", str(history)]
@@ -213,7 +268,9 @@ def test_inspect_shows_run_or_folder(runs: dict[str, Path], tmp_path: Path, answ
     assert main(["export", str(runs["plain"]), str(tmp_path / "hf")]) == 0
     said = answer("inspect", str(tmp_path / "hf"))
     assert [row["name"] for row in said["vectors"]][-1] == "model.norm.weight" and not said["notes"]
-    assert all(row["at_start"] == 1 and row["folds"] for row in said["vectors"])  # folding leaves ones
+    assert all(
+        row["at_start"] == 1 and row["folds"] for row in said["vectors"]
+    )  # folding leaves ones
 
 
 def test_inspect_heads_layers_of_different_roles_apart(
@@ -239,21 +296,38 @@ def test_inspect_heads_layers_of_different_roles_apart(
 
 
 def test_inspect_names_a_run_as_its_summary(tmp_path: Path, corpus: Path, answer: Answer) -> None:
-    args = [*write_run_args(corpus, tmp_path), "--model.scale", "hg+dp", "--run_dir", str(tmp_path / "run")]
-    label = answer("fit", *args, "--trainer.max_steps", "1", "--model.scale_options.placement_at", "{lm_head: np}")[
-        "label"
+    args = [
+        *write_run_args(corpus, tmp_path),
+        "--model.scale",
+        "hg+dp",
+        "--run_dir",
+        str(tmp_path / "run"),
     ]
+    label = answer(
+        "fit",
+        *args,
+        "--trainer.max_steps",
+        "1",
+        "--model.scale_options.placement_at",
+        "{lm_head: np}",
+    )["label"]
     assert "[" in label and answer("inspect", str(tmp_path / "run"))["model"] == f"tiny, {label}"
 
 
-def test_inspect_own_export_of_experts_traced_with_all_of_them(tmp_path: Path, corpus: Path, answer: Answer) -> None:
-    sizes = BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=300, n_expert=6, n_expert_active=2, d_expert=24)
+def test_inspect_own_export_of_experts_traced_with_all_of_them(
+    tmp_path: Path, corpus: Path, answer: Answer
+) -> None:
+    sizes = BackboneConfig(
+        d_model=32, n_layer=2, n_head=2, vocab_size=300, n_expert=6, n_expert_active=2, d_expert=24
+    )
     model = perturbed(Backbone(sizes, "unified"))
     export(model, Tokenizer.load(corpus), tmp_path / "hf", context=16, card="")
     said = answer("inspect", str(tmp_path / "hf"), "--trust_remote_code")
     rows = {row["name"].removeprefix("model.layers.1."): row for row in said["vectors"]}
     gamma, norm = rows["mlp.experts.gamma"], rows["post_attention_layernorm.weight"]
-    assert (gamma["role"], gamma["folds"], gamma["size"]) == ("output", False, 6 * 24) and not said["notes"]
+    assert (gamma["role"], gamma["folds"], gamma["size"]) == ("output", False, 6 * 24) and not said[
+        "notes"
+    ]
     assert (norm["role"], norm["folds"]) == ("input", True) and norm["balance"] is not None
     assert {name.removeprefix("model.layers.1.mlp.").partition("[")[0] for name in norm["matrices"]} == {
         "gate.weight", "experts.gate_up_proj", "shared_expert.gate_proj.linear.weight",
@@ -274,7 +348,9 @@ def test_inspect_own_export_of_experts_traced_with_all_of_them(tmp_path: Path, c
     (["model-Q4_K_M.gguf"], "GGUF"),
     (["refs/main", "snapshots/1a2b/config.json"], "snapshots/1a2b"),
 ])  # fmt: skip
-def test_formats_of_other_tools_are_named(files: list[str], expected: str, tmp_path: Path, refused: Refused) -> None:
+def test_formats_of_other_tools_are_named(
+    files: list[str], expected: str, tmp_path: Path, refused: Refused
+) -> None:
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
@@ -283,7 +359,9 @@ def test_formats_of_other_tools_are_named(files: list[str], expected: str, tmp_p
     with pytest.raises(ConfigError, match=expected):
         read_start(
             str(tmp_path),
-            PretrainConfig(BackboneConfig(d_model=16, n_layer=1, n_head=2), optim=OptimConfig(lr=0.1)),
+            PretrainConfig(
+                BackboneConfig(d_model=16, n_layer=1, n_head=2), optim=OptimConfig(lr=0.1)
+            ),
             data=None,
         )  # type: ignore[arg-type]
     if expected == "GGUF":
@@ -300,10 +378,14 @@ def test_inspect_wrong_input_refused(tmp_path: Path, refused: Refused) -> None:
     assert "empty has no *.safetensors" in refused("inspect", str(tmp_path / "empty"))
     model = named("llama")
     whole = saved("whole", model, max_shard_size="30KB")
-    assert "model.safetensors.index.json" in refused("inspect", str(whole / "model.safetensors.index.json"))
+    assert "model.safetensors.index.json" in refused(
+        "inspect", str(whole / "model.safetensors.index.json")
+    )
     assert "expected a file that ends in .png" in refused("inspect", str(whole), "--png", "x.jpg")
     assert "--training_png" in refused("inspect", str(whole), "--training_png", "x.jpg")
-    assert "expected that of a run" in refused("inspect", str(whole), "--training_png", str(tmp_path / "x.png"))
+    assert "expected that of a run" in refused(
+        "inspect", str(whole), "--training_png", str(tmp_path / "x.png")
+    )
     shard = sorted(whole.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:100])
     assert f"{shard.name} cannot be read as safetensors" in refused("inspect", str(whole))
@@ -317,7 +399,9 @@ def test_inspect_wrong_input_refused(tmp_path: Path, refused: Refused) -> None:
     apply_strategy(applied := named("llama"), "hg+dp+or")
     assert "saved before fold_applied" in refused("inspect", str(saved("applied", applied)))
     quantized = named("llama")
-    quantized.lm_head.weight = nn.Parameter(quantized.lm_head.weight.to(torch.float8_e4m3fn), requires_grad=False)
+    quantized.lm_head.weight = nn.Parameter(
+        quantized.lm_head.weight.to(torch.float8_e4m3fn), requires_grad=False
+    )
     assert "lm_head.weight" in refused("inspect", str(saved("fp8", quantized)))
     assert "has no scale vectors" in refused("inspect", str(saved("olmo", named("olmo"))))
     foreign = saved("foreign", named("llama"))

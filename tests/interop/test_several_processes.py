@@ -1,7 +1,7 @@
 """Models with a strategy under DDP and FSDP2.
 
-`torchrun --nproc-per-node 2 -m tests.interop.test_several_processes FOLDER` trains each for some steps on half of
-every batch, and the same model on the full batch in one process.
+`torchrun --nproc-per-node 2 -m tests.interop.test_several_processes FOLDER` trains each for some
+steps on half of every batch, and the same model on the full batch in one process.
 """
 
 import sys
@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
@@ -20,7 +24,13 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.interop import Roles, apply_strategy, fold_applied, param_groups, weight_decay_roles
+from lightning_sv.interop import (
+    Roles,
+    apply_strategy,
+    fold_applied,
+    param_groups,
+    weight_decay_roles,
+)
 from tests.interop.test_apply import named
 from tests.launch import launch
 
@@ -28,23 +38,32 @@ from tests.launch import launch
 CASES = [("llama", "unified"), ("qwen3_moe", "hg+dp+or+iwd")]
 STEPS, BATCH = 4, 4
 PLAIN = MixedPrecisionPolicy()
-#: of losses, relative: the study measured 1.4e-6 over 6 steps; a vector whose gradient is lost changes them by 1e-3
+#: of losses, relative: the study measured 1.4e-6 over 6 steps; a vector whose gradient is lost
+#: changes them by 1e-3
 SAME = 2e-5
 
 
 def made(name: str, strategy: str, std: float = 0.3) -> tuple[nn.Module, tuple[str, ...], Roles]:
-    """The same model on every rank, its scale vectors, and the roles, which are found before it is sharded."""
+    """The same model on every rank, its scale vectors, and the roles, which are found before it is
+    sharded."""
     model = named(name, std)
     with warnings.catch_warnings(action="ignore"):
         report = apply_strategy(model, strategy)
     return model, report.vectors, weight_decay_roles(model)
 
 
-def sharded(model: Any, vectors: tuple[str, ...], policy: MixedPrecisionPolicy = PLAIN) -> nn.Module:
-    """docs/own-model.md: scale vectors in a group of their own, which a policy in bf16 leaves alone."""
+def sharded(
+    model: Any, vectors: tuple[str, ...], policy: MixedPrecisionPolicy = PLAIN
+) -> nn.Module:
+    """docs/own-model.md: scale vectors in a group of their own, which a policy in bf16 leaves
+    alone."""
     mesh = init_device_mesh("cpu", (2,))
     if vectors:
-        fully_shard([model.get_submodule(vector) for vector in vectors], mesh=mesh, reshard_after_forward=False)
+        fully_shard(
+            [model.get_submodule(vector) for vector in vectors],
+            mesh=mesh,
+            reshard_after_forward=False,
+        )
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
@@ -84,7 +103,8 @@ def the_losses_are_those_of_one_process(name: str, strategy: str) -> None:
 
 @torch.no_grad()
 def scale_vectors_keep_their_digits(name: str, strategy: str) -> None:
-    """A gamma of 1 + 1e-3 differs from 1 only in the vectors' own group, because bf16 has a spacing of 4e-3 to 8e-3."""
+    """A gamma of 1 + 1e-3 differs from 1 only in the vectors' own group, because bf16 has a spacing
+    of 4e-3 to 8e-3."""
     ids, policy = torch.arange(4, 20)[None], MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     changes = []
     for own_group in (True, False):
@@ -102,7 +122,8 @@ def scale_vectors_keep_their_digits(name: str, strategy: str) -> None:
 
 
 def checkpoints_resume_and_fold(name: str, strategy: str, folder: str) -> None:
-    """docs/own-model.md: torch.distributed.checkpoint saves a sharded model; an unsharded one loads and folds it."""
+    """docs/own-model.md: torch.distributed.checkpoint saves a sharded model; an unsharded one loads
+    and folds it."""
     ids = torch.arange(4, 20)[None]
     model, vectors, roles = made(name, strategy)
     sharded(model, vectors)

@@ -19,7 +19,9 @@ from lightning_sv.nn import RouterConfig
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OWN_MODULE = EXAMPLES / "own_lightning_module.py"
 SIZES = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300)
-MIXTURE = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300, n_expert=3, n_expert_active=2)
+MIXTURE = BackboneConfig(
+    d_model=16, n_layer=1, n_head=2, vocab_size=300, n_expert=3, n_expert_active=2
+)
 BIASED = replace(MIXTURE, router=RouterConfig(balance="bias", bias_rate=0.01))
 EPOCHS = {"max_steps": -1, "max_epochs": 2, "val_check_interval": None}
 
@@ -38,7 +40,9 @@ def rows(out: Path) -> list[dict[str, str]]:
 
 
 def module(**changes: Any) -> PretrainModule:
-    return PretrainModule(**{"backbone": SIZES, "scale": "hg+dp+or", "lr": 0.01, "seed": 0, **changes})
+    return PretrainModule(
+        **{"backbone": SIZES, "scale": "hg+dp+or", "lr": 0.01, "seed": 0, **changes}
+    )
 
 
 def blocks(n: int = 12) -> Tensor:

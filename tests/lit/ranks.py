@@ -1,4 +1,5 @@
-"""What the ranks of a launch run: `torchrun -m tests.lit.ranks TASK ARGS`; a task is a function of this file."""
+"""What the ranks of a launch run: `torchrun -m tests.lit.ranks TASK ARGS`; a task is a function of
+this file."""
 
 import json
 import os
@@ -37,12 +38,13 @@ def mapped_load(file: Any, *given: Any, load: Any = torch.load, **more: Any) -> 
     return load(file, *given, **more)
 
 
-# Lightning validates under `no_grad` with gloo, and in `inference_mode` under NCCL. Its loops ask for the backend here;
-# collectives stay those of gloo.
+# Lightning validates under `no_grad` with gloo, and in `inference_mode` under NCCL. Its loops ask
+# for the backend here; collectives stay those of gloo.
 @patch.object(utilities, "dist", SimpleNamespace(get_backend=lambda: "nccl"))
 @patch.object(torch, "load", mapped_load)
 def as_under_nccl(run_dir: str, strategy: str, *given: str) -> None:
-    """Fit, and validate again: rank 0 leaves that loss in summary.json. Then `validate`, which prints it."""
+    """Fit, and validate again: rank 0 leaves that loss in summary.json. Then `validate`, which
+    prints it."""
     args = ["--config", str(STRATEGIES[strategy]), *CPU, *given, "--trainer.devices", str(RANKS)]
     fit = ["fit", *args, "--run_dir", run_dir, "--ckpt_path", "last"]
     assert main(fit) == 0
@@ -59,16 +61,24 @@ def as_under_nccl(run_dir: str, strategy: str, *given: str) -> None:
         seen = find_last_checkpoint if RANK == "0" else (lambda run_dir: None)
         with patch("lightning_sv.lit.cli.find_last_checkpoint", seen):
             assert main([*fit, "--trainer.max_steps", "9", "--allow_lr_jump"]) == 2
-    assert main(["validate", *args, "--ckpt_path", f"{run_dir}/checkpoints/last.ckpt", "--json"]) == 0
+    assert (
+        main(["validate", *args, "--ckpt_path", f"{run_dir}/checkpoints/last.ckpt", "--json"]) == 0
+    )
 
 
 def own_trainer(out: str, corpus: str) -> None:
     """A Trainer of your own under FSDP2 with sharded checkpoints."""
-    module = PretrainModule(BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=1e-3)
+    module = PretrainModule(
+        BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=1e-3
+    )
     data = TokenDataModule(corpus, seq_len=16, batch_size=1, val_sequences=5)
-    saved = ModelCheckpoint(out, filename="{step}", every_n_train_steps=2, monitor="sharpness/all/lambda_max")
+    saved = ModelCheckpoint(
+        out, filename="{step}", every_n_train_steps=2, monitor="sharpness/all/lambda_max"
+    )
     norms = LambdaCallback(
-        on_train_end=lambda trainer, module: write_scalars(trainer, {"norm": module.net.embed.weight.detach().norm()})
+        on_train_end=lambda trainer, module: write_scalars(
+            trainer, {"norm": module.net.embed.weight.detach().norm()}
+        )
     )
     trainer = L.Trainer(
         max_steps=2, limit_val_batches=0, logger=False,
@@ -80,7 +90,9 @@ def own_trainer(out: str, corpus: str) -> None:
     assert is_sharded(saved.best_model_path)
     trainer.save_checkpoint(f"{out}/after.ckpt")
     assert is_sharded(f"{out}/after.ckpt")
-    loaded = PretrainModule.load_from_checkpoint(f"{out}/after.ckpt", map_location="cpu", weights_only=True)
+    loaded = PretrainModule.load_from_checkpoint(
+        f"{out}/after.ckpt", map_location="cpu", weights_only=True
+    )
     assert torch.equal(loaded.net.embed.weight, module.net.embed.weight.full_tensor())  # type: ignore[attr-defined]
     probe = Sharpness(points=2, loss=lambda module: module.net.embed.weight.square().sum())  # type: ignore[operator]
     with pytest.raises(ConfigError, match="Sharpness is sharded"):
@@ -88,9 +100,13 @@ def own_trainer(out: str, corpus: str) -> None:
     metrics: list[dict[str, float]] = [{}] * trainer.world_size
     written = {k: float(v) for k, v in trainer.callback_metrics.items() if k != "train/loss"}
     distributed.all_gather_object(metrics, written)
-    assert written.keys() >= {"sharpness/seconds", "memory/peak_gib"} and metrics == [written] * len(metrics)
+    assert written.keys() >= {"sharpness/seconds", "memory/peak_gib"} and metrics == [
+        written
+    ] * len(metrics)
     predicted = trainer.predict(module, data)
-    assert predicted and sum(map(len, predicted)) == (6 - trainer.global_rank) // 2  # of five sequences
+    assert (
+        predicted and sum(map(len, predicted)) == (6 - trainer.global_rank) // 2
+    )  # of five sequences
 
 
 def default_samplers(corpus: str) -> None:
@@ -103,12 +119,16 @@ def default_samplers(corpus: str) -> None:
 
     for overfit in (0, 2):
         seen: list[torch.Tensor] = []
-        note = LambdaCallback(on_train_batch_start=lambda trainer, module, batch, i, seen=seen: seen.append(batch))
+        note = LambdaCallback(
+            on_train_batch_start=lambda trainer, module, batch, i, seen=seen: seen.append(batch)
+        )
         trainer = L.Trainer(
             max_steps=2, overfit_batches=overfit, limit_val_batches=0, logger=False, enable_checkpointing=False,
             callbacks=[note], accelerator="cpu", devices=2, strategy="ddp", enable_progress_bar=False,
         )  # fmt: skip
-        module = PretrainModule(BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=1e-3)
+        module = PretrainModule(
+            BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=1e-3
+        )
         data = TokenDataModule(corpus, seq_len=16, batch_size=2, val_sequences=5, seed=0)
         trainer.fit(module, data)
         assert torch.equal(torch.stack(joined(seen)), torch.stack(steps)), overfit
@@ -137,9 +157,12 @@ def joined(batches: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def own_weights(corpus: str) -> None:
-    """Without a seed, weights that exist before a fit, and those that a fit creates, are rank 0's on all devices."""
+    """Without a seed, weights that exist before a fit, and those that a fit creates, are rank 0's
+    on all devices."""
     for replicas, exist in ((1, True), (int(str(RANKS)), True), (int(str(RANKS)), False)):
-        module = PretrainModule(BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=1e-3)
+        module = PretrainModule(
+            BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=1e-3
+        )
         weights: list[Any] = []
         if exist:
             module.configure_model()
@@ -171,18 +194,31 @@ def own_weights(corpus: str) -> None:
 
 
 def saved_before_a_step(out: str, corpus: str, alone: str) -> None:
-    """A checkpoint without a step, also one of one process, changes no step, neither when saved nor when resumed."""
+    """A checkpoint without a step, also one of one process, changes no step, neither when saved nor
+    when resumed."""
 
-    def updates(name: str, save: str = "", resume: str | None = None, *, sharded: bool = False) -> torch.Tensor:
-        config, optim = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), OptimConfig(name, lr=1e-2)
+    def updates(
+        name: str, save: str = "", resume: str | None = None, *, sharded: bool = False
+    ) -> torch.Tensor:
+        config, optim = (
+            BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300),
+            OptimConfig(name, lr=1e-2),
+        )
         module = PretrainModule(config, optim=optim, seed=0)
-        first = LambdaCallback(on_train_start=lambda trainer, module: save and trainer.save_checkpoint(save))
+        first = LambdaCallback(
+            on_train_start=lambda trainer, module: save and trainer.save_checkpoint(save)
+        )
         fit = L.Trainer(
             max_steps=2, limit_val_batches=0, logger=False, enable_checkpointing=False, enable_progress_bar=False,
             callbacks=[first], accelerator="cpu", devices=int(str(RANKS)),
             strategy=FullyShardedStrategy(save_distributed_checkpoint=sharded), default_root_dir=out,
         )  # fmt: skip
-        fit.fit(module, TokenDataModule(corpus, seq_len=16, batch_size=1), ckpt_path=resume, weights_only=True)
+        fit.fit(
+            module,
+            TokenDataModule(corpus, seq_len=16, batch_size=1),
+            ckpt_path=resume,
+            weights_only=True,
+        )
         start = Backbone(module.settings.backbone, module.settings.strategy, seed=0).state_dict()
         trained = {name: value.full_tensor() for name, value in module.net.state_dict().items()}
         return torch.cat([(value - start[name]).flatten() for name, value in trained.items()])
@@ -197,16 +233,21 @@ def saved_before_a_step(out: str, corpus: str, alone: str) -> None:
 
 
 def sharded_checkpoints(die_at: str, *args: str) -> int:
-    """Fit from the weights of one process, with sharded checkpoints; the last rank is killed before that step."""
+    """Fit from the weights of one process, with sharded checkpoints; the last rank is killed before
+    that step."""
     start = PretrainModule.on_train_start
 
     def checked_start(self: PretrainModule) -> None:
         start(self)
         made, sharded = self.settings, self.net.state_dict()
-        unsharded = Backbone(made.backbone, made.strategy, made.scale_options, seed=made.seed or torch.initial_seed())
+        unsharded = Backbone(
+            made.backbone, made.strategy, made.scale_options, seed=made.seed or torch.initial_seed()
+        )
         for name, value in unsharded.state_dict().items() if self.global_step == 0 else ():
             here = sharded[name]
-            assert torch.equal(here.full_tensor() if isinstance(here, DTensor) else here, value), name
+            assert torch.equal(here.full_tensor() if isinstance(here, DTensor) else here, value), (
+                name
+            )
 
     def die(self: PretrainModule, batch: Any, batch_idx: int) -> None:
         if self.global_step == int(die_at) and self.global_rank == self.trainer.world_size - 1:

@@ -21,18 +21,25 @@ from lightning_sv.runs.events import Curve, read_run
 from tests.conftest import listen_to_interrupts
 
 LAST = "checkpoints/last.ckpt"
-#: Lightning 2.6 leaves these two counters one behind after a resume at the very end of an epoch; it reads neither
+#: Lightning 2.6 leaves these two counters one behind after a resume at the very end of an epoch; it
+#: reads neither
 UNREAD = tuple(
-    f".loops.fit_loop.epoch_progress.{of}.{name}" for of in ("total", "current") for name in ("ready", "started")
+    f".loops.fit_loop.epoch_progress.{of}.{name}"
+    for of in ("total", "current")
+    for name in ("ready", "started")
 )
 #: values that depend on the clock and the machine
 MEASURED = ("throughput/", "memory/", "sharpness/seconds")
 
 
-def start(args: list[str], run_dir: Path, module: str = "lightning_sv", **kwargs: Any) -> subprocess.Popen:
+def start(
+    args: list[str], run_dir: Path, module: str = "lightning_sv", **kwargs: Any
+) -> subprocess.Popen:
     kwargs = {"preexec_fn": listen_to_interrupts} | kwargs
     command = [sys.executable, "-m", module, "fit", *args, "--run_dir", str(run_dir)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **kwargs)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **kwargs
+    )
 
 
 def wait_for(process: subprocess.Popen, text: str) -> None:
@@ -59,7 +66,8 @@ def finish(process: subprocess.Popen, seconds: float = 120) -> tuple[int, str]:
 
 @contextmanager
 def leaving(stopped: Path, step: int, of: Path | None = None) -> Iterator[None]:
-    """Keep a copy of the run directory (`of` alone) as a kill right after the checkpoint of `step` leaves it."""
+    """Keep a copy of the run directory (`of` alone) as a kill right after the checkpoint of `step`
+    leaves it."""
     save = AtomicCheckpointIO.save_checkpoint
 
     def keep(self: AtomicCheckpointIO, checkpoint: dict, path: object, **more: object) -> None:
@@ -74,7 +82,8 @@ def leaving(stopped: Path, step: int, of: Path | None = None) -> Iterator[None]:
 
 
 def load(run: Path) -> dict[str, Any]:
-    """Return the last checkpoint without the seconds of its legs and the number of loader workers."""
+    """Return the last checkpoint without the seconds of its legs and the number of loader
+    workers."""
     checkpoint: dict[str, Any] = torch.load(run / LAST, weights_only=True)
     del checkpoint["lightning_sv"]["legs"]
     checkpoint.get("datamodule_hyper_parameters", {}).pop("num_workers", None)
@@ -83,18 +92,25 @@ def load(run: Path) -> dict[str, Any]:
 
 def contents(folder: Path) -> dict[Path, bytes]:
     """Every file of a folder, byte for byte."""
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
 
 
 def differences(one: Any, two: Any, path: str = "") -> list[str]:
-    """Return the places at which two checkpoints differ in type, length, key or bit; NaN equals NaN."""
+    """Return the places at which two checkpoints differ in type, length, key or bit; NaN equals
+    NaN."""
     if isinstance(one, dict) and isinstance(two, dict) and one.keys() == two.keys():
         return [place for key in one for place in differences(one[key], two[key], f"{path}.{key}")]
     if isinstance(one, list | tuple) and type(one) is type(two) and len(one) == len(two):
         return differences(dict(enumerate(one)), dict(enumerate(two)), path)
     if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
         same = one.dtype == two.dtype and one.shape == two.shape
-        return [] if same and torch.equal(one.view(-1).view(torch.uint8), two.view(-1).view(torch.uint8)) else [path]
+        return (
+            []
+            if same and torch.equal(one.view(-1).view(torch.uint8), two.view(-1).view(torch.uint8))
+            else [path]
+        )
     return [] if type(one) is type(two) and (one == two or (one != one and two != two)) else [path]
 
 
@@ -106,7 +122,8 @@ def same_checkpoint(whole: Path, other: Path) -> dict[str, Any]:
 
 
 def same_curves(whole: Path, other: Path, complete: bool = True) -> Mapping[str, Curve]:
-    """Assert that all logged values except measurements are equal in every step; return the curves."""
+    """Assert that all logged values except measurements are equal in every step; return the
+    curves."""
     a, b = (read_run(path, complete=complete).curves for path in (whole, other))
     assert a.keys() == b.keys()
     for tag in a:
@@ -126,4 +143,7 @@ def pages_of(run: Path) -> dict[str, dict[str, list[str]]]:
     """Return the tags by title of page and chart, as TensorBoard shows them."""
     (tensor,) = EventAccumulator(str(run)).Reload().Tensors("custom_scalars__config__")
     layout = Layout.FromString(tensor.tensor_proto.string_val[0])
-    return {page.title: {chart.title: list(chart.multiline.tag) for chart in page.chart} for page in layout.category}
+    return {
+        page.title: {chart.title: list(chart.multiline.tag) for chart in page.chart}
+        for page in layout.category
+    }

@@ -1,7 +1,8 @@
-"""Fits of several models in one launch: `torchrun -m tests.lit.several_processes OUT STRATEGY CHECKPOINT ARGS`.
+"""Fits of several models in one launch: `torchrun -m tests.lit.several_processes OUT STRATEGY
+CHECKPOINT ARGS`.
 
-Some are stopped in the middle, by a signal to the last rank alone, and resumed. One goes on from a checkpoint of one
-process.
+Some are stopped in the middle, by a signal to the last rank alone, and resumed. One goes on from a
+checkpoint of one process.
 """
 
 import os
@@ -27,13 +28,35 @@ MUON = ["--model.optim.name", "muon", "--model.optim.ns_dtype", "float32"]
 MIXTURE = ["--model.backbone.n_expert", "6", "--model.backbone.n_expert_active", "2"]
 PROBES = ["--config", "tests/lit/probes.yaml"]
 #: as shipped but for the compiler, Newton-Schulz in bf16 included
-MIXED = ["--trainer.precision", "bf16-mixed", "--model.activation_checkpointing", "true", "--model.optim.name", "muon"]
+MIXED = [
+    "--trainer.precision",
+    "bf16-mixed",
+    "--model.activation_checkpointing",
+    "true",
+    "--model.optim.name",
+    "muon",
+]
 MODELS: dict[str, list[str]] = {
     "unified": ["--model.scale", "unified", *PROBES],
     "muon": ["--model.scale", "unified", *MUON],
     "moe": ["--model.scale", "hg+dp+or", *MIXTURE, "--model.backbone.router.balance_coef", "1.0"],
-    "moe-muon": ["--model.scale", "unified", *MIXTURE, *MUON, "--model.backbone.router.balance", "bias"],
-    "mixed": ["--model.scale", "unified", *MIXED, "--samples.tokens", "2", "--checkpoint.keep", "2"],
+    "moe-muon": [
+        "--model.scale",
+        "unified",
+        *MIXTURE,
+        *MUON,
+        "--model.backbone.router.balance",
+        "bias",
+    ],
+    "mixed": [
+        "--model.scale",
+        "unified",
+        *MIXED,
+        "--samples.tokens",
+        "2",
+        "--checkpoint.keep",
+        "2",
+    ],
 }
 STOPPED_ONCE = ("unified", "moe-muon")
 CLIPPED_ALONE = "moe-muon"
@@ -50,7 +73,14 @@ CPU = ["--trainer.accelerator", "cpu", "--trainer.precision", "32-true", "--mode
 def arguments(args: list[str], name: str) -> list[str]:
     """Of a fit of 8 steps with clipping that bites, in epochs of 5 steps."""
     args = [*args, *MODELS[name], "--model.optim.lr", "6e-3", "--trainer.max_steps", str(STEPS)]
-    args += ["--data.global_batch", "32", "--data.val_sequences", "33", "--trainer.gradient_clip_val", "0.5"]
+    args += [
+        "--data.global_batch",
+        "32",
+        "--data.val_sequences",
+        "33",
+        "--trainer.gradient_clip_val",
+        "0.5",
+    ]
     args += ["--checkpoint.every_n_steps", str(STOP_AT + 1)]
     return [*args, "--scalars.every_n_steps", "2", "--experts.every_n_steps", "4"]
 
@@ -58,7 +88,9 @@ def arguments(args: list[str], name: str) -> list[str]:
 def fixed_choice(self: MixtureOfExperts, probabilities: Tensor) -> Tensor:
     """Choose experts by position, so that rounding cannot move a token."""
     position = torch.arange(len(probabilities), device=probabilities.device) % SEQ_LEN
-    return torch.stack([(position * (i + 1) + i) % self.n_expert for i in range(self.n_active)], dim=-1)
+    return torch.stack(
+        [(position * (i + 1) + i) % self.n_expert for i in range(self.n_active)], dim=-1
+    )
 
 
 def stop_here(self: PretrainModule, batch: Any, batch_idx: int) -> None:
@@ -67,7 +99,9 @@ def stop_here(self: PretrainModule, batch: Any, batch_idx: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def clip_alone(self: PretrainModule, optimizer: Any, gradient_clip_val: float, **others: Any) -> None:
+def clip_alone(
+    self: PretrainModule, optimizer: Any, gradient_clip_val: float, **others: Any
+) -> None:
     """Clip like a subclass that does not call super()."""
     self.grad_norm = float(clip_by_role(self.parameters(), optimizer, gradient_clip_val, {}))
 
@@ -75,7 +109,10 @@ def clip_alone(self: PretrainModule, optimizer: Any, gradient_clip_val: float, *
 def stop_in_the_middle(fit: list[str], run_dir: Path, clip: Any) -> None:
     """Train until the signal; copy the checkpoint to stopped.ckpt."""
     PretrainModule.on_train_batch_start = stop_here
-    PretrainModule.configure_gradient_clipping, clip = clip, PretrainModule.configure_gradient_clipping
+    PretrainModule.configure_gradient_clipping, clip = (
+        clip,
+        PretrainModule.configure_gradient_clipping,
+    )
     try:
         assert main([*fit, "--run_dir", str(run_dir), "--ckpt_path", "last"]) == STOPPED
     finally:
@@ -87,10 +124,16 @@ def stop_in_the_middle(fit: list[str], run_dir: Path, clip: Any) -> None:
 
 @torch.no_grad()
 def scale_vectors_keep_their_digits(module: PretrainModule) -> None:
-    """gamma = 1 + 1e-3 changes the logits, which it would not if it were gathered in bf16 (spacing 4e-3 to 8e-3)."""
+    """gamma = 1 + 1e-3 changes the logits, which it would not if it were gathered in bf16 (spacing
+    4e-3 to 8e-3)."""
     tokens = torch.arange(SEQ_LEN, device=module.device).unsqueeze(0)
     before = module.net(tokens).float()
-    vectors = [p for m in module.net.modules() if isinstance(m, ScaleVector) for p in m.parameters(recurse=False)]
+    vectors = [
+        p
+        for m in module.net.modules()
+        if isinstance(m, ScaleVector)
+        for p in m.parameters(recurse=False)
+    ]
     for sign in (1, -1):
         for vector in vectors:
             vector.add_(sign * 1e-3)
@@ -99,23 +142,38 @@ def scale_vectors_keep_their_digits(module: PretrainModule) -> None:
 
 
 def the_table_is_what_is_trained(module: PretrainModule) -> None:
-    """parameters.csv and the printed groups come from `meta()`: the sharded optimizer has the same groups and sizes."""
+    """parameters.csv and the printed groups come from `meta()`: the sharded optimizer has the same
+    groups and sizes."""
     optimizer = module.trainer.optimizers[0]
     here = [[tuple(p.shape) for p in group["params"]] for group in optimizer.param_groups]
     made = module.settings
-    planned = build_optimizer(made.plan.parameter_groups(made.plan.meta()), made.optim, made.plan.lr)
+    planned = build_optimizer(
+        made.plan.parameter_groups(made.plan.meta()), made.optim, made.plan.lr
+    )
     assert here == [[tuple(p.shape) for p in group["params"]] for group in planned.param_groups]
     for key in ("weight_decay", "initial_lr"):
-        assert [g[key] for g in optimizer.param_groups] == [g.get(key, g["lr"]) for g in planned.param_groups]
+        assert [g[key] for g in optimizer.param_groups] == [
+            g.get(key, g["lr"]) for g in planned.param_groups
+        ]
 
 
 def run(out: Path, strategy: str, moved: str, args: list[str]) -> None:
     MixtureOfExperts._choose = fixed_choice
     for name in MODELS:
-        fit = ["fit", "--config", str(STRATEGIES[strategy]), *CPU, *arguments(args, name), "--data.micro_batch", "8"]
+        fit = [
+            "fit",
+            "--config",
+            str(STRATEGIES[strategy]),
+            *CPU,
+            *arguments(args, name),
+            "--data.micro_batch",
+            "8",
+        ]
         fit += ["--trainer.devices", os.environ["WORLD_SIZE"]]
         if name in STOPPED_ONCE:
-            clip = clip_alone if name == CLIPPED_ALONE else PretrainModule.configure_gradient_clipping
+            clip = (
+                clip_alone if name == CLIPPED_ALONE else PretrainModule.configure_gradient_clipping
+            )
             stop_in_the_middle(fit, out / name, clip)
         checkpoint = moved if name == MOVED else "last"
         if strategy == "fsdp" and name == KEPT:

@@ -1,4 +1,5 @@
-"""The command line: help, a command line of the user's, and the tools of Lightning that people add."""
+"""The command line: help, a command line of the user's, and the tools of Lightning that people
+add."""
 
 import csv
 import functools
@@ -34,7 +35,9 @@ from tests.lit.own_trainer import rows
 from tests.lit.test_module import OwnStep
 
 
-def test_fit_help_is_short_or_complete(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_help_is_short_or_complete(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     said = []
     for word in ("--help", "--help_all"):
@@ -50,7 +53,9 @@ def test_fit_help_is_short_or_complete(capsys: pytest.CaptureFixture[str], monke
     assert {key for key in run_parser().known_keys() if "." in key} - SECTIONS <= listed
 
 
-def test_fit_stopped_by_slurm_is_requeued_once(run_args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_stopped_by_slurm_is_requeued_once(
+    run_args: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[list[str]] = []
 
     def stop(cli: PretrainCLI) -> None:
@@ -83,9 +88,15 @@ def test_derived_cli_trains_and_validates(
     short = ["--trainer.max_steps", "2", "--data.val_sequences", "4", "--run_dir", str(run)]
     names = own("fit", *run_args, *short, "--note", "hello")
     said = capsys.readouterr().out
-    assert "context 32\n" in said and "sample " in said and "compare " not in said  # compare refuses --note
+    assert (
+        "context 32\n" in said and "sample " in said and "compare " not in said
+    )  # compare refuses --note
     config = read_config(run)
-    assert config["note"] == "hello" and "context" not in config["model"] and (run / "summary.json").is_file()
+    assert (
+        config["note"] == "hello"
+        and "context" not in config["model"]
+        and (run / "summary.json").is_file()
+    )
     last = str(run / "checkpoints/last.ckpt")
     restored = names["MyModule"].load_from_checkpoint(last, weights_only=True)
     assert (restored.hparams.context, restored.settings.backbone.d_model) == (32, 32)
@@ -99,7 +110,9 @@ def test_cli_with_an_own_optimizer_records_no_rate_of_the_settings(
     run = tmp_path / "run"
     PretrainCLI(OwnStep, ["fit", *run_args, "--trainer.max_steps", "2", "--run_dir", str(run)])
     summary = json.loads((run / "summary.json").read_text())
-    assert (summary["lr"], summary["own_optimizer"]) == (None, "OwnStep") and not (run / "parameters.csv").exists()
+    assert (summary["lr"], summary["own_optimizer"]) == (None, "OwnStep") and not (
+        run / "parameters.csv"
+    ).exists()
     assert "OwnStep" in (run / "hparams.yaml").read_text()
     config = run / "config.yaml"
     assert read_config(run)["model_class"] == "OwnStep"
@@ -107,7 +120,9 @@ def test_cli_with_an_own_optimizer_records_no_rate_of_the_settings(
     again = ["fit", "--config", str(config), "--run_dir", str(run), "--ckpt_path", "last"]
     with pytest.raises(ConfigError, match="model_class"):
         PretrainCLI(OwnLoss, again)
-    config.write_text(config.read_text().replace("model_class: OwnStep\n", ""))  # of an earlier version
+    config.write_text(
+        config.read_text().replace("model_class: OwnStep\n", "")
+    )  # of an earlier version
     assert PretrainCLI(OwnStep, again).summary == summary
     assert main(["export", str(run), str(tmp_path / "out")]) == 0
     assert "learning rate" not in (tmp_path / "out/README.md").read_text()
@@ -131,21 +146,40 @@ def linear(step, total_steps, config):
 
 
 def test_names_of_your_own_module_train_resume_and_generate(
-    run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told, refused: Refused
+    run_args: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    told: Told,
+    refused: Refused,
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_ideas.py").write_text(OWN)
     names = ["--model.schedule.name", "my_ideas:linear", "--model.optim.lr", "0.01"]
-    names += ["--model.scale_options.placement_at", "{lm_head: my_ideas:BNP}", "--trainer.max_steps", "2"]
-    assert "without role or kind" in refused("fit", *run_args, *names, "--model.optim.name", "my_ideas:bare")
+    names += [
+        "--model.scale_options.placement_at",
+        "{lm_head: my_ideas:BNP}",
+        "--trainer.max_steps",
+        "2",
+    ]
+    assert "without role or kind" in refused(
+        "fit", *run_args, *names, "--model.optim.name", "my_ideas:bare"
+    )
     assert not [*Path("runs").glob("*/*")]
     run = tmp_path / "run"
-    said = told("fit", *run_args, *names, "--model.optim.name", "my_ideas:rms", "--run_dir", str(run))
+    said = told(
+        "fit", *run_args, *names, "--model.optim.name", "my_ideas:rms", "--run_dir", str(run)
+    )
     assert f"generate {run} --prompt 'def ' --trust_module my_ideas" in said
     parameters = csv.DictReader((run / "parameters.csv").read_text().splitlines())
     assert {row["optimizer"] for row in parameters} == {"rms"}
-    resume = ["fit", "--config", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints/last.ckpt")]
+    resume = [
+        "fit",
+        "--config",
+        str(run / "config.yaml"),
+        "--ckpt_path",
+        str(run / "checkpoints/last.ckpt"),
+    ]
     for words in (["generate", str(run)], resume):
         assert "--trust_module my_ideas" in refused(*words)
         assert main([*words, "--trust_module", "my_ideas"]) == 0
@@ -158,7 +192,10 @@ class OwnLoss(PretrainModule):
 
 def test_cli_without_val_loss_keeps_the_events(run_args: list[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="val/loss"):
-        PretrainCLI(OwnLoss, ["fit", *run_args, "--trainer.max_steps", "2", "--run_dir", str(tmp_path / "run")])
+        PretrainCLI(
+            OwnLoss,
+            ["fit", *run_args, "--trainer.max_steps", "2", "--run_dir", str(tmp_path / "run")],
+        )
     assert list((tmp_path / "run").glob("*tfevents*"))
 
 
@@ -194,7 +231,13 @@ def test_cli_with_an_own_model_is_not_read_as_the_backbone(
     assert f"val/loss {loss:.4f}" in capsys.readouterr().out
 
 
-WRONG = [[], ["train"], ["fit", "--note"], ["fit", "--model.context", "3"], ["fit", "--run_dir", "train.py/run"]]
+WRONG = [
+    [],
+    ["train"],
+    ["fit", "--note"],
+    ["fit", "--model.context", "3"],
+    ["fit", "--run_dir", "train.py/run"],
+]
 
 
 @pytest.mark.parametrize(
@@ -220,9 +263,10 @@ def test_cli_called_from_python_raises(run_args: list[str]) -> None:
 CALLBACKS = callbacks.__name__
 
 
-def test_fit_tools_of_lightning_work(run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "more.yaml").write_text(
-        f"""
+def test_fit_tools_of_lightning_work(
+    run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "more.yaml").write_text(f"""
 trainer:
   max_steps: 4
   max_time: "00:12:00:00"
@@ -235,17 +279,22 @@ trainer:
   - class_path: {CALLBACKS}.LearningRateMonitor
   - class_path: {CALLBACKS}.EarlyStopping
     init_args: {{monitor: val/loss}}
-"""
-    )
+""")
     args = ["--config", str(tmp_path / "more.yaml"), "--run_dir", str(tmp_path / "run")]
     assert main(["fit", *run_args, *args]) == 0
     said = capsys.readouterr().err
-    assert "warning: trainer.callbacks: EarlyStopping" in said and "warning: trainer.max_time" in said
+    assert (
+        "warning: trainer.callbacks: EarlyStopping" in said and "warning: trainer.max_time" in said
+    )
     run = read_run(tmp_path / "run")
     logged = [row for row in rows(tmp_path / "csv") if row["train/loss"]]
     assert [int(row["step"]) for row in logged] == [1, 2, 3, 4]
-    assert [float(row["train/loss"]) for row in logged] == pytest.approx(run.curve("train/loss").values, rel=1e-6)
-    assert (tmp_path / "best/best.ckpt").is_file() and (tmp_path / "run/checkpoints/last.ckpt").is_file()
+    assert [float(row["train/loss"]) for row in logged] == pytest.approx(
+        run.curve("train/loss").values, rel=1e-6
+    )
+    assert (tmp_path / "best/best.ckpt").is_file() and (
+        tmp_path / "run/checkpoints/last.ckpt"
+    ).is_file()
     assert [name for name in run.curves if name.startswith("lr-")]
 
 
@@ -262,8 +311,12 @@ FOLLOWED: dict[str, Any] = {
 JOINED = {"logger", "callbacks", "plugins"}
 
 
-def test_followed_arguments_reach_the_trainer(run_args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(FOLLOWED) == {key for key, argument in TRAINER_ARGUMENTS.items() if argument.is_followed}
+def test_followed_arguments_reach_the_trainer(
+    run_args: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert set(FOLLOWED) == {
+        key for key, argument in TRAINER_ARGUMENTS.items() if argument.is_followed
+    }
     received: dict[str, Any] = {}
 
     class Received(Exception):
@@ -282,9 +335,15 @@ def test_followed_arguments_reach_the_trainer(run_args: list[str], monkeypatch: 
     assert received["log_every_n_steps"] == 1  # scalars.every_n_steps
 
 
-def test_fit_callback_that_changes_training_is_refused(run_args: list[str], refused: Refused) -> None:
+def test_fit_callback_that_changes_training_is_refused(
+    run_args: list[str], refused: Refused
+) -> None:
     for name in REFUSED_CALLBACKS:
         assert hasattr(callbacks, name)
         with pytest.raises(ConfigError, match=name):
-            check_trainer_keys(vars(trainer_keys()()) | TRAINER_DEFAULTS | {"callbacks": f"{CALLBACKS}.{name}"})
-    assert "RichProgressBar" in refused("fit", *run_args, "--trainer.callbacks", f"{CALLBACKS}.RichProgressBar")
+            check_trainer_keys(
+                vars(trainer_keys()()) | TRAINER_DEFAULTS | {"callbacks": f"{CALLBACKS}.{name}"}
+            )
+    assert "RichProgressBar" in refused(
+        "fit", *run_args, "--trainer.callbacks", f"{CALLBACKS}.RichProgressBar"
+    )

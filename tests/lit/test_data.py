@@ -22,10 +22,16 @@ from tests.lit.own_trainer import module, noted, trainer
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def test_data_module_takes_the_accumulation_of_the_trainer(data: TokenDataModule, corpus: Path, tmp_path: Path) -> None:
+def test_data_module_takes_the_accumulation_of_the_trainer(
+    data: TokenDataModule, corpus: Path, tmp_path: Path
+) -> None:
     run = trainer(tmp_path, accumulate_grad_batches=3, val_check_interval=6)
     run.fit(module(), data)
-    assert run.accumulate_grad_batches == 3 and run.val_check_interval == 6 and data.batches is not None
+    assert (
+        run.accumulate_grad_batches == 3
+        and run.val_check_interval == 6
+        and data.batches is not None
+    )
     assert data.batches.global_batch == 6
     wrong = TokenDataModule(str(corpus), seq_len=8, batch_size=2, global_batch=8)
     with pytest.raises(ConfigError, match="accumulate_grad_batches"):
@@ -33,7 +39,9 @@ def test_data_module_takes_the_accumulation_of_the_trainer(data: TokenDataModule
 
 
 @pytest.mark.parametrize("search", ["lr_find", "scale_batch_size"])
-def test_tuner_is_refused_before_anything_changes(search: str, data: TokenDataModule, tmp_path: Path) -> None:
+def test_tuner_is_refused_before_anything_changes(
+    search: str, data: TokenDataModule, tmp_path: Path
+) -> None:
     run, made = trainer(tmp_path, default_root_dir=tmp_path), module()
     before = made.lr, data.batch_size
     with pytest.raises(ConfigError, match="^a callback is .*lightning-sv (sweep|plan)"):
@@ -41,7 +49,9 @@ def test_tuner_is_refused_before_anything_changes(search: str, data: TokenDataMo
     assert before == (made.lr, data.batch_size) and made.backbone is None
 
 
-def test_data_module_after_a_fit_pickles_and_is_loaded_from_a_checkpoint(data: TokenDataModule, tmp_path: Path) -> None:
+def test_data_module_after_a_fit_pickles_and_is_loaded_from_a_checkpoint(
+    data: TokenDataModule, tmp_path: Path
+) -> None:
     run = trainer(tmp_path, TrainingMonitor(1))
     run.fit(module(), data)
     copied, callbacks = pickle.loads(pickle.dumps((data, run.callbacks)))  # type: ignore[attr-defined]
@@ -64,17 +74,26 @@ def test_seed_of_the_data_changes_the_order_alone(corpus: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "distinct"),
-    [({"overfit_batches": 2}, 2), ({"limit_train_batches": 2, "reload_dataloaders_every_n_epochs": 1}, 6)],
+    [
+        ({"overfit_batches": 2}, 2),
+        ({"limit_train_batches": 2, "reload_dataloaders_every_n_epochs": 1}, 6),
+    ],
 )
 def test_data_module_epochs_repeat_batches_only_to_overfit(
     changes: dict[str, Any], distinct: int, data: TokenDataModule, tmp_path: Path
 ) -> None:
-    seen, note = noted("on_train_batch_start", lambda trainer, module, batch, i: str(batch.tolist()))
-    trainer(tmp_path, note, max_steps=-1, max_epochs=3, val_check_interval=None, **changes).fit(module(), data)
+    seen, note = noted(
+        "on_train_batch_start", lambda trainer, module, batch, i: str(batch.tolist())
+    )
+    trainer(tmp_path, note, max_steps=-1, max_epochs=3, val_check_interval=None, **changes).fit(
+        module(), data
+    )
     assert len(seen) == 6 and len(set(seen)) == distinct
 
 
-def test_data_module_without_a_seed_has_one_order(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_module_without_a_seed_has_one_order(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def order() -> list[int]:
         torch.seed()  # as in a new process
         data = TokenDataModule(str(corpus), seq_len=8, batch_size=2)
@@ -116,7 +135,9 @@ class Validations(L.Callback):
         self.sequences.append(0)
         self.batches.append(0)
 
-    def on_validation_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any
+    ) -> None:
         self.sequences[-1] += len(batch)
         self.batches[-1] += 1
 
@@ -135,7 +156,9 @@ def test_last_validation_reads_the_whole_split(data: TokenDataModule, tmp_path: 
     with torch.no_grad():
         expected = made.loss(tokens)[0].item()
     assert seen.losses[-1] == pytest.approx(expected, abs=1e-6)
-    assert run.validate(made, data, verbose=False)[0]["val/loss"] == pytest.approx(expected, abs=1e-6)
+    assert run.validate(made, data, verbose=False)[0]["val/loss"] == pytest.approx(
+        expected, abs=1e-6
+    )
     assert run.test(made, data, verbose=False)[0]["test/loss"] == pytest.approx(expected, abs=1e-6)
     again = Validations()
     resumed = trainer(tmp_path, again, num_sanity_val_steps=0)
@@ -163,14 +186,20 @@ def test_last_validation_follows_the_settings_of_the_trainer(
 
 @pytest.mark.parametrize("more", [{"full_last_validation": False}, {"val_sequences": None}])
 def test_validations_of_one_size(corpus: Path, tmp_path: Path, more: dict[str, Any]) -> None:
-    data = TokenDataModule(corpus, **{"seq_len": 8, "batch_size": 2, "val_sequences": 300, "seed": 0, **more})
+    data = TokenDataModule(
+        corpus, **{"seq_len": 8, "batch_size": 2, "val_sequences": 300, "seed": 0, **more}
+    )
     seen = Validations()
     trainer(tmp_path, seen, num_sanity_val_steps=0).fit(module(), data)
     assert seen.sequences == [data.batches.validation_sequences] * 2
 
 
-@pytest.mark.parametrize(("key", "wrong"), [("global_batch", 0), ("seq_len", 100_000), ("seed", 2**32)])
-def test_data_module_number_out_of_range_is_refused(key: str, wrong: int, corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "wrong"), [("global_batch", 0), ("seq_len", 100_000), ("seed", 2**32)]
+)
+def test_data_module_number_out_of_range_is_refused(
+    key: str, wrong: int, corpus: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=key):
         data = TokenDataModule(**{"corpus": corpus, "seq_len": 8, "batch_size": 2, key: wrong})
         trainer(tmp_path).fit(Foreign(foreign("applied")), data)

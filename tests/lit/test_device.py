@@ -1,7 +1,9 @@
-"""`fit` on a device that no machine needs to have: torch's `meta`, whose tensors have shapes and no values.
+"""`fit` on a device that no machine needs to have: torch's `meta`, whose tensors have shapes and no
+values.
 
-It runs from start to end as on a GPU. A tensor that was made on the wrong device meets one of this device and raises;
-a look at a value, which on a GPU holds the host until the device has got there, is counted.
+It runs from start to end as on a GPU. A tensor that was made on the wrong device meets one of this
+device and raises; a look at a value, which on a GPU holds the host until the device has got there,
+is counted.
 """
 
 import functools
@@ -23,7 +25,8 @@ from lightning_sv.lit.cli import PretrainCLI
 from lightning_sv.lit.module import PretrainModule
 from tests.conftest import thinned
 
-#: factories that copy from the host's memory, which is not page-locked: the copy waits for the device
+#: factories that copy from the host's memory, which is not page-locked: the copy waits for the
+#: device
 COPY_FROM_HOST = (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy)
 
 
@@ -54,7 +57,10 @@ class Waits(TorchDispatchMode):
             if func is torch.ops.aten._local_scalar_dense.default:
                 self.note()
                 return torch.ones((), dtype=source.dtype).item()
-            if func is torch.ops.aten._to_copy.default and (kwargs.get("device") or source.device).type == "cpu":
+            if (
+                func is torch.ops.aten._to_copy.default
+                and (kwargs.get("device") or source.device).type == "cpu"
+            ):
                 self.note()
                 return torch.ones(source.shape, dtype=kwargs.get("dtype") or source.dtype)
         out = func(*args, **kwargs)
@@ -75,7 +81,11 @@ class _Factories(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func in COPY_FROM_HOST and out.is_meta and not (isinstance(args[0], Tensor) and args[0].is_meta):
+        if (
+            func in COPY_FROM_HOST
+            and out.is_meta
+            and not (isinstance(args[0], Tensor) and args[0].is_meta)
+        ):
             self.waits.note()
         return out
 
@@ -112,15 +122,30 @@ def valueless_device() -> Iterator[list[Waits]]:
         patch.setattr(PretrainModule, "training_step", counted_step)
         # torch supports these operations only on devices with values
         patch.setattr(torch, "is_autocast_enabled", lambda device="cpu": is_enabled(known(device)))
-        patch.setattr(torch.autocast, "__init__", lambda self, device, *a, **k: autocast(self, known(device), *a, **k))
+        patch.setattr(
+            torch.autocast,
+            "__init__",
+            lambda self, device, *a, **k: autocast(self, known(device), *a, **k),
+        )
         patch.setattr("torch.nn.utils.clip_grad._device_has_foreach_support", lambda device: True)
-        patch.setattr(sys.modules["torch.optim.adam"], "_device_dtype_check_for_fused", lambda *args, **kwargs: None)
+        patch.setattr(
+            sys.modules["torch.optim.adam"],
+            "_device_dtype_check_for_fused",
+            lambda *args, **kwargs: None,
+        )
         yield every
 
 
 STEPS, ACCUMULATE = 6, 2
 MIXTURE = ["--model.backbone.n_expert", "6", "--model.backbone.n_expert_active", "2"]
-GEMMA = ["--model.backbone.post_norm", "true", "--model.backbone.qk_norm", "true", "--model.scale", "hg+dp+or"]
+GEMMA = [
+    "--model.backbone.post_norm",
+    "true",
+    "--model.backbone.qk_norm",
+    "true",
+    "--model.scale",
+    "hg+dp+or",
+]
 MUON = ["--model.optim.name", "muon", "--model.optim.lr", "1e-3"]
 MODELS = {
     "unified": ["--model.mask_documents", "true"],
@@ -131,7 +156,9 @@ MODELS = {
 
 @pytest.mark.filterwarnings("ignore:Total length of")  # its sum over processes is a value
 @pytest.mark.parametrize("name", thinned(MODELS, ["mixture, Gemma's norms and Muon"]))
-def test_fit_on_a_device_waits_for_it_once_per_step(name: str, run_args: list[str], tmp_path: Path) -> None:
+def test_fit_on_a_device_waits_for_it_once_per_step(
+    name: str, run_args: list[str], tmp_path: Path
+) -> None:
     args = [*run_args, *MODELS[name], "--data.micro_batch", "2", "--trainer.max_steps", str(STEPS)]
     for callback in ("scalars", "branch_norms", "experts"):
         args += [f"--{callback}.every_n_steps", "100"]
@@ -139,7 +166,11 @@ def test_fit_on_a_device_waits_for_it_once_per_step(name: str, run_args: list[st
         assert main(["fit", *args, "--run_dir", str(tmp_path / "run")]) == 0
     (waits,) = fits
     assert waits.micro_batches == STEPS * ACCUMULATE
-    assert [found for found in waits.found if found[1] % ACCUMULATE] == []  # after one that is not a step's last
+    assert [
+        found for found in waits.found if found[1] % ACCUMULATE
+    ] == []  # after one that is not a step's last
     lines = [[where for step, _, where in waits.found if step == of] for of in range(STEPS)]
     for of in (2, 4):  # the probes are at 0 and 1
-        assert [line.partition(":")[0].rpartition("/")[2] for line in lines[of]] == ["finite.py"], lines[of]
+        assert [line.partition(":")[0].rpartition("/")[2] for line in lines[of]] == ["finite.py"], (
+            lines[of]
+        )

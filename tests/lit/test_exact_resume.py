@@ -1,4 +1,5 @@
-"""Resumed runs equal uninterrupted ones to the last bit; longer ones, errors of a user's code, kept checkpoints."""
+"""Resumed runs equal uninterrupted ones to the last bit; longer ones, errors of a user's code, kept
+checkpoints."""
 
 import contextlib
 import errno
@@ -37,14 +38,36 @@ TABLES = (PARAMETERIZATIONS, PLACEMENTS, OPTIMIZERS)
 #: each row of each table: a new one is tested without an edit
 CASES = {
     "-".join(row): ["--model.scale", f"hg+{row[1]}+{row[0]}", "--model.optim.name", row[2]]
-    for row in itertools.islice(zip(*map(itertools.cycle, TABLES), strict=False), max(map(len, TABLES)))
+    for row in itertools.islice(
+        zip(*map(itertools.cycle, TABLES), strict=False), max(map(len, TABLES))
+    )
 }
-MIXTURE = ["--model.backbone.n_expert", "6", "--model.backbone.n_expert_active", "2", "--experts.every_n_steps", "4"]
+MIXTURE = [
+    "--model.backbone.n_expert",
+    "6",
+    "--model.backbone.n_expert_active",
+    "2",
+    "--experts.every_n_steps",
+    "4",
+]
 MUON = ["--model.optim.name", "muon"]
 CASES |= {
     "moe": ["--model.scale", "unified", *MIXTURE],
-    "moe-bias": ["--model.backbone.router.balance", "bias", *MIXTURE, *MUON, "--model.schedule.name", "wsd"],
-    "gemma": ["--model.scale", "iwd+offset", "--model.backbone.qk_norm=true", "--model.backbone.post_norm=true", *MUON],
+    "moe-bias": [
+        "--model.backbone.router.balance",
+        "bias",
+        *MIXTURE,
+        *MUON,
+        "--model.schedule.name",
+        "wsd",
+    ],
+    "gemma": [
+        "--model.scale",
+        "iwd+offset",
+        "--model.backbone.qk_norm=true",
+        "--model.backbone.post_norm=true",
+        *MUON,
+    ],
 }
 
 
@@ -52,7 +75,11 @@ class Dice(L.Callback):
     """Sample from every generator in every micro-batch, and log the samples exactly."""
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: object) -> None:
-        values = {"torch": float(torch.rand(())), "numpy": np.random.normal(), "python": random.gauss(0.0, 1.0)}
+        values = {
+            "torch": float(torch.rand(())),
+            "numpy": np.random.normal(),
+            "python": random.gauss(0.0, 1.0),
+        }
         write_scalars(trainer, {f"dice/{name}": value for name, value in values.items()})
 
 
@@ -64,8 +91,11 @@ def train(args: list[str], run: Path, *more: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:scale strategy")
 @pytest.mark.parametrize("name", thinned(CASES, [*list(CASES)[:1], "moe-bias"]))
-def test_resume_equals_uninterrupted_bit_for_bit(name: str, short_args: list[str], tmp_path: Path) -> None:
-    """Batches of the uninterrupted run are read by the process itself, those of the resumed run by two workers."""
+def test_resume_equals_uninterrupted_bit_for_bit(
+    name: str, short_args: list[str], tmp_path: Path
+) -> None:
+    """Batches of the uninterrupted run are read by the process itself, those of the resumed run by
+    two workers."""
     args = [*short_args, *CASES[name]]
     uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
     with leaving(resumed, STOP):
@@ -77,12 +107,16 @@ def test_resume_equals_uninterrupted_bit_for_bit(name: str, short_args: list[str
     seen = [32 * 32 * step for step in range(1, STEPS + 1)]
     assert curves["train/loss"].tokens.tolist() == seen[3::4]
     for generator in ("torch", "numpy", "python"):
-        assert len(set(curves[f"dice/{generator}"].values)) == STEPS + 1  # of a step, and the first micro-batch's
+        assert (
+            len(set(curves[f"dice/{generator}"].values)) == STEPS + 1
+        )  # of a step, and the first micro-batch's
     # several times through the corpus, Python's own modules, which are shorter in some versions
     assert checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["started"] >= 3
 
 
-def test_resume_with_a_different_micro_batch_reads_the_same_steps(short_args: list[str], tmp_path: Path) -> None:
+def test_resume_with_a_different_micro_batch_reads_the_same_steps(
+    short_args: list[str], tmp_path: Path
+) -> None:
     uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
     with leaving(resumed, STOP):
         train(short_args, uninterrupted)
@@ -98,8 +132,17 @@ def test_resume_with_a_different_micro_batch_reads_the_same_steps(short_args: li
 
 @pytest.mark.long
 @pytest.mark.parametrize("validations", [1, 2, 10])
-def test_resume_around_an_epoch_equals_uninterrupted(validations: int, short_args: list[str], tmp_path: Path) -> None:
-    more = ["--data.validations", str(validations), "--checkpoint.every_n_steps", "1", "--trainer.max_steps", "10"]
+def test_resume_around_an_epoch_equals_uninterrupted(
+    validations: int, short_args: list[str], tmp_path: Path
+) -> None:
+    more = [
+        "--data.validations",
+        str(validations),
+        "--checkpoint.every_n_steps",
+        "1",
+        "--trainer.max_steps",
+        "10",
+    ]
     with contextlib.ExitStack() as stack:
         for step in (4, 5, 6):
             stack.enter_context(leaving(tmp_path / f"from{step}", step))
@@ -111,7 +154,8 @@ def test_resume_around_an_epoch_equals_uninterrupted(validations: int, short_arg
 
 
 class Stop(L.Callback):
-    """End the run in the first of step 7's two micro-batches, or in the validation after step 5, or in its epoch."""
+    """End the run in the first of step 7's two micro-batches, or in the validation after step 5, or
+    in its epoch."""
 
     def __init__(self, at: str):
         self.at = at
@@ -127,7 +171,10 @@ class Stop(L.Callback):
 
 
 @pytest.mark.parametrize(
-    ("at", "step"), thinned([("batch", 7), ("batch", 9), ("validation", 5), ("epoch", 5)], [("batch", 7)], several=True)
+    ("at", "step"),
+    thinned(
+        [("batch", 7), ("batch", 9), ("validation", 5), ("epoch", 5)], [("batch", 7)], several=True
+    ),
 )
 def test_fit_ended_by_a_callback_has_a_checkpoint_and_resumes(
     at: str, step: int, short_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -137,7 +184,10 @@ def test_fit_ended_by_a_callback_has_a_checkpoint_and_resumes(
     train(short_args, uninterrupted, *more)
     stop = [f"--trainer.callbacks+={__name__}.Stop", "--trainer.callbacks.at", at]
     train(short_args, ended, *more, *stop, *(["--trainer.min_steps", "9"] if step == 9 else []))
-    assert load(ended)["global_step"] == step and f"stopped at step {step}; resume with" in capsys.readouterr().err
+    assert (
+        load(ended)["global_step"] == step
+        and f"stopped at step {step}; resume with" in capsys.readouterr().err
+    )
     train(short_args, ended, *more)
     for key in ("state_dict", "optimizer_states", "TokenDataModule"):
         assert differences(load(uninterrupted)[key], load(ended)[key]) == []
@@ -161,20 +211,28 @@ WSD, COS = ScheduleConfig("wsd", stable_ratio=0.8), ScheduleConfig("cos", warmup
         (replace(WSD, stable_ratio=1.0), 100, 100, 200, False),  # constant: never
     ],
 )
-def test_learning_rate_jump_is_refused(schedule: ScheduleConfig, step: int, then: int, now: int, refused: bool) -> None:
+def test_learning_rate_jump_is_refused(
+    schedule: ScheduleConfig, step: int, then: int, now: int, refused: bool
+) -> None:
     rate = 0.01 * schedule.factor(min(step, then - 1), then)
     checkpoint = {
         "global_step": step,
         "lightning_sv": {"legs": [{"steps": step, "max_steps": then, "seconds": 1.0}]},
         "optimizer_states": [{"param_groups": [{"lr": rate}]}],
     }
-    says = pytest.raises(ValueError, match=f"at step {step} of {then} of its {schedule.name} .*max_steps {now} makes")
+    says = pytest.raises(
+        ValueError, match=f"at step {step} of {then} of its {schedule.name} .*max_steps {now} makes"
+    )
     with says if refused else nullcontext():
-        check_learning_rate(checkpoint, SimpleNamespace(plan=SimpleNamespace(lr=0.01), schedule=schedule), now)
+        check_learning_rate(
+            checkpoint, SimpleNamespace(plan=SimpleNamespace(lr=0.01), schedule=schedule), now
+        )
 
 
 @pytest.mark.parametrize("schedule", thinned(["wsd", "cos"], ["wsd"]))
-def test_fit_extended_run_records_its_lengths(schedule: str, run_args: list[str], tmp_path: Path) -> None:
+def test_fit_extended_run_records_its_lengths(
+    schedule: str, run_args: list[str], tmp_path: Path
+) -> None:
     """wsd before its decay continues as the longer run would; a cosine only on request."""
     run_dir = tmp_path / "run"
     fit = ["fit", *run_args, "--model.schedule.name", schedule, "--checkpoint.every_n_steps", "4"]
@@ -191,14 +249,26 @@ def test_fit_extended_run_records_its_lengths(schedule: str, run_args: list[str]
     assert summary["seconds"] == sum(leg["seconds"] for leg in summary["legs"])
     assert run.config["trainer"]["max_steps"] == 12 and run.config["allow_lr_jump"] is False
     assert {leg["numerics"]["precision"] for leg in summary["legs"]} == {"32-true"}
-    assert "learning rate is that of no single schedule" in comparability_warnings({"run": run}, ())[0]
+    assert (
+        "learning rate is that of no single schedule" in comparability_warnings({"run": run}, ())[0]
+    )
     if schedule == "wsd":
         lr = run.curve("lr").values
         assert lr.tolist() == pytest.approx([lr[0] * WSD.factor(step, 12) for step in range(12)])
 
 
-def test_fit_raises_errors_of_user_code(run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fit = ["fit", *run_args, "--run_dir", str(tmp_path / "run"), "--ckpt_path", "last", "--trainer.max_steps"]
+def test_fit_raises_errors_of_user_code(
+    run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit = [
+        "fit",
+        *run_args,
+        "--run_dir",
+        str(tmp_path / "run"),
+        "--ckpt_path",
+        "last",
+        "--trainer.max_steps",
+    ]
     assert main([*fit, "1"]) == 0
     monkeypatch.setattr(PretrainModule, "on_train_batch_start", Mock(side_effect=IndexError))
     with pytest.raises(IndexError):
@@ -209,14 +279,21 @@ def test_fit_raises_errors_of_user_code(run_args: list[str], tmp_path: Path, mon
 
 @pytest.mark.long
 def test_fit_two_processes_of_lightnings_launcher_write_one_run(
-    run_args: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run_args: list[str],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     two = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
-    process = subprocess.run([sys.executable, "-m", "lightning_sv", "fit", *run_args, *two], timeout=600, check=False)
+    process = subprocess.run(
+        [sys.executable, "-m", "lightning_sv", "fit", *run_args, *two], timeout=600, check=False
+    )
     assert process.returncode == 0, capfd.readouterr()
     (run,) = (tmp_path / "runs/tiny").iterdir()
-    assert read_run(run).curve("train/loss").tokens.tolist() == [128 * step for step in range(1, 13)]
+    assert read_run(run).curve("train/loss").tokens.tolist() == [
+        128 * step for step in range(1, 13)
+    ]
     assert read_summary(run)["tokens"] == 12 * 128
 
 
@@ -230,13 +307,18 @@ KEPT = [
 def steps(run: Path) -> dict[str, int]:
     """Which step each checkpoint is of."""
     folder = run / "checkpoints"
-    return {file.name: torch.load(file, weights_only=True)["global_step"] for file in sorted(folder.iterdir())}
+    return {
+        file.name: torch.load(file, weights_only=True)["global_step"]
+        for file in sorted(folder.iterdir())
+    }
 
 
 def test_last_checkpoint_kept_ones_survive_a_kill(run_args: list[str], tmp_path: Path) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     args = [*run_args, *KEPT]
-    with leaving(stopped, 6):  # killed when last.ckpt is of step 6, and step-6.ckpt does not exist yet
+    with leaving(
+        stopped, 6
+    ):  # killed when last.ckpt is of step 6, and step-6.ckpt does not exist yet
         assert main(["fit", *args, "--run_dir", str(whole)]) == 0
     assert steps(whole) == {"last.ckpt": 12, "step-9.ckpt": 9, "step-12.ckpt": 12}
     assert steps(stopped) == {"last.ckpt": 6, "step-3.ckpt": 3}
@@ -256,9 +338,21 @@ def test_last_checkpoint_that_a_copy_of_the_run_has_as_a_folder_is_replaced(tmp_
 
 
 @pytest.mark.long
-def test_fit_resumed_from_an_earlier_checkpoint_has_one_timeline(run_args: list[str], tmp_path: Path) -> None:
+def test_fit_resumed_from_an_earlier_checkpoint_has_one_timeline(
+    run_args: list[str], tmp_path: Path
+) -> None:
     run = tmp_path / "run"
-    args = ["fit", *run_args, *KEPT, "--model.schedule.name", "wsd", "--checkpoint.keep", "3", "--run_dir", str(run)]
+    args = [
+        "fit",
+        *run_args,
+        *KEPT,
+        "--model.schedule.name",
+        "wsd",
+        "--checkpoint.keep",
+        "3",
+        "--run_dir",
+        str(run),
+    ]
     assert main([*args, "--trainer.max_steps", "12"]) == 0
     assert steps(run) == {"last.ckpt": 12, "step-6.ckpt": 6, "step-9.ckpt": 9, "step-12.ckpt": 12}
     again = ["--trainer.max_steps", "8", "--checkpoint.keep", "2", "--data.validations", "4"]
@@ -266,15 +360,24 @@ def test_fit_resumed_from_an_earlier_checkpoint_has_one_timeline(run_args: list[
     assert steps(run) == {"last.ckpt": 8, "step-6.ckpt": 6, "step-8.ckpt": 8}
     record = read_run(run)
     assert record.val_loss == pytest.approx(record.summary["val_loss"])
-    assert {int(curve.tokens[-1]) for curve in record.curves.values()} <= {5 * 128, 6 * 128, 8 * 128}
+    assert {int(curve.tokens[-1]) for curve in record.curves.values()} <= {
+        5 * 128,
+        6 * 128,
+        8 * 128,
+    }
     # TensorBoard itself shows the same timeline
     events = EventAccumulator(str(run)).Reload()
-    assert [event.step for event in events.Scalars("val/loss")] == record.curve("val/loss").tokens.tolist()
+    assert [event.step for event in events.Scalars("val/loss")] == record.curve(
+        "val/loss"
+    ).tokens.tolist()
 
 
 @pytest.mark.parametrize("number", [1, 2, 9])
-def test_failed_write_leaves_the_checkpoint(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's zip writer fails at its end too, by an error of its own if some bytes were written."""
+def test_failed_write_leaves_the_checkpoint(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's zip writer fails at its end too, by an error of its own if some bytes were
+    written."""
     path, writes = tmp_path / "last.ckpt", itertools.count(1)
     AtomicCheckpointIO().save_checkpoint({"weight": torch.zeros(9)}, path)
     kept = path.read_bytes()
@@ -292,13 +395,17 @@ def test_failed_write_leaves_the_checkpoint(number: int, tmp_path: Path, monkeyp
     assert path.read_bytes() == kept and list(tmp_path.iterdir()) == [path]
 
 
-def test_full_disk_leaves_all_checkpoints(run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_all_checkpoints(
+    run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
     save, kept = torch.save, {}
 
     def full(checkpoint: dict, file: object) -> None:
         if checkpoint["global_step"] > 6:
-            kept.update({path.name: path.read_bytes() for path in (run / "checkpoints").glob("*.ckpt")})
+            kept.update(
+                {path.name: path.read_bytes() for path in (run / "checkpoints").glob("*.ckpt")}
+            )
             raise OSError(errno.ENOSPC, "No space left on device")
         save(checkpoint, file)
 

@@ -1,4 +1,5 @@
-"""`fit`, `validate` and `generate` in process: the files of a run, refused input, experts, micro-batches of a GPU."""
+"""`fit`, `validate` and `generate` in process: the files of a run, refused input, experts,
+micro-batches of a GPU."""
 
 import contextlib
 import json
@@ -42,7 +43,11 @@ def test_fit_writes_summary_curves_and_a_config_that_repeats_it(
     capsys: pytest.CaptureFixture[str], run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     summary = json.loads((run / "summary.json").read_text())
-    assert (summary["label"], summary["steps"], summary["tokens"]) == ("hg+dnp+or+iwd", 12, 12 * 4 * 32)
+    assert (summary["label"], summary["steps"], summary["tokens"]) == (
+        "hg+dnp+or+iwd",
+        12,
+        12 * 4 * 32,
+    )
     record = read_run(run)
     tokens, losses = record.curve("train/loss")
     assert tokens.tolist() == [128 * step for step in range(1, 13)]
@@ -62,14 +67,32 @@ def test_fit_writes_summary_curves_and_a_config_that_repeats_it(
     assert main(["fit", "--config", str(run / "config.yaml"), "--json", "true"]) == 0
     figures = json.loads(capsys.readouterr().out)
     again = Path(figures["run_dir"])
-    assert again == Path("runs/tiny/hg+dnp+or+iwd-seed0") and figures["val_loss"] == summary["val_loss"]
+    assert (
+        again == Path("runs/tiny/hg+dnp+or+iwd-seed0")
+        and figures["val_loss"] == summary["val_loss"]
+    )
     assert read_run(again).curve("train/loss").values.tolist() == losses.tolist()
 
 
-def test_fit_muon_under_bf16_writes_parameters_and_groups(run_args: list[str], tmp_path: Path) -> None:
+def test_fit_muon_under_bf16_writes_parameters_and_groups(
+    run_args: list[str], tmp_path: Path
+) -> None:
     """With 0 for no clipping, and a budget in tokens per parameter."""
-    args = ["--model.optim.name", "muon", "--model.optim.lr", "0.01", "--model.optim.undecayed", "[embedding]"]
-    args += ["--trainer.num_sanity_val_steps", "1", "--trainer.gradient_clip_val", "0", "--trainer.max_steps=-1"]
+    args = [
+        "--model.optim.name",
+        "muon",
+        "--model.optim.lr",
+        "0.01",
+        "--model.optim.undecayed",
+        "[embedding]",
+    ]
+    args += [
+        "--trainer.num_sanity_val_steps",
+        "1",
+        "--trainer.gradient_clip_val",
+        "0",
+        "--trainer.max_steps=-1",
+    ]
     args += ["--model.tokens_per_param", "0.035", "--model.mask_documents", "true"]
     args += ["--trainer.precision", "bf16-mixed", "--run_dir", str(tmp_path / "run")]
     assert main(["fit", *run_args, *args]) == 0
@@ -84,13 +107,22 @@ def test_fit_muon_under_bf16_writes_parameters_and_groups(run_args: list[str], t
         "layers.1.ffn.gate_up.up_proj.scale_out.alpha,85,output,adamw,0.01,0",
     } <= set((tmp_path / "run/parameters.csv").read_text().splitlines())
     groups = load(tmp_path / "run")["optimizer_states"][0]["param_groups"]
-    assert {(group["kind"], group["initial_lr"]) for group in groups} == {("muon", 0.01), ("adamw", 0.01)}
+    assert {(group["kind"], group["initial_lr"]) for group in groups} == {
+        ("muon", 0.01),
+        ("adamw", 0.01),
+    }
 
 
 def test_validate_equals_fit_and_refuses_a_different_tokenizer(
     short_corpus: Path, run: Path, told: Told, refused: Refused
 ) -> None:
-    validate = ["validate", "--config", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints/last.ckpt")]
+    validate = [
+        "validate",
+        "--config",
+        str(run / "config.yaml"),
+        "--ckpt_path",
+        str(run / "checkpoints/last.ckpt"),
+    ]
     said = told(*validate)
     val_loss = json.loads((run / "summary.json").read_text())["val_loss"]
     assert float(said.split()[1]) == pytest.approx(val_loss, abs=1e-4)
@@ -99,25 +131,39 @@ def test_validate_equals_fit_and_refuses_a_different_tokenizer(
 
 
 def test_fit_fast_dev_run_writes_nothing(run_args: list[str], tmp_path: Path) -> None:
-    words = ["--trainer.fast_dev_run", "true", "--data.micro_batch", "1", "--run_dir", str(tmp_path / "dev")]
+    words = [
+        "--trainer.fast_dev_run",
+        "true",
+        "--data.micro_batch",
+        "1",
+        "--run_dir",
+        str(tmp_path / "dev"),
+    ]
     assert main(["fit", *run_args, *words]) == 0
     assert not (tmp_path / "dev").exists()
 
 
-@pytest.mark.parametrize("written", thinned([FORMAT + 1, FORMAT - 1, "2", True, None], [FORMAT + 1]))
-def test_load_backbone_wrong_format_is_refused(written: object, run: Path, tmp_path: Path, refused: Refused) -> None:
+@pytest.mark.parametrize(
+    "written", thinned([FORMAT + 1, FORMAT - 1, "2", True, None], [FORMAT + 1])
+)
+def test_load_backbone_wrong_format_is_refused(
+    written: object, run: Path, tmp_path: Path, refused: Refused
+) -> None:
     checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     assert checkpoint["lightning_sv"]["format"] == FORMAT
     checkpoint["lightning_sv"]["format"] = written
     later = tmp_path / "later.ckpt"
     torch.save(checkpoint, later)
     why = f"{later} is of format {written!r}"
-    assert why in refused("validate", "--config", str(run / "config.yaml"), "--ckpt_path", str(later))
+    assert why in refused(
+        "validate", "--config", str(run / "config.yaml"), "--ckpt_path", str(later)
+    )
     with pytest.raises(ValueError, match=re.escape(why)):
         load_backbone(str(later))
 
 
-#: functions that damage the state of the optimizer or its first group; other damages replace the entry of their name
+#: functions that damage the state of the optimizer or its first group; other damages replace the
+#: entry of their name
 DAMAGES: dict[str, Callable[[dict[int, Any], dict[str, Any]], object]] = {
     "number": lambda state, group: group["params"].__setitem__(1, group["params"][0]),
     "shape": lambda state, group: state[1].update(exp_avg=torch.zeros(1)),
@@ -129,7 +175,9 @@ HOW = [*DAMAGES, "optimizer_states", "lr_schedulers", "loops", "callbacks"]
 
 
 @pytest.mark.parametrize("how", thinned(HOW, ["optimizer_states", "loops", "shape", "rate", "nan"]))
-def test_fit_damaged_checkpoint_is_refused(how: str, run: Path, tmp_path: Path, refused: Refused) -> None:
+def test_fit_damaged_checkpoint_is_refused(
+    how: str, run: Path, tmp_path: Path, refused: Refused
+) -> None:
     path = shutil.copytree(run, tmp_path / "run") / LAST
     checkpoint = torch.load(path, weights_only=True)
     (optimizer,) = checkpoint["optimizer_states"]
@@ -140,7 +188,9 @@ def test_fit_damaged_checkpoint_is_refused(how: str, run: Path, tmp_path: Path, 
     torch.save(checkpoint, path)
     resume = ["--config", str(run / "config.yaml"), "--ckpt_path", str(path), "--allow_lr_jump"]
     error = refused("fit", *resume, "--trainer.max_steps", "13")
-    assert "error: the checkpoint" in error and (how not in DAMAGES or "optimizer state is damaged" in error)
+    assert "error: the checkpoint" in error and (
+        how not in DAMAGES or "optimizer state is damaged" in error
+    )
 
 
 CHANGES = [
@@ -150,10 +200,21 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_fit_resumed_with_other_settings_is_refused(change: str, run: Path, refused: Refused) -> None:
-    resume = ["--config", str(run / "config.yaml"), "--ckpt_path", str(run / LAST), "--allow_lr_jump"]
+def test_fit_resumed_with_other_settings_is_refused(
+    change: str, run: Path, refused: Refused
+) -> None:
+    resume = [
+        "--config",
+        str(run / "config.yaml"),
+        "--ckpt_path",
+        str(run / LAST),
+        "--allow_lr_jump",
+    ]
     before = contents(run)
-    error, key = refused("fit", *resume, "--trainer.max_steps", "13", change), change[2:].partition("=")[0]
+    error, key = (
+        refused("fit", *resume, "--trainer.max_steps", "13", change),
+        change[2:].partition("=")[0],
+    )
     assert f"{key.removeprefix('model.')} is " in error and "checkpoint" in error
     assert contents(run) == before
 
@@ -165,7 +226,13 @@ def test_fit_resumed_in_too_little_memory_does_not_blame_the_checkpoint(
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(BackboneModule, "configure_model", fail)
-    resume = ["--config", str(run / "config.yaml"), "--ckpt_path", str(run / LAST), "--allow_lr_jump"]
+    resume = [
+        "--config",
+        str(run / "config.yaml"),
+        "--ckpt_path",
+        str(run / LAST),
+        "--allow_lr_jump",
+    ]
     assert main(["fit", *resume, "--trainer.max_steps", "13"]) == 1
     assert "data.micro_batch" in capsys.readouterr().err
 
@@ -182,11 +249,17 @@ WRONG = [
     (["--trainer.enable_progress_bar", "false"], "Use --quiet"),
     (["--trainer.logger", "false"], "trainer.logger is False"),
     (["--trainer.precision", "16-true"], "trainer.precision is 16-true"),
-    (["--trainer.limit_train_batches", "3", "--data.micro_batch", "2"], "limit_train_batches is 3; expected a number"),
+    (
+        ["--trainer.limit_train_batches", "3", "--data.micro_batch", "2"],
+        "limit_train_batches is 3; expected a number",
+    ),
     (["--trainer.max_epochs", "0"], "trainer.max_epochs is 0"),
     (["--trainer.devices=2", "--trainer.strategy=ddp_spawn"], "trainer.strategy is ddp_spawn"),
     (["--ckpt_path", "last.ckpt"], "checkpoint is last.ckpt"),
-    (["--ckpt_path", "."], "which is not a file; expected a file such as RUN/checkpoints/last.ckpt"),
+    (
+        ["--ckpt_path", "."],
+        "which is not a file; expected a file such as RUN/checkpoints/last.ckpt",
+    ),
     (["--model.backbone.name", "mine"], "model.optim.lr is not set"),
     (["--data.corpus.dir", "nowhere"], "nowhere/manifest.json does not exist"),
     (["--samples.tokens", "-1"], "tokens of TextSamples is -1"),
@@ -194,7 +267,10 @@ WRONG = [
     (["--samples.tokens", "5", "--samples.top_k", "0"], "top_k is 0"),
     ([COPYING, "--trainer.callbacks.repeat_length", "17"], "repeat_length"),
     # a model that cannot be built, before the corpus is read
-    (["--data.corpus.dir=missing", "--model.backbone.n_expert", "4"], "model.backbone.n_expert is 4; expected"),
+    (
+        ["--data.corpus.dir=missing", "--model.backbone.n_expert", "4"],
+        "model.backbone.n_expert is 4; expected",
+    ),
 ]
 
 
@@ -207,7 +283,9 @@ def test_fit_wrong_input_is_refused_before_any_step(
     assert not list((tmp_path).glob("refused/events*"))
 
 
-def test_fit_refused_leaves_a_finished_run(run: Path, run_args: list[str], tmp_path: Path, refused: Refused) -> None:
+def test_fit_refused_leaves_a_finished_run(
+    run: Path, run_args: list[str], tmp_path: Path, refused: Refused
+) -> None:
     run = shutil.copytree(run, tmp_path / "run")
     before = contents(run)
     error = refused("fit", *run_args, "--ckpt_path", str(run / LAST), "--trainer.max_steps", "14")
@@ -218,7 +296,14 @@ def test_fit_refused_leaves_a_finished_run(run: Path, run_args: list[str], tmp_p
 
 
 def test_fit_max_epochs_shortens_the_run(run_args: list[str], tmp_path: Path) -> None:
-    ends = ["--trainer.max_epochs", "2", "--trainer.limit_train_batches", "4", "--data.micro_batch", "2"]
+    ends = [
+        "--trainer.max_epochs",
+        "2",
+        "--trainer.limit_train_batches",
+        "4",
+        "--data.micro_batch",
+        "2",
+    ]
     assert main(["fit", *run_args, *ends, "--run_dir", str(tmp_path / "run")]) == 0
     record = read_run(tmp_path / "run")
     assert record.summary["steps"] == 4  # an epoch is two steps of two micro-batches
@@ -240,10 +325,37 @@ def test_fit_moe_losses_biases_and_figures_equal_the_routings(
         return out
 
     monkeypatch.setattr(PretrainModule, "training_step", recorded)
-    args = ["--model.backbone.n_expert", "6", "--model.backbone.n_expert_active", "2", "--data.micro_batch", "2"]
+    args = [
+        "--model.backbone.n_expert",
+        "6",
+        "--model.backbone.n_expert_active",
+        "2",
+        "--data.micro_batch",
+        "2",
+    ]
     args += ["--model.backbone.router.balance", balance, "--model.backbone.router.z_coef", "0.1"]
-    args += ["--model.backbone.router.bias_rate", "0.01", "--model.optim.lr", "6e-3", "--trainer.max_steps", "6"]
-    assert main(["fit", *run_args, *args, "--experts.every_n_steps", "3", "--run_dir", str(tmp_path / "run")]) == 0
+    args += [
+        "--model.backbone.router.bias_rate",
+        "0.01",
+        "--model.optim.lr",
+        "6e-3",
+        "--trainer.max_steps",
+        "6",
+    ]
+    assert (
+        main(
+            [
+                "fit",
+                *run_args,
+                *args,
+                "--experts.every_n_steps",
+                "3",
+                "--run_dir",
+                str(tmp_path / "run"),
+            ]
+        )
+        == 0
+    )
     assert len(seen) == 12
     for out in seen:
         torch.testing.assert_close(out["loss"], out["nats"] + out["routed"])
@@ -268,19 +380,39 @@ def test_fit_moe_losses_biases_and_figures_equal_the_routings(
             share = window.sum(0) / window.sum(0).mean()
             found = [record.curve(f"moe/layer{i}/load/expert{e}").values[w] for e in range(6)]
             assert found == pytest.approx(share.tolist())
-            assert record.curve(f"moe/layer{i}/load_max").values[w] == pytest.approx(float(share.max()))
-            assert record.curve(f"moe/layer{i}/load_min").values[w] == pytest.approx(float(share.min()))
+            assert record.curve(f"moe/layer{i}/load_max").values[w] == pytest.approx(
+                float(share.max())
+            )
+            assert record.curve(f"moe/layer{i}/load_min").values[w] == pytest.approx(
+                float(share.min())
+            )
             for name in ("balance_loss", "entropy"):
-                mean = sum(float(getattr(out["routings"][i], name)) for out in seen[6 * w : 6 * w + 6]) / 6
-                assert record.curve(f"moe/layer{i}/{name}").values[w] == pytest.approx(mean, rel=1e-5)
+                mean = (
+                    sum(float(getattr(out["routings"][i], name)) for out in seen[6 * w : 6 * w + 6])
+                    / 6
+                )
+                assert record.curve(f"moe/layer{i}/{name}").values[w] == pytest.approx(
+                    mean, rel=1e-5
+                )
 
 
 @pytest.mark.long
-def test_choose_micro_batch_of_gpu_is_largest_that_fits(run_args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    args = [*run_args, "--data.global_batch", "60", "--trainer.precision", "bf16-mixed", "--model.backbone.n_layer=1"]
+def test_choose_micro_batch_of_gpu_is_largest_that_fits(
+    run_args: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = [
+        *run_args,
+        "--data.global_batch",
+        "60",
+        "--trainer.precision",
+        "bf16-mixed",
+        "--model.backbone.n_layer=1",
+    ]
     h200, gpu = find_gpu("h200"), torch.device("cuda", 0)
 
-    def chosen(memory: int, devices: int = 1, precision: str = "bf16-mixed", micro_batch: int | None = None) -> int:
+    def chosen(
+        memory: int, devices: int = 1, precision: str = "bf16-mixed", micro_batch: int | None = None
+    ) -> int:
         properties = SimpleNamespace(total_memory=memory)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
         run, data, trainer = parse_run(args)

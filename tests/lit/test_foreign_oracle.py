@@ -1,4 +1,5 @@
-"""`fit` against foreign code: models of Hugging Face, equations of the paper, optimizers of torch, a plain loop."""
+"""`fit` against foreign code: models of Hugging Face, equations of the paper, optimizers of torch,
+a plain loop."""
 
 from __future__ import annotations
 
@@ -34,9 +35,11 @@ INPUT_NORMS = ("input_layernorm", "pre_feedforward_layernorm", "model.norm")
 
 
 class Case(NamedTuple):
-    """A strategy, the foreign model that it is, and which of that model's norms or scale vectors decay.
+    """A strategy, the foreign model that it is, and which of that model's norms or scale vectors
+    decay.
 
-    The others have a decay of `kept`. With `free_vectors`, gradients of scale vectors are not clipped.
+    The others have a decay of `kept`. With `free_vectors`, gradients of scale vectors are not
+    clipped.
     """
 
     args: list[str]
@@ -58,11 +61,17 @@ CASES = {
         lambda norm: any(name in norm for name in INPUT_NORMS),
         muon=True,
     ),
-    "unified": Case(["--model.scale", "unified"], PaperLlama, lambda vector: "scale_out" not in vector),
-    "unified, muon": Case(["--model.scale", "unified"], PaperLlama, lambda vector: "scale_out" not in vector, True),
+    "unified": Case(
+        ["--model.scale", "unified"], PaperLlama, lambda vector: "scale_out" not in vector
+    ),
+    "unified, muon": Case(
+        ["--model.scale", "unified"], PaperLlama, lambda vector: "scale_out" not in vector, True
+    ),
     "hg+dp+or": Case(["--model.scale", "hg+dp+or"], PaperLlama, lambda vector: True),
     "ap+er": Case(["--model.scale", "ap+er"], PaperLlama, lambda vector: True),
-    "multipliers": Case(MULTIPLIERS, PaperLlama, lambda vector: False, kept=0.002, free_vectors=True, clip=0.1),
+    "multipliers": Case(
+        MULTIPLIERS, PaperLlama, lambda vector: False, kept=0.002, free_vectors=True, clip=0.1
+    ),
 }
 
 
@@ -95,14 +104,17 @@ def as_theirs(model: Backbone, kind: type[nn.Module]) -> nn.Module:
         return kind(model)
     theirs = to_hugging_face(model)
     assert type(theirs) is kind
-    if kind is Gemma3ForCausalLM:  # an optimizer treats scaled embeddings differently; the paper's Gemma has none
+    if (
+        kind is Gemma3ForCausalLM
+    ):  # an optimizer treats scaled embeddings differently; the paper's Gemma has none
         theirs.model.embed_tokens.embed_scale.fill_(1.0)
         theirs.model.embed_tokens.weight.data.copy_(model.embed.weight)
     return theirs
 
 
 def learning_rate(step: int) -> float:
-    """Linear warm-up that peaks at step 3, then a cosine that is at a twentieth in the last step."""
+    """Linear warm-up that peaks at step 3, then a cosine that is at a twentieth in the last
+    step."""
     if step < WARMUP:
         return LR * (step + 1) / (WARMUP + 1)
     angle = math.pi * (step - WARMUP) / (STEPS - 1 - WARMUP)
@@ -110,7 +122,8 @@ def learning_rate(step: int) -> float:
 
 
 def optimizers(theirs: nn.Module, case: Case) -> list[torch.optim.Optimizer]:
-    """AdamW, and Muon for the matrices inside blocks; every parameter decays but the norms that do not."""
+    """AdamW, and Muon for the matrices inside blocks; every parameter decays but the norms that do
+    not."""
     matrices, decayed, kept = [], [], []
     for name, parameter in theirs.named_parameters():
         if case.muon and name.endswith(("_proj.weight", "_proj/weight")):
@@ -118,24 +131,35 @@ def optimizers(theirs: nn.Module, case: Case) -> list[torch.optim.Optimizer]:
         else:
             is_matrix = "norm" not in name and "scale" not in name
             (decayed if is_matrix or case.decays(name) else kept).append(parameter)
-    groups = [{"params": decayed, "weight_decay": DECAY}, {"params": kept, "weight_decay": case.kept}]
-    found: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95), eps=1e-8, foreach=False)]
+    groups = [
+        {"params": decayed, "weight_decay": DECAY},
+        {"params": kept, "weight_decay": case.kept},
+    ]
+    found: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95), eps=1e-8, foreach=False)
+    ]
     if case.muon:
-        found.append(torch.optim.Muon(matrices, LR, DECAY, momentum=0.95, adjust_lr_fn="match_rms_adamw"))
+        found.append(
+            torch.optim.Muon(matrices, LR, DECAY, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+        )
     return found
 
 
 def train(theirs: nn.Module, case: Case, batches: list[Tensor]) -> tuple[list[float], list[float]]:
     """The losses, and the gradient's norms before clipping."""
     losses, norms, mine = [], [], optimizers(theirs, case)
-    clipped = [p for name, p in theirs.named_parameters() if not (case.free_vectors and "scale_" in name)]
+    clipped = [
+        p for name, p in theirs.named_parameters() if not (case.free_vectors and "scale_" in name)
+    ]
     for step, block in enumerate(batches):
         logits = theirs(input_ids=block[:, :-1]).logits
         loss = -logits.log_softmax(-1).gather(-1, block[:, 1:, None]).mean()
         theirs.zero_grad()
         loss.backward()
         norm = torch.cat([parameter.grad.flatten() for parameter in clipped]).norm()
-        norms.append(torch.cat([parameter.grad.flatten() for parameter in theirs.parameters()]).norm().item())
+        norms.append(
+            torch.cat([parameter.grad.flatten() for parameter in theirs.parameters()]).norm().item()
+        )
         for parameter in clipped:
             parameter.grad *= min(1.0, case.clip / (norm.item() + 1e-6))
         for optimizer in mine:
@@ -146,24 +170,49 @@ def train(theirs: nn.Module, case: Case, batches: list[Tensor]) -> tuple[list[fl
     return losses, norms
 
 
-@pytest.mark.parametrize("name", thinned(CASES, ("wd", "unified, muon", "hg+dp+or", "ap+er", "multipliers")))
+@pytest.mark.parametrize(
+    "name", thinned(CASES, ("wd", "unified, muon", "hg+dp+or", "ap+er", "multipliers"))
+)
 def test_fit_equals_foreign_code(name: str, run_args: list[str], tmp_path: Path) -> None:
     """`fit` has two micro-batches per step, the foreign code one batch."""
     case = CASES[name]
-    args = [*run_args, *case.args, "--trainer.precision", "64-true", "--trainer.max_steps", str(STEPS)]
-    args += ["--data.micro_batch", "2", "--data.validations", "1", "--trainer.gradient_clip_val", str(case.clip)]
+    args = [
+        *run_args,
+        *case.args,
+        "--trainer.precision",
+        "64-true",
+        "--trainer.max_steps",
+        str(STEPS),
+    ]
+    args += [
+        "--data.micro_batch",
+        "2",
+        "--data.validations",
+        "1",
+        "--trainer.gradient_clip_val",
+        str(case.clip),
+    ]
     args += ["--model.optim.name", "muon" if case.muon else "adamw", "--model.optim.lr", str(LR)]
-    args += ["--model.schedule.warmup_ratio", str(WARMUP / STEPS), "--model.backbone.init_std", "0.1"]
+    args += [
+        "--model.schedule.warmup_ratio",
+        str(WARMUP / STEPS),
+        "--model.backbone.init_std",
+        "0.1",
+    ]
     first, last, blocks, of_blocks = fit([*args, "--run_dir", str(tmp_path / "run")])
     batches = [torch.cat(pair) for pair in zip(blocks[::2], blocks[1::2], strict=True)]
     ours = [sum(pair) / 2 for pair in zip(of_blocks[::2], of_blocks[1::2], strict=True)]
     assert len(batches) == STEPS and batches[0].shape == (4, 33)
     foreign = issubclass(case.theirs, PreTrainedModel)
-    wide: AbstractContextManager[Any] = float64_throughout(case.theirs) if foreign else nullcontext()
+    wide: AbstractContextManager[Any] = (
+        float64_throughout(case.theirs) if foreign else nullcontext()
+    )
     with wide:
         theirs, expected = (as_theirs(model, case.theirs) for model in (first, last))
         losses, norms = train(theirs, case, batches)
-    assert case.free_vectors or min(norms) < CLIP < max(norms), "clipping must bite in some steps and not in others"
+    assert case.free_vectors or min(norms) < CLIP < max(norms), (
+        "clipping must bite in some steps and not in others"
+    )
     assert losses[-1] < losses[0] - 0.5
     assert ours == pytest.approx(losses, rel=NEAR, abs=0)
     assert read_run(tmp_path / "run").curve("grad_norm").values == pytest.approx(norms, rel=1e-6)

@@ -33,4 +33,7 @@ def test_continuation_keeps_its_first_space(prompt: str, expected: str) -> None:
     tokenizer = Tokenizer(library.to_str().encode(), "tokenizer.json")
     model: Any = Fixed()
     for temperature in (0, 1e-300):
-        assert generate(model, tokenizer, prompt, Sampling(9, temperature=temperature), context=8) == expected
+        assert (
+            generate(model, tokenizer, prompt, Sampling(9, temperature=temperature), context=8)
+            == expected
+        )

@@ -28,32 +28,70 @@ def test_package_every_public_name_is_listed_and_imports() -> None:
 
 
 def test_lightning_trainer_example_reads_its_best_checkpoint(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(EXAMPLES / "lightning_trainer.py"))["main"](str(corpus), str(tmp_path / "out"), steps=50)
+    runpy.run_path(str(EXAMPLES / "lightning_trainer.py"))["main"](
+        str(corpus), str(tmp_path / "out"), steps=50
+    )
     assert re.search(r"logits \(\d+, 64, 1024\)", capsys.readouterr().out)
-    wanted = {"train/loss", "val/loss", "val/perplexity", "branch_norm/layer0/q_proj/effective", "sharpness/loss"}
+    wanted = {
+        "train/loss",
+        "val/loss",
+        "val/perplexity",
+        "branch_norm/layer0/q_proj/effective",
+        "sharpness/loss",
+    }
     assert wanted <= tags(tmp_path / "out")
 
 
-def test_own_lightning_module_example_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_lightning_module_example_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(OWN_MODULE))["main"](str(tmp_path), steps=40)
     losses = [float(row["loss"]) for row in rows(tmp_path) if row["loss"]]
-    assert losses[-1] < losses[0] - 0.5 and "branch_norm/head/up_proj/gamma_out" in rows(tmp_path)[0]
+    assert (
+        losses[-1] < losses[0] - 0.5 and "branch_norm/head/up_proj/gamma_out" in rows(tmp_path)[0]
+    )
 
 
 def test_lightning_cli_trains(corpus: Path, tmp_path: Path) -> None:
-    words = ["fit", "--model.backbone.d_model=16", "--model.backbone.n_layer=1", "--model.backbone.n_head=2"]
-    words += ["--model.backbone.vocab_size=300", "--model.lr=0.01", f"--data.corpus={corpus}", "--data.seq_len=8"]
-    words += ["--data.batch_size=2", "--data.val_sequences=4", "--trainer.max_steps=2", "--trainer.accelerator=cpu"]
-    words += [f"--trainer.default_root_dir={tmp_path}", "--trainer.enable_progress_bar=false", "--trainer.devices=1"]
-    done = LightningCLI(PretrainModule, TokenDataModule, args=words, auto_configure_optimizers=False)
+    words = [
+        "fit",
+        "--model.backbone.d_model=16",
+        "--model.backbone.n_layer=1",
+        "--model.backbone.n_head=2",
+    ]
+    words += [
+        "--model.backbone.vocab_size=300",
+        "--model.lr=0.01",
+        f"--data.corpus={corpus}",
+        "--data.seq_len=8",
+    ]
+    words += [
+        "--data.batch_size=2",
+        "--data.val_sequences=4",
+        "--trainer.max_steps=2",
+        "--trainer.accelerator=cpu",
+    ]
+    words += [
+        f"--trainer.default_root_dir={tmp_path}",
+        "--trainer.enable_progress_bar=false",
+        "--trainer.devices=1",
+    ]
+    done = LightningCLI(
+        PretrainModule, TokenDataModule, args=words, auto_configure_optimizers=False
+    )
     assert done.trainer.global_step == 2 and "train/loss" in done.trainer.callback_metrics
 
 
-def test_from_preset_conf_of_a_different_project_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_preset_conf_of_a_different_project_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "conf/model").mkdir(parents=True)
     (tmp_path / "conf/base.yaml").write_text("model: {name: resnet50}\n")
     (tmp_path / "conf/model/small.yaml").write_text("model: resnet50\n")
@@ -68,7 +106,12 @@ def test_from_preset_conf_of_a_different_project_is_not_read(tmp_path: Path, mon
 def test_from_preset_changes_apply_and_unknown_ones_are_refused() -> None:
     made = PretrainModule.from_preset("tiny", scale="llama", d_model=32, lr=0.5)
     config = made.settings.backbone
-    assert (config.d_model, config.n_layer, made.lr, str(made.settings.strategy)) == (32, 2, 0.5, "llama")
+    assert (config.d_model, config.n_layer, made.lr, str(made.settings.strategy)) == (
+        32,
+        2,
+        0.5,
+        "llama",
+    )
     for name, changes in (("tinny", {}), ("tiny", {"width": 3})):
         with pytest.raises(ConfigError, match="mean 'tiny'|width"):
             PretrainModule.from_preset(name, **changes)

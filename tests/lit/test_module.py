@@ -11,7 +11,12 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch import callbacks as tools
-from lightning.pytorch.callbacks import EMAWeightAveraging, LambdaCallback, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    EMAWeightAveraging,
+    LambdaCallback,
+    LearningRateMonitor,
+    ModelCheckpoint,
+)
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
@@ -25,7 +30,19 @@ from lightning_sv.optim import OptimConfig, ScheduleConfig
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.trainer import REFUSED_EVERYWHERE
 from tests.conftest import thinned
-from tests.lit.own_trainer import BIASED, EPOCHS, MIXTURE, SIZES, blocks, loader, module, noted, rows, tags, trainer
+from tests.lit.own_trainer import (
+    BIASED,
+    EPOCHS,
+    MIXTURE,
+    SIZES,
+    blocks,
+    loader,
+    module,
+    noted,
+    rows,
+    tags,
+    trainer,
+)
 from tests.lit.runs import differences
 
 #: Lightning warns about few workers, full folders and missing seeds
@@ -35,24 +52,33 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def test_module_checkpoint_of_a_trainer_restores_it(data: TokenDataModule, tmp_path: Path) -> None:
     made, keep = module(), ModelCheckpoint(tmp_path, monitor="val/loss")
     for split in ("validate", "test"):  # a validated module trains afterwards
-        (values,) = getattr(trainer(tmp_path / split, logger=False), split)(made, data, verbose=False)
+        (values,) = getattr(trainer(tmp_path / split, logger=False), split)(
+            made, data, verbose=False
+        )
         assert len(values) == 2  # loss and perplexity
     rates = LearningRateMonitor()
     run = trainer(tmp_path / "log", keep, L.pytorch.callbacks.EarlyStopping("val/loss"), rates)
     run.fit(made, data)
     assert {"train/loss", "val/loss", "val/perplexity"} <= run.logged_metrics.keys()
     assert {"lr-AdamW/input", "lr-AdamW/matrix"} <= rates.lrs.keys()
-    assert run.callback_metrics["val/loss"] == run.validate(made, data, verbose=False)[0]["val/loss"]
+    assert (
+        run.callback_metrics["val/loss"] == run.validate(made, data, verbose=False)[0]["val/loss"]
+    )
     restored = PretrainModule.load_from_checkpoint(keep.best_model_path, weights_only=True)
     assert restored.settings.strategy == made.settings.strategy and restored.lr == 0.01
     state = torch.load(keep.best_model_path, weights_only=True)["state_dict"]
     tokens = blocks()[:, :-1]
     made.load_state_dict(state)
     assert torch.equal(restored(tokens), made(tokens)) and restored(tokens).shape == (12, 8, 300)
-    assert run.test(made, data, verbose=False)[0]["test/loss"] == run.validate(made, data, verbose=False)[0]["val/loss"]
+    assert (
+        run.test(made, data, verbose=False)[0]["test/loss"]
+        == run.validate(made, data, verbose=False)[0]["val/loss"]
+    )
     predicted: Any = run.predict(made, data)
     again: Any = run.predict(made, data.val_dataloader())
-    assert predicted[0].shape[1:] == (8, 300) and torch.equal(torch.cat(predicted), torch.cat(again))
+    assert predicted[0].shape[1:] == (8, 300) and torch.equal(
+        torch.cat(predicted), torch.cat(again)
+    )
 
 
 def test_load_from_checkpoint_arguments_keep_the_function(tmp_path: Path) -> None:
@@ -61,7 +87,12 @@ def test_load_from_checkpoint_arguments_keep_the_function(tmp_path: Path) -> Non
     run.fit(made, loader())
     run.save_checkpoint(path)
     load: Any = partial(PretrainModule.load_from_checkpoint, path, weights_only=True)
-    more = {"optim": OptimConfig("muon", lr=0.1), "schedule": ScheduleConfig("wsd"), "compile": "block", "seed": 3}
+    more = {
+        "optim": OptimConfig("muon", lr=0.1),
+        "schedule": ScheduleConfig("wsd"),
+        "compile": "block",
+        "seed": 3,
+    }
     start = {"backbone": replace(SIZES, name="mine", init_std_by_role={"head": 0.01})}
     start["scale_options"] = ScaleOptions(initial_gamma_out=2.0)  # type: ignore[assignment]
     for changes in (more, {"lr": 0.1, "scale": "hg+dp+or+nowd", **start}):
@@ -73,7 +104,10 @@ def test_load_from_checkpoint_arguments_keep_the_function(tmp_path: Path) -> Non
     for key, changed in (
         ("scale", {"scale": "hg+dp+er"}),
         ("scale", {"scale": "hg+dnp+or"}),
-        ("scale_options.placement_at.*", {"scale_options": ScaleOptions(placement_at={"lm_head": "dnp"})}),
+        (
+            "scale_options.placement_at.*",
+            {"scale_options": ScaleOptions(placement_at={"lm_head": "dnp"})},
+        ),
         ("backbone.rope_theta", {"backbone": replace(SIZES, rope_theta=100.0)}),
     ):
         with pytest.raises(ConfigError, match=f"^{key} is "):
@@ -102,14 +136,27 @@ def test_module_without_a_trainer_builds_its_backbone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "wrong"),
-    [("nonfinite", "Skip"), ("residual", "bf16"), ("compile", True), ("schedule", "cos"), ("optim", "adamw")],
+    [
+        ("nonfinite", "Skip"),
+        ("residual", "bf16"),
+        ("compile", True),
+        ("schedule", "cos"),
+        ("optim", "adamw"),
+    ],
 )
 def test_module_argument_that_is_no_choice_is_refused(key: str, wrong: Any) -> None:
     with pytest.raises(ConfigError, match=f"^model.{key}"):
         module(**{key: wrong})
 
 
-WRONG_BATCHES = [[blocks()], {"input_ids": blocks()}, blocks()[0], blocks().float(), blocks() > 0, blocks()[:, :1]]
+WRONG_BATCHES = [
+    [blocks()],
+    {"input_ids": blocks()},
+    blocks()[0],
+    blocks().float(),
+    blocks() > 0,
+    blocks()[:, :1],
+]
 
 
 @pytest.mark.parametrize(
@@ -154,9 +201,16 @@ def test_module_without_weights_is_not_exported() -> None:
     torch.testing.assert_close(exported(tokens), made(tokens))
 
 
-def test_predict_masked_documents_give_the_logged_loss(data: TokenDataModule, tmp_path: Path) -> None:
-    made, run = module(mask_documents=True, backbone=replace(SIZES, init_std=1.0)), trainer(tmp_path)
-    data.batches = replace(data.batches, full_last_validation=False)  # `predict` reads val_sequences
+def test_predict_masked_documents_give_the_logged_loss(
+    data: TokenDataModule, tmp_path: Path
+) -> None:
+    made, run = (
+        module(mask_documents=True, backbone=replace(SIZES, init_std=1.0)),
+        trainer(tmp_path),
+    )
+    data.batches = replace(
+        data.batches, full_last_validation=False
+    )  # `predict` reads val_sequences
     (logged,) = run.test(made, data, verbose=False)
     logits: Any = run.predict(made, data)
     targets = torch.cat(list(data.predict_dataloader()))[:, 1:]
@@ -173,7 +227,9 @@ def read_a_batch(trainer: Any, *_: Any) -> None:
 
 def adafactor(groups: Any, config: OptimConfig, lr: float) -> torch.optim.Optimizer:
     """Build an optimizer whose states differ in shape from their parameters."""
-    return torch.optim.Adafactor([group.options("adafactor", config.weight_decay) for group in groups], lr=lr)
+    return torch.optim.Adafactor(
+        [group.options("adafactor", config.weight_decay) for group in groups], lr=lr
+    )
 
 
 @pytest.mark.parametrize(
@@ -187,7 +243,10 @@ def adafactor(groups: Any, config: OptimConfig, lr: float) -> torch.optim.Optimi
 def test_trainer_resumed_equals_uninterrupted(
     optimizer: str, changes: dict[str, Any], corpus: Path, tmp_path: Path
 ) -> None:
-    keep, resume = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=4), str(tmp_path / "half.ckpt")
+    keep, resume = (
+        ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=4),
+        str(tmp_path / "half.ckpt"),
+    )
     made, look = {}, LambdaCallback(on_fit_start=read_a_batch, on_train_batch_end=read_a_batch)
     parts = (("uninterrupted", [], None), ("half", [look, keep], None), ("resumed", [look], resume))
     for name, callbacks, checkpoint in parts:
@@ -199,7 +258,9 @@ def test_trainer_resumed_equals_uninterrupted(
     run.validate(made[name], data, verbose=False)
     assert position["epoch"] == ("max_epochs" in changes) * 2 and data.state_dict() == position
     assert differences(made["uninterrupted"].state_dict(), made["resumed"].state_dict()) == []
-    again = module(optim=OptimConfig(optimizer))  # a new fit does not continue at the position of the resumed one
+    again = module(
+        optim=OptimConfig(optimizer)
+    )  # a new fit does not continue at the position of the resumed one
     trainer(tmp_path / "again", accumulate_grad_batches=2, **changes).fit(again, data)
     assert differences(made["uninterrupted"].state_dict(), again.state_dict()) == []
     run.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
@@ -207,9 +268,13 @@ def test_trainer_resumed_equals_uninterrupted(
         run.fit(made["half"], data, ckpt_path=tmp_path / "weights.ckpt", weights_only=True)
 
 
-def test_trainer_resumed_with_a_different_length_has_its_rates_from_the_first_step(tmp_path: Path) -> None:
+def test_trainer_resumed_with_a_different_length_has_its_rates_from_the_first_step(
+    tmp_path: Path,
+) -> None:
     optim, path = OptimConfig(lr=0.01, lr_factor_by_role={"input": 2.0}), tmp_path / "a.ckpt"
-    seen, note = noted("on_before_optimizer_step", lambda *given: [group["lr"] for group in given[-1].param_groups])
+    seen, note = noted(
+        "on_before_optimizer_step", lambda *given: [group["lr"] for group in given[-1].param_groups]
+    )
     run = trainer(tmp_path)
     run.fit(module(optim=optim), loader())
     run.save_checkpoint(path)
@@ -221,10 +286,16 @@ def test_trainer_resumed_with_a_different_length_has_its_rates_from_the_first_st
     assert seen == [[pytest.approx(peak * factor) for peak in peaks] for factor in factors]
 
 
-def test_trainer_resumed_inside_an_epoch_trains_every_batch_once(corpus: Path, tmp_path: Path) -> None:
+def test_trainer_resumed_inside_an_epoch_trains_every_batch_once(
+    corpus: Path, tmp_path: Path
+) -> None:
     """After an error in a step of the second epoch."""
     seen: dict[str, list[str]] = {"uninterrupted": [], "half": [], "resumed": []}
-    for name, path in (("uninterrupted", None), ("half", None), ("resumed", tmp_path / "half.ckpt")):
+    for name, path in (
+        ("uninterrupted", None),
+        ("half", None),
+        ("resumed", tmp_path / "half.ckpt"),
+    ):
 
         def note(run: Any, module: Any, outputs: Any, batch: Any, i: int, name: str = name) -> None:
             seen[name].append(str(batch.tolist()))
@@ -238,7 +309,9 @@ def test_trainer_resumed_inside_an_epoch_trains_every_batch_once(corpus: Path, t
         limits = EPOCHS | {"limit_train_batches": 4}
         data = TokenDataModule(str(corpus), seq_len=8, batch_size=2, val_sequences=8, seed=0)
         with pytest.raises(KeyError) if name == "half" else nullcontext():
-            trainer(tmp_path / name, notes, keep, **limits).fit(module(), data, ckpt_path=path, weights_only=True)
+            trainer(tmp_path / name, notes, keep, **limits).fit(
+                module(), data, ckpt_path=path, weights_only=True
+            )
     assert len(seen["uninterrupted"]) == 8 and seen["resumed"] == seen["uninterrupted"][6:]
 
 
@@ -254,8 +327,12 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "steps"), thinned(CHANGES, [CHANGES[i] for i in (0, 3, 5, 7)], several=True))
-def test_module_custom_loader_trains_to_the_end(changes: dict[str, Any], steps: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "steps"), thinned(CHANGES, [CHANGES[i] for i in (0, 3, 5, 7)], several=True)
+)
+def test_module_custom_loader_trains_to_the_end(
+    changes: dict[str, Any], steps: int | None, tmp_path: Path
+) -> None:
     run, made = trainer(tmp_path, ModelCheckpoint(tmp_path), **changes), module()
     run.fit(made, loader(), loader())
     assert all(value.isfinite().all() for value in made.state_dict().values())
@@ -290,38 +367,55 @@ def test_half_precision_validation_loss_is_the_mean_of_its_batches(tmp_path: Pat
     (logged,) = trainer(tmp_path, precision="bf16-true").validate(made, batches, verbose=False)
     with torch.no_grad():
         losses = [made.loss(batch)[0].double() for batch in batches]
-    assert made.dtype == torch.bfloat16 and logged["val/loss"] == pytest.approx(float(sum(losses)) / 400, rel=1e-5)
+    assert made.dtype == torch.bfloat16 and logged["val/loss"] == pytest.approx(
+        float(sum(losses)) / 400, rel=1e-5
+    )
 
 
 def test_interrupted_validation_is_not_part_of_the_next(tmp_path: Path) -> None:
     made, weights = module(), module(seed=1)
     weights.configure_model()
     with pytest.raises(ZeroDivisionError):
-        trainer(tmp_path, LambdaCallback(on_validation_batch_end=lambda *_: 1 / 0)).validate(made, loader())
+        trainer(tmp_path, LambdaCallback(on_validation_batch_end=lambda *_: 1 / 0)).validate(
+            made, loader()
+        )
     made.load_state_dict(weights.state_dict())
-    assert trainer(tmp_path).validate(made, loader()) == trainer(tmp_path).validate(weights, loader())
+    assert trainer(tmp_path).validate(made, loader()) == trainer(tmp_path).validate(
+        weights, loader()
+    )
 
 
 def test_interrupted_step_is_not_part_of_the_next_fit(tmp_path: Path) -> None:
-    made, save = module(backbone=BIASED, seed=6), ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1)
+    made, save = (
+        module(backbone=BIASED, seed=6),
+        ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1),
+    )
 
-    def interrupt(trainer: L.Trainer, module: PretrainModule, out: Any, batch: Any, batch_idx: int) -> None:
+    def interrupt(
+        trainer: L.Trainer, module: PretrainModule, out: Any, batch: Any, batch_idx: int
+    ) -> None:
         assert batch_idx < 9
 
     one_by_one = DataLoader(blocks(), batch_size=1)  # type: ignore[arg-type]
     several = {"accumulate_grad_batches": 4, "limit_val_batches": 0}
     with pytest.raises(AssertionError):
-        trainer(tmp_path, save, LambdaCallback(on_train_batch_end=interrupt), **several).fit(made, one_by_one)
+        trainer(tmp_path, save, LambdaCallback(on_train_batch_end=interrupt), **several).fit(
+            made, one_by_one
+        )
     (checkpoint,) = tmp_path.glob("*step=2.ckpt")
     ends = []
     for resumed in (made, module(backbone=BIASED, seed=6)):
-        trainer(tmp_path / "again", max_steps=3, **several).fit(resumed, one_by_one, ckpt_path=str(checkpoint))
+        trainer(tmp_path / "again", max_steps=3, **several).fit(
+            resumed, one_by_one, ckpt_path=str(checkpoint)
+        )
         ends.append(resumed.state_dict())
     assert differences(*ends) == []
 
 
 def test_second_fit_of_a_trainer_continues_the_rates(tmp_path: Path) -> None:
-    rates, note = noted("on_train_batch_end", lambda trainer, *_: trainer.optimizers[0].param_groups[0]["lr"])
+    rates, note = noted(
+        "on_train_batch_end", lambda trainer, *_: trainer.optimizers[0].param_groups[0]["lr"]
+    )
     run, made = trainer(tmp_path, note, **EPOCHS | {"max_epochs": 1}), module()
     run.fit(made, loader())
     run.fit_loop.max_epochs = 2
@@ -335,7 +429,10 @@ def test_compiled_module_trains_as_the_plain_one(data: TokenDataModule, tmp_path
     names, (plain, compiled) = ("plain", "compiled"), (module(), module())
     for name, each in zip(names, (plain, torch.compile(compiled, backend="eager")), strict=True):
         trainer(tmp_path / name).fit(each, data)  # type: ignore[arg-type]
-    losses = [[float(row["train/loss"]) for row in rows(tmp_path / name) if row["train/loss"]] for name in names]
+    losses = [
+        [float(row["train/loss"]) for row in rows(tmp_path / name) if row["train/loss"]]
+        for name in names
+    ]
     assert len(losses[0]) == 4 and losses[1] == pytest.approx(losses[0], rel=1e-5)
     weights = [parameters_to_vector(each.parameters()) for each in (plain, compiled)]
     torch.testing.assert_close(*weights, rtol=0, atol=0.002)  # four steps of 0.01
@@ -347,7 +444,9 @@ def test_copy_of_a_compiled_module_has_its_own_weights() -> None:
         made.configure_model()
         copy = deepcopy(made)
         copy.loss(blocks())[0].backward()
-    assert all(p.grad is not None for p in copy.parameters()) and all(p.grad is None for p in made.parameters())
+    assert all(p.grad is not None for p in copy.parameters()) and all(
+        p.grad is None for p in made.parameters()
+    )
 
 
 def test_module_initial_weights_of_the_command_line_are_refused(tmp_path: Path) -> None:
@@ -377,11 +476,15 @@ class Manual(PretrainModule):
 
 
 @pytest.mark.parametrize("kind", [OwnClipping, Manual])
-def test_own_optimization_is_guarded_and_logs_its_rates_and_losses(kind: type[PretrainModule], tmp_path: Path) -> None:
+def test_own_optimization_is_guarded_and_logs_its_rates_and_losses(
+    kind: type[PretrainModule], tmp_path: Path
+) -> None:
     made = kind(replace(MIXTURE, router=RouterConfig(balance="bias")), lr=0.01)
     run = trainer(tmp_path, TrainingMonitor(1), LearningRateMonitor())
     run.fit(made, loader(), loader())
-    assert all(value.any() for key, value in made.state_dict().items() if key.endswith("router_bias"))
+    assert all(
+        value.any() for key, value in made.state_dict().items() if key.endswith("router_bias")
+    )
     assert (run.callback_metrics["val/loss"] == 2) == (kind is OwnClipping)
     assert ("val/perplexity" in tags(tmp_path)) == (kind is Manual)
     rates = [[row[tag] for row in rows(tmp_path) if row[tag]] for tag in ("lr", "lr-AdamW/matrix")]
@@ -396,22 +499,29 @@ def test_skipped_steps_leave_weights_and_biases_of_experts(tmp_path: Path) -> No
     made = module(backbone=BIASED, nonfinite="skip")
     made.configure_model()
     before = deepcopy(made.state_dict())
-    spoil = LambdaCallback(on_after_backward=lambda trainer, module: module.net.embed.weight.grad.mul_(torch.nan))
+    spoil = LambdaCallback(
+        on_after_backward=lambda trainer, module: module.net.embed.weight.grad.mul_(torch.nan)
+    )
     trainer(tmp_path, spoil).fit(made, loader())
     assert made.nonfinite.skipped == 4 and differences(before, made.state_dict()) == []
 
 
 class OwnStep(PretrainModule):
-    """A subclass with its own training step, which reports no routings, and an optimizer, which knows no roles."""
+    """A subclass with its own training step, which reports no routings, and an optimizer, which
+    knows no roles."""
 
     def training_step(self, block: Tensor, batch_idx: int) -> Any:
-        return nn.functional.cross_entropy(self(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten())
+        return nn.functional.cross_entropy(
+            self(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten()
+        )
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
 
 
-def test_module_with_own_step_and_optimizer_trains_and_resumes(data: TokenDataModule, tmp_path: Path) -> None:
+def test_module_with_own_step_and_optimizer_trains_and_resumes(
+    data: TokenDataModule, tmp_path: Path
+) -> None:
     first, resumed = (OwnStep(backbone=MIXTURE, lr=0.01, seed=0) for _ in range(2))
     keep = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=2, save_top_k=1)
     callbacks = [keep, RouterMonitor(1), TrainingMonitor(1)]
@@ -419,7 +529,9 @@ def test_module_with_own_step_and_optimizer_trains_and_resumes(data: TokenDataMo
     assert {"train/loss", "moe/layer0/load_max"} <= tags(tmp_path / "a")
     assert any(float(row["grad_norm"] or 0) > 0 for row in rows(tmp_path / "a"))
     assert not any(child._forward_hooks for child in first.modules())
-    trainer(tmp_path / "b", max_steps=4).fit(resumed, data, ckpt_path=str(tmp_path / "half.ckpt"), weights_only=True)
+    trainer(tmp_path / "b", max_steps=4).fit(
+        resumed, data, ckpt_path=str(tmp_path / "half.ckpt"), weights_only=True
+    )
     assert resumed.trainer.global_step == 4
     first.net.embed.weight.data.fill_(float("nan"))
     with pytest.raises(RunError):
@@ -427,7 +539,8 @@ def test_module_with_own_step_and_optimizer_trains_and_resumes(data: TokenDataMo
 
 
 class Wider(PretrainModule):
-    """A subclass that saves its arguments in the usual way, has a layer of its own and freezes a different one."""
+    """A subclass that saves its arguments in the usual way, has a layer of its own and freezes a
+    different one."""
 
     def __init__(self, width: int = 1, **kwargs: Any):
         super().__init__(**kwargs)
@@ -439,20 +552,30 @@ class Wider(PretrainModule):
         self.net.embed.requires_grad_(False)
 
 
-def test_own_arguments_are_restored(data: TokenDataModule, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_own_arguments_are_restored(
+    data: TokenDataModule, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     made, keep = Wider(width=3, backbone=SIZES, lr=0.01), ModelCheckpoint(tmp_path)
     trainer(tmp_path / "log", keep).fit(made, data)
     assert "extra.weight is not trained" in caplog.text
     (logged,) = (tmp_path / "log").rglob("hparams.yaml")
     assert "d_model: 16" in logged.read_text()
     restored = Wider.load_from_checkpoint(keep.best_model_path, weights_only=True)
-    trainer(tmp_path / "more", max_steps=5).fit(restored, data, ckpt_path=keep.best_model_path, weights_only=True)
+    trainer(tmp_path / "more", max_steps=5).fit(
+        restored, data, ckpt_path=keep.best_model_path, weights_only=True
+    )
     assert torch.equal(restored.net.embed.weight, made.net.embed.weight)
-    assert restored.extra.in_features == 3 and restored.settings.backbone == SIZES and restored.lr == 0.01
+    assert (
+        restored.extra.in_features == 3
+        and restored.settings.backbone == SIZES
+        and restored.lr == 0.01
+    )
 
 
 def test_validation_weights_batches_by_their_tokens(tmp_path: Path) -> None:
-    tokens = torch.cat([blocks(7), torch.zeros(1, 9, dtype=torch.long)])  # the last is easy for a trained model
+    tokens = torch.cat(
+        [blocks(7), torch.zeros(1, 9, dtype=torch.long)]
+    )  # the last is easy for a trained model
     made, run = module(), trainer(tmp_path, max_steps=20, val_check_interval=None)
     run.fit(made, DataLoader(tokens[7:].expand(4, -1), batch_size=4))  # type: ignore[arg-type]
     unequal = DataLoader(tokens, batch_sampler=[list(range(7)), [7]])  # type: ignore[arg-type]

@@ -23,8 +23,22 @@ from tests.lit.runs import differences, leaving, load, pages_of, same_curves
 CONFIG = Path(__file__).parents[2] / "conf/probes/sharpness.yaml"
 FAMILIES = {
     "llama": ["--model.scale", "unified", "--model.mask_documents", "true"],
-    "gemma": ["--model.scale", "iwd", "--model.backbone.qk_norm", "true", "--model.backbone.post_norm", "true"],
-    "moe": ["--model.scale", "hg+dp+er", "--model.backbone.n_expert", "6", "--model.backbone.n_expert_active", "2"],
+    "gemma": [
+        "--model.scale",
+        "iwd",
+        "--model.backbone.qk_norm",
+        "true",
+        "--model.backbone.post_norm",
+        "true",
+    ],
+    "moe": [
+        "--model.scale",
+        "hg+dp+er",
+        "--model.backbone.n_expert",
+        "6",
+        "--model.backbone.n_expert_active",
+        "2",
+    ],
 }
 #: arguments of a family, its probed run, the same run after a kill in step 3, and the output
 Probed = tuple[list[str], Path, Path, str]
@@ -38,7 +52,11 @@ def plain(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope="module")
 def probed(plain: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The keys of conf/probes/sharpness.yaml, with a budget that tests need not keep."""
-    text = CONFIG.read_text().replace("budget: 0.05", "budget: 1.0").replace("sequences: null", "sequences: 3")
+    text = (
+        CONFIG.read_text()
+        .replace("budget: 0.05", "budget: 1.0")
+        .replace("sequences: null", "sequences: 3")
+    )
     text = text.replace("every_n_steps: 100", "every_n_steps: 5").replace("points: 9", "points: 4")
     config = tmp_path_factory.mktemp("probed") / "probes.yaml"
     config.write_text(text)
@@ -46,7 +64,9 @@ def probed(plain: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[s
 
 
 @pytest.fixture(scope="module", params=thinned(FAMILIES, ["llama"]))
-def probed_run(request: pytest.FixtureRequest, probed: list[str], tmp_path_factory: pytest.TempPathFactory) -> Probed:
+def probed_run(
+    request: pytest.FixtureRequest, probed: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Probed:
     folder = tmp_path_factory.mktemp(request.param)
     more = [*FAMILIES[request.param], "--data.micro_batch", "2", "--checkpoint.every_n_steps", "3"]
     said = io.StringIO()
@@ -68,7 +88,11 @@ def assert_figures_are_those_of_the_checkpoint(run: Run, corpus: Path, *, mask: 
     for name in filter(subsets.get, ("all", "scale_input", "scale_output")):
         product = HessianProduct(loss, subsets[name])
         sharpest, moments = lanczos(product, 7, rtol=1e-2), hutchinson(product, 2)
-        estimates = {"lambda_max": sharpest, "trace": moments.trace, "fro2": moments.squared_frobenius}
+        estimates = {
+            "lambda_max": sharpest,
+            "trace": moments.trace,
+            "fro2": moments.squared_frobenius,
+        }
         for key, estimate in estimates.items():
             for tag, value in ((key, estimate.value), (f"{key}_error", estimate.error)):
                 tokens, values = run.curve(f"sharpness/{name}/{tag}")
@@ -89,17 +113,29 @@ def test_fit_probed_trains_as_without_and_logs_the_checkpoint(
     assert not any(tag.startswith(("sharpness/", "preconditioner/")) for tag in without.curves)
     assert set(record.curves) >= set(without.curves)
 
-    assert_figures_are_those_of_the_checkpoint(record, corpus, mask="--model.mask_documents" in args)
+    assert_figures_are_those_of_the_checkpoint(
+        record, corpus, mask="--model.mask_documents" in args
+    )
     assert (record.curve("sharpness/seconds").values > 0).all()
     assert record.curve("sharpness/skipped").values.tolist() == [0.0] * 4
-    for key, figure in preconditioner_figures(load_backbone(str(run / "checkpoints/last.ckpt"))).items():
-        assert record.curve(f"preconditioner/{key}").values[-1] == pytest.approx(figure.item(), rel=1e-5, abs=1e-6), key
+    for key, figure in preconditioner_figures(
+        load_backbone(str(run / "checkpoints/last.ckpt"))
+    ).items():
+        assert record.curve(f"preconditioner/{key}").values[-1] == pytest.approx(
+            figure.item(), rel=1e-5, abs=1e-6
+        ), key
     histograms = EventAccumulator(str(run)).Reload().Tags()["histograms"]
-    assert "preconditioner/layer0/q_proj/gamma_in" in histograms and "preconditioner/layer1/q_proj/field" in histograms
+    assert (
+        "preconditioner/layer0/q_proj/gamma_in" in histograms
+        and "preconditioner/layer1/q_proj/field" in histograms
+    )
 
     pages, before = pages_of(run), pages_of(without_probes)
     assert before.items() <= pages.items() and "Q, K, V" in before
-    tags = {page: {tag for chart in pages[page].values() for tag in chart} for page in pages.keys() - before.keys()}
+    tags = {
+        page: {tag for chart in pages[page].values() for tag in chart}
+        for page in pages.keys() - before.keys()
+    }
     assert "sharpness/scale_input/trace" in tags["sharpness"] and "preconditioner: Q, K, V" in tags
     assert set().union(*tags.values()) <= record.curves.keys()
 
@@ -112,16 +148,28 @@ def test_fit_probed_and_resumed_has_equal_figures(probed_run: Probed, probed: li
     assert differences(load(whole)["state_dict"], load(killed)["state_dict"]) == []
 
 
-def test_fit_probe_with_an_unknown_subset_is_refused(plain: list[str], tmp_path: Path, refused: Refused) -> None:
+def test_fit_probe_with_an_unknown_subset_is_refused(
+    plain: list[str], tmp_path: Path, refused: Refused
+) -> None:
     (tmp_path / "probes.yaml").write_text(CONFIG.read_text().replace("- scale_input", "- layer2"))
-    args = [*plain, "--config", str(tmp_path / "probes.yaml"), "--run_dir", str(tmp_path / "refused")]
+    args = [
+        *plain,
+        "--config",
+        str(tmp_path / "probes.yaml"),
+        "--run_dir",
+        str(tmp_path / "refused"),
+    ]
     assert "subset of Sharpness 'layer2'" in refused("fit", *args)
     assert not (tmp_path / "refused/config.yaml").exists()  # so the directory can be used again
 
 
 @pytest.mark.long
 def test_sharpness_compiled_bf16_run_uses_float32_weights(
-    probed: list[str], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    probed: list[str],
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The backend is aot_eager, because Inductor takes half a minute."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))

@@ -1,4 +1,5 @@
-"""Ranks that differ in settings, data or software are refused before the first step, on every rank."""
+"""Ranks that differ in settings, data or software are refused before the first step, on every
+rank."""
 
 from pathlib import Path
 
@@ -27,7 +28,16 @@ def test_fit_different_rank_is_refused(
     key: str, words: list[str], short_args: list[str], corpus: Path, tmp_path: Path
 ) -> None:
     own = [word.replace("CORPUS", str(corpus)) for word in words] or ["COMMIT"]
-    fit = ["--config", str(STRATEGIES["ddp"]), *CPU, *short_args, "--trainer.devices", "2", "--trainer.max_steps", "4"]
+    fit = [
+        "--config",
+        str(STRATEGIES["ddp"]),
+        *CPU,
+        *short_args,
+        "--trainer.devices",
+        "2",
+        "--trainer.max_steps",
+        "4",
+    ]
     fit += ["--run_dir", str(tmp_path / "run")]
     ended = launch("tests.lit.ranks", "one_rank_differs", str(len(own)), *own, *fit, logs=tmp_path)
     for log in ended.logs:

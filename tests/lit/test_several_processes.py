@@ -1,4 +1,5 @@
-"""DDP and FSDP2 train as one process does, and checkpoints, also sharded ones, move between all three."""
+"""DDP and FSDP2 train as one process does, and checkpoints, also sharded ones, move between all
+three."""
 
 import json
 import random
@@ -35,7 +36,17 @@ from lightning_sv.runs.sharded_checkpoint import is_sharded
 from tests.conftest import MOE, write_run_args
 from tests.launch import launch
 from tests.lit.runs import differences, leaving
-from tests.lit.several_processes import CPU, MODELS, MOVED, SHARDED, STEPS, STOP_AT, STRATEGIES, arguments, fixed_choice
+from tests.lit.several_processes import (
+    CPU,
+    MODELS,
+    MOVED,
+    SHARDED,
+    STEPS,
+    STOP_AT,
+    STRATEGIES,
+    arguments,
+    fixed_choice,
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +58,10 @@ def args(short_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[s
 def alone(args: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every model on one process, and of one its run directory as it was in the middle."""
     out = tmp_path_factory.mktemp("alone")
-    with pytest.MonkeyPatch.context() as patch, leaving(out / "stopped", STOP_AT + 1, of=out / MOVED):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        leaving(out / "stopped", STOP_AT + 1, of=out / MOVED),
+    ):
         patch.setattr(MixtureOfExperts, "_choose", fixed_choice)
         for name in MODELS:
             assert main(["fit", *arguments(args, name), "--run_dir", str(out / name)]) == 0
@@ -62,21 +76,37 @@ def test_fit_two_processes_equal_one_and_share_checkpoints(
     moved = alone / "stopped" / LAST
     words = [str(tmp_path), strategy, str(moved), *args]
     ended = launch("tests.lit.several_processes", *words, logs=tmp_path, seconds=600)
-    assert "".join(ended.logs).count("sharpness: 2 measurements of 2 held-out sequences") == 2  # one per part
+    assert (
+        "".join(ended.logs).count("sharpness: 2 measurements of 2 held-out sequences") == 2
+    )  # one per part
     for name in MODELS:
         one, two = read_run(alone / name), read_run(tmp_path / name)
         if name == "mixed":
             assert_same_run(one, two, loss=5e-3, other=None)
             kept = {file.name for file in (two.dir / LAST).parent.iterdir()}
-            assert kept == {"last.ckpt", f"step-{STOP_AT + 1}.ckpt", f"step-{STEPS}.ckpt"}  # one rank names them
+            assert kept == {
+                "last.ckpt",
+                f"step-{STOP_AT + 1}.ckpt",
+                f"step-{STEPS}.ckpt",
+            }  # one rank names them
             continue
         assert_same_run(one, two, after=STOP_AT + 1 if name == MOVED else 0)
-        assert (tmp_path / name / "parameters.csv").read_text() == (alone / name / "parameters.csv").read_text()
-    # one process continues the run of two, with a different micro-batch and so a different accumulation
+        assert (tmp_path / name / "parameters.csv").read_text() == (
+            alone / name / "parameters.csv"
+        ).read_text()
+    # one process continues the run of two, with a different micro-batch and so a different
+    # accumulation
     stopped = tmp_path / "moe-muon" / "stopped.ckpt"
     assert torch.load(stopped, weights_only=True)["global_step"] == STOP_AT + 1
     monkeypatch.setattr(MixtureOfExperts, "_choose", fixed_choice)
-    go_on = ["--data.micro_batch", "4", "--ckpt_path", str(stopped), "--run_dir", str(tmp_path / "back")]
+    go_on = [
+        "--data.micro_batch",
+        "4",
+        "--ckpt_path",
+        str(stopped),
+        "--run_dir",
+        str(tmp_path / "back"),
+    ]
     assert main(["fit", *arguments(args, "moe-muon"), *go_on]) == 0
     assert_same_run(read_run(alone / "moe-muon"), read_run(tmp_path / "back"), after=STOP_AT + 1)
 
@@ -90,9 +120,13 @@ def test_restore_rng_rank_without_a_saved_state_keeps_its_own() -> None:
         assert differences(rng_states(device), expected) == []
 
 
-def test_shard_meta_backbone_equals_an_initialized_one(config: BackboneConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shard_meta_backbone_equals_an_initialized_one(
+    config: BackboneConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lightning_sv.lit.shard.fully_shard", lambda *_, **__: None)
-    monkeypatch.setattr(torch, "empty_like", partial(torch.full_like, fill_value=torch.nan))  # as memory may be
+    monkeypatch.setattr(
+        torch, "empty_like", partial(torch.full_like, fill_value=torch.nan)
+    )  # as memory may be
     config = replace(config, **MOE, router=RouterConfig(balance="bias"))
     with torch.device("meta"):
         model = Backbone(config, "unified")
@@ -111,14 +145,19 @@ def test_sharding_of_lightning_is_refused() -> None:
     for kind in (FSDPStrategy, DeepSpeedStrategy, ModelParallelStrategy):
         module = PretrainModule.from_preset("tiny")
         module._trainer = SimpleNamespace(
-            callbacks=[], precision="32-true", gradient_clip_algorithm=None, strategy=object.__new__(kind)
+            callbacks=[],
+            precision="32-true",
+            gradient_clip_algorithm=None,
+            strategy=object.__new__(kind),
         )
         with pytest.raises(ConfigError, match=f"trainer.strategy is {kind.__name__};"):
             check_supported(module)
 
 
 def test_averages_of_sharded_weights_are_refused() -> None:
-    trainer = L.Trainer(accelerator="cpu", strategy=FullyShardedStrategy(), callbacks=[EMAWeightAveraging()])
+    trainer = L.Trainer(
+        accelerator="cpu", strategy=FullyShardedStrategy(), callbacks=[EMAWeightAveraging()]
+    )
     trainer.strategy.connect(PretrainModule.from_preset("tiny"))
     trainer.strategy.lightning_module._trainer = trainer
     with pytest.raises(ConfigError, match="^a callback is EMAWeightAveraging"):
@@ -148,7 +187,9 @@ def test_sharded_checkpoint_a_kill_while_an_old_one_is_deleted_leaves_the_new(
     assert (path / partial_of(path).name).exists()
 
 
-def assert_same_run(one: Run, two: Run, *, after: int = 0, loss: float = 1e-5, other: float | None = 1e-4) -> None:
+def assert_same_run(
+    one: Run, two: Run, *, after: int = 0, loss: float = 1e-5, other: float | None = 1e-4
+) -> None:
     """Every curve has the same steps after one of them; losses agree to 1e-5, all else to 1e-4.
 
     The standard error of a probe, a difference of its samples, is let differ by ten times that.
@@ -162,7 +203,10 @@ def assert_same_run(one: Run, two: Run, *, after: int = 0, loss: float = 1e-5, o
         if close is not None and not tag.startswith(("throughput", "memory", "sharpness/seconds")):
             values = curve.values[late]
             close *= 10 if tag.endswith("_error") else 1
-            assert two.curve(tag).values[there] == pytest.approx(values, rel=close, abs=close), (two.dir, tag)
+            assert two.curve(tag).values[there] == pytest.approx(values, rel=close, abs=close), (
+                two.dir,
+                tag,
+            )
 
 
 OTHERS = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.every_n_train_steps=2"]
@@ -170,7 +214,11 @@ OTHERS = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.every_n_t
 
 @pytest.mark.parametrize(
     ("strategy", "ranks", "more"),
-    [pytest.param("fsdp", 1, [], marks=pytest.mark.long), ("fsdp", 1, [*SHARDED, *OTHERS]), ("ddp", 2, [])],
+    [
+        pytest.param("fsdp", 1, [], marks=pytest.mark.long),
+        ("fsdp", 1, [*SHARDED, *OTHERS]),
+        ("ddp", 2, []),
+    ],
 )
 def test_validate_as_under_nccl_equals_one_process(
     strategy: str, ranks: int, more: list[str], args: list[str], tmp_path: Path
@@ -194,17 +242,32 @@ def test_own_trainer_fully_sharded(short_corpus: Path, tmp_path: Path) -> None:
     launch("tests.lit.ranks", "own_trainer", str(tmp_path), str(short_corpus), logs=tmp_path)
 
 
-def test_own_trainer_and_fabric_with_default_samplers_split_the_batch_once(short_corpus: Path, tmp_path: Path) -> None:
+def test_own_trainer_and_fabric_with_default_samplers_split_the_batch_once(
+    short_corpus: Path, tmp_path: Path
+) -> None:
     launch("tests.lit.ranks", "default_samplers", str(short_corpus), logs=tmp_path)
 
 
-def test_fully_sharded_checkpoint_before_the_first_step_changes_no_step(short_corpus: Path, tmp_path: Path) -> None:
-    module = PretrainModule(BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=1e-2, seed=0)
-    trainer = L.Trainer(max_steps=0, limit_val_batches=0, logger=False, accelerator="cpu", default_root_dir=tmp_path)
+def test_fully_sharded_checkpoint_before_the_first_step_changes_no_step(
+    short_corpus: Path, tmp_path: Path
+) -> None:
+    module = PretrainModule(
+        BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=1e-2, seed=0
+    )
+    trainer = L.Trainer(
+        max_steps=0, limit_val_batches=0, logger=False, accelerator="cpu", default_root_dir=tmp_path
+    )
     trainer.fit(module, TokenDataModule(short_corpus, seq_len=16, batch_size=2))
     trainer.save_checkpoint(alone := tmp_path / "alone.ckpt")
     assert not check_checkpoint(str(alone))["optimizer_states"][0]["state"]
-    launch("tests.lit.ranks", "saved_before_a_step", str(tmp_path), str(short_corpus), str(alone), logs=tmp_path)
+    launch(
+        "tests.lit.ranks",
+        "saved_before_a_step",
+        str(tmp_path),
+        str(short_corpus),
+        str(alone),
+        logs=tmp_path,
+    )
 
 
 def test_own_weights_fully_sharded_are_those_of_rank_0(short_corpus: Path, tmp_path: Path) -> None:
@@ -212,37 +275,59 @@ def test_own_weights_fully_sharded_are_those_of_rank_0(short_corpus: Path, tmp_p
 
 
 def fsdp(args: list[str], run: Path, ranks: int, *more: str) -> list[str]:
-    fit = ["--config", str(STRATEGIES["fsdp"]), *CPU, *arguments(args, "muon"), "--checkpoint.every_n_steps", "2"]
+    fit = [
+        "--config",
+        str(STRATEGIES["fsdp"]),
+        *CPU,
+        *arguments(args, "muon"),
+        "--checkpoint.every_n_steps",
+        "2",
+    ]
     fit += ["--data.micro_batch", "4", *SHARDED, *more, "--trainer.devices", str(ranks)]
     return [*fit, "--run_dir", str(run), "--ckpt_path", "last"]
 
 
 @pytest.mark.long
-def test_fit_hybrid_sharded_on_fewer_ranks_equals_one_process(args: list[str], alone: Path, tmp_path: Path) -> None:
+def test_fit_hybrid_sharded_on_fewer_ranks_equals_one_process(
+    args: list[str], alone: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     hybrid = fsdp(args, run, 4, "--trainer.strategy.init_args.replicas", "2")
-    ended = launch("tests.lit.ranks", "sharded_checkpoints", "7", *hybrid, logs=tmp_path, ranks=4, fails=True)
+    ended = launch(
+        "tests.lit.ranks", "sharded_checkpoints", "7", *hybrid, logs=tmp_path, ranks=4, fails=True
+    )
     assert is_sharded(run / LAST), ended
     step = check_checkpoint(str(run / LAST))["global_step"]
     assert step in {4, 6}
 
-    (partial := run / LAST.parent / ".step-6.ckpt.partial").mkdir(exist_ok=True)  # as if killed while writing
+    (partial := run / LAST.parent / ".step-6.ckpt.partial").mkdir(
+        exist_ok=True
+    )  # as if killed while writing
     launch("tests.lit.ranks", "sharded_checkpoints", "-1", *fsdp(args, run, 2), logs=tmp_path)
     assert not partial.exists()
     assert [leg["steps"] for leg in read_summary(run)["legs"]] == [step, STEPS - step]
     assert_same_run(read_run(alone / "muon"), read_run(run))
     assert [path.name for path in (run / LAST.parent).glob("step-*")] == [f"step-{STEPS}.ckpt"]
 
-    # one process reads it: the weights, and the optimizer's state of a run that goes on. Adam divides small gradients
-    # by themselves, so that single entries depend on the order of sums; a shard in the wrong place is off by its norm
+    # one process reads it: the weights, and the optimizer's state of a run that goes on. Adam
+    # divides small gradients by themselves, so that single entries depend on the order of sums; a
+    # shard in the wrong place is off by its norm
     expected = load_backbone(alone / "muon").state_dict()
     for name, value in load_backbone(run).state_dict().items():
         assert (value - expected[name]).norm() <= 1e-2 * expected[name].norm(), name
     states = check_checkpoint(str(run / LAST), tensors=True)["optimizer_states"][0]["state"]
-    for number, state in check_checkpoint(str(alone / "muon" / LAST))["optimizer_states"][0]["state"].items():
+    for number, state in check_checkpoint(str(alone / "muon" / LAST))["optimizer_states"][0][
+        "state"
+    ].items():
         for key, value in state.items():
             assert (states[number][key] - value).norm() <= 1e-2 * value.norm(), (number, key)
-    single = ["--run_dir", str(tmp_path / "single"), "--ckpt_path", str(run / LAST), "--allow_lr_jump"]
+    single = [
+        "--run_dir",
+        str(tmp_path / "single"),
+        "--ckpt_path",
+        str(run / LAST),
+        "--allow_lr_jump",
+    ]
     assert main(["fit", *arguments(args, "muon"), "--trainer.max_steps", "9", *single]) == 0
 
     # and refuses incomplete checkpoints
@@ -256,9 +341,15 @@ def test_fit_hybrid_sharded_on_fewer_ranks_equals_one_process(args: list[str], a
             check_checkpoint(str(broken))
 
 
-def test_fit_replicas_that_do_not_divide_the_devices_is_refused(args: list[str], tmp_path: Path) -> None:
+def test_fit_replicas_that_do_not_divide_the_devices_is_refused(
+    args: list[str], tmp_path: Path
+) -> None:
     words = fsdp(args, tmp_path / "run", 2, "--trainer.strategy.init_args.replicas", "3")
-    ended = launch("tests.lit.ranks", "sharded_checkpoints", "-1", *words, logs=tmp_path, fails=True)
-    assert set(ended.codes) <= {2, -signal.SIGABRT}, ended  # the first rank that leaves ends the other
+    ended = launch(
+        "tests.lit.ranks", "sharded_checkpoints", "-1", *words, logs=tmp_path, fails=True
+    )
+    assert set(ended.codes) <= {2, -signal.SIGABRT}, (
+        ended
+    )  # the first rank that leaves ends the other
     assert any("replicas is 3; expected a divisor of 2" in log for log in ended.logs)
     assert not (tmp_path / "run").exists()

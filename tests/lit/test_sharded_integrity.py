@@ -16,7 +16,11 @@ from tests.lit.several_processes import CPU, SHARDED, STRATEGIES
 
 @pytest.fixture(scope="module")
 def args(short_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return [*write_run_args(short_corpus, tmp_path_factory.mktemp("args")), "--trainer.max_steps", "2"]
+    return [
+        *write_run_args(short_corpus, tmp_path_factory.mktemp("args")),
+        "--trainer.max_steps",
+        "2",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +28,9 @@ def written(args: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run of two ranks with sharded checkpoints."""
     run = tmp_path_factory.mktemp("sharded") / "run"
     fit = ["--config", str(STRATEGIES["fsdp"]), *CPU, *args, *SHARDED, "--trainer.devices", "2"]
-    launch("tests.lit.ranks", "sharded_checkpoints", "-1", *fit, "--run_dir", str(run), logs=run.parent)
+    launch(
+        "tests.lit.ranks", "sharded_checkpoints", "-1", *fit, "--run_dir", str(run), logs=run.parent
+    )
     return run
 
 
@@ -60,7 +66,9 @@ NAMES = ("__0_0.distcp", "__1_0.distcp", "meta.pt", ".metadata", "checksums.json
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("damage", [flip, zero, cut, link, Path.unlink])
-def test_check_checkpoint_damaged_shard_is_refused(damage: Callable[[Path], None], name: str, run: Path) -> None:
+def test_check_checkpoint_damaged_shard_is_refused(
+    damage: Callable[[Path], None], name: str, run: Path
+) -> None:
     checkpoint = run / LAST
     assert {file.name for file in checkpoint.iterdir()} == set(NAMES)
     check_checkpoint(str(checkpoint))
@@ -69,7 +77,9 @@ def test_check_checkpoint_damaged_shard_is_refused(damage: Callable[[Path], None
         check_checkpoint(str(checkpoint))
 
 
-def test_every_reader_refuses_a_damaged_shard(run: Path, args: list[str], tmp_path: Path, refused: Refused) -> None:
+def test_every_reader_refuses_a_damaged_shard(
+    run: Path, args: list[str], tmp_path: Path, refused: Refused
+) -> None:
     load_backbone(run)
     flip(run / LAST / "__1_0.distcp")
     last = str(run / LAST)
@@ -79,7 +89,17 @@ def test_every_reader_refuses_a_damaged_shard(run: Path, args: list[str], tmp_pa
         ["export", str(run), str(tmp_path / "out")],
         ["validate", *args, "--ckpt_path", last],
         ["fit", *args, "--model.init_from", last, "--run_dir", str(tmp_path / "new")],
-        ["fit", *args, "--run_dir", str(run), "--ckpt_path", "last", "--trainer.max_steps", "3", "--allow_lr_jump"],
+        [
+            "fit",
+            *args,
+            "--run_dir",
+            str(run),
+            "--ckpt_path",
+            "last",
+            "--trainer.max_steps",
+            "3",
+            "--allow_lr_jump",
+        ],
     ]
     for command in commands:
         assert "__1_0.distcp" in refused(*command)

@@ -53,7 +53,10 @@ def run_args(run_args: list[str]) -> list[str]:
 def source(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that no test writes to."""
     folder = tmp_path_factory.mktemp("source")
-    assert main(["fit", *write_run_args(corpus, folder), *EXPERTS, "--run_dir", str(folder / "run")]) == 0
+    assert (
+        main(["fit", *write_run_args(corpus, folder), *EXPERTS, "--run_dir", str(folder / "run")])
+        == 0
+    )
     return folder / "run"
 
 
@@ -65,9 +68,13 @@ def test_init_from_records_its_origin_and_resumes_without_it(
     start = ["--model.init_from", str(source)]
     with leaving(resumed, 3):
         first = ["--trainer.callbacks", f"{__name__}.First"]
-        said = " ".join(told("fit", *run_args, *OTHER, *start, *first, "--run_dir", str(complete)).split())
+        said = " ".join(
+            told("fit", *run_args, *OTHER, *start, *first, "--run_dir", str(complete)).split()
+        )
     assert f"starts from the weights of {source / LAST}, hg+dnp+or+iwd after step 12" in said
-    assert "sample " in said and "compare " not in said  # other strategies cannot start from these weights
+    assert (
+        "sample " in said and "compare " not in said
+    )  # other strategies cannot start from these weights
     assert differences(First.weights, dict(there["state_dict"])) == [] and First.states == 0
     assert First.weights["backbone.layers.0.ffn.router_bias"].any()
     summary, run = json.loads((complete / "summary.json").read_text()), read_run(complete)
@@ -87,10 +94,19 @@ def test_init_from_records_its_origin_and_resumes_without_it(
     # learned, because it continues from the end of the source
     assert run.curve("train/loss").values[0] < read_run(source).curve("train/loss").values[0] - 0.2
 
-    branch = [*run_args, *OTHER, "--model.init_from", str(complete / LAST), "--run_dir", str(tmp_path / "branch")]
+    branch = [
+        *run_args,
+        *OTHER,
+        "--model.init_from",
+        str(complete / LAST),
+        "--run_dir",
+        str(tmp_path / "branch"),
+    ]
     assert main(["fit", *branch, "--trainer.max_steps", "1"]) == 0
     origin = json.loads((tmp_path / "branch/summary.json").read_text())["origin"]
-    assert origin["step"] == 6 and origin["tokens"] == 6 * 64 and origin["origin"] == summary["origin"]
+    assert (
+        origin["step"] == 6 and origin["tokens"] == 6 * 64 and origin["origin"] == summary["origin"]
+    )
 
     shutil.rmtree(source)
     resume = ["fit", "--config", str(resumed / "config.yaml"), "--ckpt_path", str(resumed / LAST)]
@@ -113,25 +129,44 @@ def test_init_from_with_a_different_model_is_refused(
     here = tmp_path / "refused"
     start = ["--model.init_from", str(source), "--run_dir", str(here), "--model.optim.lr", "1e-3"]
     error = refused("fit", *run_args, *start, "--model.scale", "hg+dnp+er")  # of the same shapes
-    assert error.startswith("error: model.init_from: model.scale is hg+dnp+er; expected hg+dnp+or, as in ")
+    assert error.startswith(
+        "error: model.init_from: model.scale is hg+dnp+er; expected hg+dnp+or, as in "
+    )
     assert error.count("\n") == 1 and not here.exists()
 
 
-def test_init_from_unfit_checkpoint_refused(source: Path, short_corpus: Path, tmp_path: Path, refused: Refused) -> None:
-    fit = ["fit", *write_run_args(short_corpus, tmp_path), *EXPERTS, "--run_dir", str(tmp_path / "refused")]
+def test_init_from_unfit_checkpoint_refused(
+    source: Path, short_corpus: Path, tmp_path: Path, refused: Refused
+) -> None:
+    fit = [
+        "fit",
+        *write_run_args(short_corpus, tmp_path),
+        *EXPERTS,
+        "--run_dir",
+        str(tmp_path / "refused"),
+    ]
     fit += ["--model.init_from"]
     assert "tokenizer_sha256 is " in refused(*fit, str(source))  # a bpe:300 of its own text
     checkpoint = torch.load(source / LAST, weights_only=True)
     fit = ["fit", "--config", str(source / "config.yaml"), "--run_dir", str(tmp_path / "refused")]
-    torch.save(checkpoint | {"lightning_sv": checkpoint["lightning_sv"] | {"data": {}}}, tmp_path / "bad.ckpt")
-    assert "does not record its step" in refused(*fit, "--model.init_from", str(tmp_path / "bad.ckpt"))
+    torch.save(
+        checkpoint | {"lightning_sv": checkpoint["lightning_sv"] | {"data": {}}},
+        tmp_path / "bad.ckpt",
+    )
+    assert "does not record its step" in refused(
+        *fit, "--model.init_from", str(tmp_path / "bad.ckpt")
+    )
 
 
 def test_checkpoint_without_a_newer_setting_has_its_default() -> None:
     sizes = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=64)
     config = PretrainConfig(sizes, optim=OptimConfig(lr=1e-3))
     saved = recorded_settings(config, None)
-    for key, name in (("backbone", "n_kv_head"), ("scale_options", "initial_gamma_out"), ("optim", "clip_by_role")):
+    for key, name in (
+        ("backbone", "n_kv_head"),
+        ("scale_options", "initial_gamma_out"),
+        ("optim", "clip_by_role"),
+    ):
         del saved[key][name]
     check_settings({CHECKPOINT_KEY: saved}, config, None, training=True, own_groups=True)
     saved["backbone"]["n_wing"] = 2

@@ -1,4 +1,5 @@
-"""The surroundings of a run: spellings of its path, other folders, SLURM, its terminal, and the end of that."""
+"""The surroundings of a run: spellings of its path, other folders, SLURM, its terminal, and the end
+of that."""
 
 import json
 import os
@@ -36,10 +37,22 @@ def test_fit_expanded_run_dir_finds_its_corpus_from_elsewhere(
     monkeypatch.chdir(home)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("NAME", "$kept/~")
-    args = [*run_args, "--data.corpus.dir", "text", "--data.validations", "1", "--trainer.max_steps"]
+    args = [
+        *run_args,
+        "--data.corpus.dir",
+        "text",
+        "--data.validations",
+        "1",
+        "--trainer.max_steps",
+    ]
     assert main(["fit", *args, "1", "--run_dir", "~/$NAME"]) == 0
     run = home / "$kept" / "~"
-    assert event_files(run) and (run / CONFIG).is_file() and (run / SUMMARY).is_file() and (run / LAST).is_file()
+    assert (
+        event_files(run)
+        and (run / CONFIG).is_file()
+        and (run / SUMMARY).is_file()
+        and (run / LAST).is_file()
+    )
     assert sorted(path.name for path in home.iterdir()) == ["$kept", "text"]
     assert list((home / "$kept").iterdir()) == [run]
     assert read_config(run)["data"]["corpus"]["dir"] == str(home / "text")
@@ -49,7 +62,9 @@ def test_fit_expanded_run_dir_finds_its_corpus_from_elsewhere(
     assert not list(elsewhere.iterdir())
 
 
-def test_fit_hpc_checkpoint_is_ignored(short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_hpc_checkpoint_is_ignored(
+    short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Lightning resumes any hpc_ckpt_*.ckpt of the working directory under SLURM."""
     args = [*short_args, "--trainer.max_steps", "2", "--scalars.every_n_steps", "1"]
     assert main(["fit", *args, "--run_dir", str(tmp_path / "other")]) == 0
@@ -77,14 +92,17 @@ def test_fit_allocation_of_other_processes_is_refused(
 def test_fit_processes_of_torchrun_with_one_device_are_refused(
     short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
-    """Lightning ignores torchrun for one device: each process would be a run. Tasks of srun stay runs of their own."""
+    """Lightning ignores torchrun for one device: each process would be a run. Tasks of srun stay
+    runs of their own."""
     fit = [*short_args, "--trainer.max_steps", "2", "--run_dir", str(tmp_path / "run")]
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "--trainer.devices" in refused("fit", *fit)
     assert not (tmp_path / "run").exists()
     monkeypatch.delenv("WORLD_SIZE")
-    for name, value in (SRUN | {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_PROCID": "1"}).items():
+    for name, value in (
+        SRUN | {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_PROCID": "1"}
+    ).items():
         monkeypatch.setenv(name, value)
     assert main(["fit", *fit, "--run_dir", str(tmp_path / "task")]) == 0
 
@@ -101,8 +119,14 @@ def test_fit_port_in_use_is_refused(
     assert port in error and "MASTER_PORT" in error
 
 
-KEEP = "{class_path: lightning.fabric.plugins.environments.SLURMEnvironment, init_args: {auto_requeue: false}}"
-ALARM = "{class_path: lightning.fabric.plugins.environments.SLURMEnvironment, init_args: {requeue_signal: SIGALRM}}"
+KEEP = (
+    "{class_path: lightning.fabric.plugins.environments.SLURMEnvironment, init_args: {auto_requeue:"
+    " false}}"
+)
+ALARM = (
+    "{class_path: lightning.fabric.plugins.environments.SLURMEnvironment, init_args:"
+    " {requeue_signal: SIGALRM}}"
+)
 
 
 @pytest.mark.parametrize(
@@ -149,12 +173,26 @@ SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 def test_fit_hangup_in_setup_leaves_a_checkpoint(
-    short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    short_args: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """After a SIGHUP during setup the run ends after one step, with a checkpoint."""
     run, pictures = tmp_path / "run", []
-    fit = ["fit", *short_args, "--trainer.max_steps", "4", "--run_dir", str(run), "--ckpt_path", "last"]
-    monkeypatch.setattr(rank_zero_only, "rank", 1)  # RANK of a launcher whose processes are runs of their own
+    fit = [
+        "fit",
+        *short_args,
+        "--trainer.max_steps",
+        "4",
+        "--run_dir",
+        str(run),
+        "--ckpt_path",
+        "last",
+    ]
+    monkeypatch.setattr(
+        rank_zero_only, "rank", 1
+    )  # RANK of a launcher whose processes are runs of their own
     handlers = [signal.signal(number, signal.SIG_DFL) for number in SIGNALS]
     configure = BackboneModule.configure_model
 
@@ -178,7 +216,10 @@ def test_fit_hangup_in_setup_leaves_a_checkpoint(
             assert main([*fit, "--json"]) == 0
             shown = capsys.readouterr()
             figures = json.loads(shown.out)
-            assert figures == {"run_dir": str(run), **json.loads((run / "summary.json").read_text())}
+            assert figures == {
+                "run_dir": str(run),
+                **json.loads((run / "summary.json").read_text()),
+            }
             assert len(pictures) == times and "run.png" in shown.err
         assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_DFL] * len(SIGNALS)
     finally:
@@ -187,7 +228,10 @@ def test_fit_hangup_in_setup_leaves_a_checkpoint(
 
 
 def test_fit_ignored_hangup_and_deleted_run_directory_is_one_error(
-    short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    short_args: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     run = tmp_path / "run"
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -203,7 +247,12 @@ def test_fit_ignored_hangup_and_deleted_run_directory_is_one_error(
     finally:
         signal.signal(signal.SIGHUP, before)
     shown = capfd.readouterr()
-    assert (code, shown.err.count("error: "), str(run) in shown.err, "Traceback" in shown.err) == (1, 1, True, False)
+    assert (code, shown.err.count("error: "), str(run) in shown.err, "Traceback" in shown.err) == (
+        1,
+        1,
+        True,
+        False,
+    )
 
 
 def test_loss_metrics_perplexity_of_a_huge_loss_is_infinite(short_corpus: Path) -> None:

@@ -1,4 +1,5 @@
-"""What TensorBoard shows of a run: the order of the charts, the names of runs, and text drawn during training."""
+"""What TensorBoard shows of a run: the order of the charts, the names of runs, and text drawn
+during training."""
 
 from pathlib import Path
 
@@ -28,7 +29,9 @@ class OwnPage(L.Callback):
         return {"own": {"rate": ["Multiline", ["lr"]]}}
 
 
-def test_fit_tensorboard_has_the_loss_first_and_hparams(run_args: list[str], tmp_path: Path) -> None:
+def test_fit_tensorboard_has_the_loss_first_and_hparams(
+    run_args: list[str], tmp_path: Path
+) -> None:
     own = ["--trainer.callbacks", f"{__name__}.OwnPage"]
     assert main(["fit", *run_args, *own, "--run_dir", str(tmp_path / "run")]) == 0
     curves = read_run(tmp_path / "run").curves
@@ -38,17 +41,37 @@ def test_fit_tensorboard_has_the_loss_first_and_hparams(run_args: list[str], tmp
     assert titles[:3] == ["loss", "Q, K, V", "gate, up"] and {"own", "steps"} <= {*titles}
     charts = pages["loss"]
     assert list(charts) == ["validation", "training", "training and validation"]
-    assert {tag for tags in charts.values() for tag in tags} == {"train/loss", "val/loss"} <= set(curves)
+    assert (
+        {tag for tags in charts.values() for tag in tags}
+        == {"train/loss", "val/loss"}
+        <= set(curves)
+    )
     assert "final/val_loss" not in curves
 
-    start = HParamsPluginData.FromString(events.SummaryMetadata(START).plugin_data.content).session_start_info
-    written = {key: getattr(value, str(value.WhichOneof("kind"))) for key, value in start.hparams.items()}
-    assert COLUMNS.items() <= written.items() and written.keys() == {*COLUMNS, "corpus", "parameters", "settings"}
+    start = HParamsPluginData.FromString(
+        events.SummaryMetadata(START).plugin_data.content
+    ).session_start_info
+    written = {
+        key: getattr(value, str(value.WhichOneof("kind"))) for key, value in start.hparams.items()
+    }
+    assert COLUMNS.items() <= written.items() and written.keys() == {
+        *COLUMNS,
+        "corpus",
+        "parameters",
+        "settings",
+    }
     assert str(written["corpus"]).startswith("shards ")
 
     (file,) = event_files(tmp_path / "run")
-    order = [value.tag for event in LegacyEventFileLoader(str(file)).Load() for value in event.summary.value]
-    assert order.index(START) < order.index("train/loss") and order.count(START) == order.count(END) == 1
+    order = [
+        value.tag
+        for event in LegacyEventFileLoader(str(file)).Load()
+        for value in event.summary.value
+    ]
+    assert (
+        order.index(START) < order.index("train/loss")
+        and order.count(START) == order.count(END) == 1
+    )
 
 
 def test_text_samples_equal_generate_and_leave_the_run_unchanged(
@@ -57,13 +80,22 @@ def test_text_samples_equal_generate_and_leave_the_run_unchanged(
     silent, speaking = tmp_path / "silent", tmp_path / "speaking"
     args = ["fit", *run_args, "--trainer.max_steps", "4", "--model.nonfinite", "skip"]
     assert main([*args, "--run_dir", str(silent)]) == 0
-    drawn = ["--samples.tokens", "20", "--samples.prompt", "def f\n# x", "--samples.temperature", "1.5"]
+    drawn = [
+        "--samples.tokens",
+        "20",
+        "--samples.prompt",
+        "def f\n# x",
+        "--samples.temperature",
+        "1.5",
+    ]
     assert main([*args, *drawn, "--run_dir", str(speaking)]) == 0
     same_checkpoint(silent, speaking)
     same_curves(silent, speaking)
 
     words = ["--max_new_tokens", "20", "--prompt", "def f\n# x", "--temperature", "1.5"]
-    text = "def f\n# x" + answer("generate", str(speaking / "checkpoints/last.ckpt"), *words)["text"]
+    text = (
+        "def f\n# x" + answer("generate", str(speaking / "checkpoints/last.ckpt"), *words)["text"]
+    )
     events = EventAccumulator(str(speaking)).Reload()
     first, last = events.Tensors("sample/text_summary")
     assert (first.step, last.step) == (2 * 128, 4 * 128)

@@ -36,7 +36,9 @@ def visited(mask: BlockMask) -> list[list[set[int]]]:
     for b, row in enumerate(counts):
         partial, whole = mask.kv_num_blocks[b, 0], mask.full_kv_num_blocks[b, 0]
         pairs = zip(mask.kv_indices[b, 0], mask.full_kv_indices[b, 0], strict=True)
-        rows.append([{*p[: partial[i]].tolist(), *w[: whole[i]].tolist()} for i, (p, w) in enumerate(pairs)])
+        rows.append(
+            [{*p[: partial[i]].tolist(), *w[: whole[i]].tolist()} for i, (p, w) in enumerate(pairs)]
+        )
         assert [len(blocks) for blocks in rows[-1]] == row.tolist()
     return rows
 
@@ -59,7 +61,8 @@ def test_block_mask_of_documents_is_the_tensor_mask(seq_len: int) -> None:
 def test_compiled_block_mask_equals_the_tensor_mask_without_compiling_again() -> None:
     """Without gradients, because flex_attention has none on a CPU.
 
-    Without Inductor, whose C++ for flex_attention does not compile on a CPU without AVX2 (torch 2.13).
+    Without Inductor, whose C++ for flex_attention does not compile on a CPU without AVX2 (torch
+    2.13).
     """
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(attend, dynamic=False, fullgraph=True, backend=counter)
@@ -68,7 +71,9 @@ def test_compiled_block_mask_equals_the_tensor_mask_without_compiling_again() ->
         for _ in range(2):
             documents = packed(256)
             plain = attend(q, k, v, document_mask(documents), "auto")
-            torch.testing.assert_close(compiled(q, k, v, document_block_mask(documents), "auto"), plain)
+            torch.testing.assert_close(
+                compiled(q, k, v, document_block_mask(documents), "auto"), plain
+            )
     assert counter.frame_count == 1
 
 
@@ -110,5 +115,9 @@ def test_model_runs_the_kernel_of_the_setting(mode: str, config: BackboneConfig)
             model(tokens)
 
 
-def test_fit_with_a_kernel_that_the_device_lacks_is_refused(refused: Refused, run_args: list[str]) -> None:
-    assert "model.attention_backend" in refused("fit", *run_args, "--model.attention_backend", "cudnn")
+def test_fit_with_a_kernel_that_the_device_lacks_is_refused(
+    refused: Refused, run_args: list[str]
+) -> None:
+    assert "model.attention_backend" in refused(
+        "fit", *run_args, "--model.attention_backend", "cudnn"
+    )

@@ -33,9 +33,13 @@ from tests.paper_llama import PaperLlama
 from tests.tolerances import assert_near
 
 
-@pytest.mark.parametrize("family", [{}, MOE, {"post_norm": True}], ids=["dense", "moe", "post_norm"])
+@pytest.mark.parametrize(
+    "family", [{}, MOE, {"post_norm": True}], ids=["dense", "moe", "post_norm"]
+)
 @pytest.mark.parametrize("text", EVERY_BUILD)
-def test_backbone_without_output_norm_starts_as_llama(text: str, family: dict, config: BackboneConfig) -> None:
+def test_backbone_without_output_norm_starts_as_llama(
+    text: str, family: dict, config: BackboneConfig
+) -> None:
     config = replace(config, **family)
     tokens = torch.randint(0, config.vocab_size, (2, 9))
     llama = Backbone(config, "llama", seed=3).double()(tokens)
@@ -48,7 +52,11 @@ def test_backbone_without_output_norm_starts_as_llama(text: str, family: dict, c
 
 
 def test_init_weights_depend_on_seed_and_name_only(config: BackboneConfig) -> None:
-    a, b, c = Backbone(config, seed=1), Backbone(config, "unified", seed=1), Backbone(config, seed=2)
+    a, b, c = (
+        Backbone(config, seed=1),
+        Backbone(config, "unified", seed=1),
+        Backbone(config, seed=2),
+    )
     weights = {n: p for n, p in b.named_parameters() if n.endswith("weight")}
     for name, parameter in a.named_parameters():
         if name in weights:
@@ -62,11 +70,15 @@ def test_init_weights_depend_on_seed_and_name_only(config: BackboneConfig) -> No
 
 @pytest.mark.parametrize("residual_scaling", [True, False])
 @pytest.mark.parametrize("family", [{}, MOE], ids=["dense", "moe"])
-def test_init_weights_have_the_std_of_their_role(family: dict, residual_scaling: bool, config: BackboneConfig) -> None:
+def test_init_weights_have_the_std_of_their_role(
+    family: dict, residual_scaling: bool, config: BackboneConfig
+) -> None:
     stds = {"matrix": 0.1, "head": 0.03, "embedding": 0.5}
     if family:
         stds["router"] = 0.7
-    config = replace(config, init_std_by_role=stds, init_residual_scaling=residual_scaling, **family)
+    config = replace(
+        config, init_std_by_role=stds, init_residual_scaling=residual_scaling, **family
+    )
     for named in parameter_roles(Backbone(config)):
         if named.role not in stds:
             continue
@@ -77,7 +89,9 @@ def test_init_weights_have_the_std_of_their_role(family: dict, residual_scaling:
 
 
 @pytest.mark.parametrize("text", FEW_BUILDS)
-def test_backbone_with_another_eps_and_theta_equals_the_papers_equations(text: str, config: BackboneConfig) -> None:
+def test_backbone_with_another_eps_and_theta_equals_the_papers_equations(
+    text: str, config: BackboneConfig
+) -> None:
     config = replace(config, norm_eps=0.1, rope_theta=50.0)
     model = perturbed(Backbone(config, text)).double()
     block = torch.randint(0, config.vocab_size, (2, 13))
@@ -91,19 +105,27 @@ def test_backbone_with_another_eps_and_theta_equals_the_papers_equations(text: s
 def test_every_norm_has_the_eps_of_the_config(family: dict, config: BackboneConfig) -> None:
     text = "llama" if "qk_norm" in family else "unified"
     model = meta_backbone(replace(config, norm_eps=0.1, **family), text)
-    norms = [m for m in model.modules() if isinstance(m, RMSNorm) or getattr(m, "norm_width", None) is not None]
+    norms = [
+        m
+        for m in model.modules()
+        if isinstance(m, RMSNorm) or getattr(m, "norm_width", None) is not None
+    ]
     assert len(norms) > 5 and {norm.eps for norm in norms} == {0.1}
 
 
 def test_rotary_tables_of_16_bit_weights_are_float32() -> None:
     """In bf16, positions above 256 would be equal to their neighbors."""
     like = torch.empty(0)
-    for narrow, wide in zip(rope_tables(600, 8, 1e4, like.bfloat16()), rope_tables(600, 8, 1e4, like), strict=True):
+    for narrow, wide in zip(
+        rope_tables(600, 8, 1e4, like.bfloat16()), rope_tables(600, 8, 1e4, like), strict=True
+    ):
         assert narrow.dtype == torch.float32 and torch.equal(narrow, wide)
 
 
 @pytest.mark.parametrize("family", [{}, MOE], ids=["dense", "moe"])
-def test_init_weights_under_other_torch_defaults_are_equal(family: dict, config: BackboneConfig) -> None:
+def test_init_weights_under_other_torch_defaults_are_equal(
+    family: dict, config: BackboneConfig
+) -> None:
     """Lightning builds the model with its device and dtype as torch's defaults."""
     config = replace(config, **family)
     plain, inside = (Backbone(config, "unified", seed=1) for _ in range(2))
@@ -134,14 +156,22 @@ def test_backbone_masks_hide_later_tokens_and_other_documents(config: BackboneCo
     torch.testing.assert_close(model(tokens, plain), model(tokens), rtol=1e-9, atol=1e-12)
     other = tokens.clone()
     other[0, :5] = torch.randint(1, config.vocab_size, (5,))
-    torch.testing.assert_close(model(other, documents)[:, 6:], model(tokens, documents)[:, 6:], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        model(other, documents)[:, 6:], model(tokens, documents)[:, 6:], rtol=1e-9, atol=1e-12
+    )
     assert not torch.allclose(model(other)[:, 6:], model(tokens)[:, 6:])
 
 
 SCALING = LLAMA_31["rope_scaling"]
 
 
-OUT_OF_RANGE = {"n_layer": 0, "init_std": 0.0, "norm_eps": -1.0, "rope_theta": float("inf"), "n_kv_head": 3}
+OUT_OF_RANGE = {
+    "n_layer": 0,
+    "init_std": 0.0,
+    "norm_eps": -1.0,
+    "rope_theta": float("inf"),
+    "n_kv_head": 3,
+}
 OUT_OF_RANGE_SCALING = {"factor": 0.0, "high_freq_factor": 1.0, "original_context": float("nan")}
 
 
@@ -175,18 +205,25 @@ def test_flops_per_token_equal_torchs_count(sizes: dict, config: BackboneConfig)
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize(("text", "family"), [("llama", {}), ("unified", MOE)], ids=["llama", "unified-moe"])
+@pytest.mark.parametrize(
+    ("text", "family"), [("llama", {}), ("unified", MOE)], ids=["llama", "unified-moe"]
+)
 def test_compiled_backbone_and_gradients_equal_eager(
     text: str, family: dict, config: BackboneConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In float64, because gradients that nearly cancel need it; the loss of `unified` is by the Gram matrix."""
+    """In float64, because gradients that nearly cancel need it; the loss of `unified` is by the
+    Gram matrix."""
     monkeypatch.setattr(cross_entropy, "GRAM_FROM", 0)
     monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", 64)  # 32 of 64 tokens per chunk
     config = replace(config, n_layer=1, **family)
     tokens = torch.randint(0, config.vocab_size, (2, 32))
     results = []
     # torch 2.11 compiles the flash attention of a CPU in float64 to a call that it then refuses
-    kernels = [SDPBackend.MATH] if torch.__version__ < "2.12" else [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+    kernels = (
+        [SDPBackend.MATH]
+        if torch.__version__ < "2.12"
+        else [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+    )
     for compiled in (False, True):
         model = Backbone(config, text).double()
         if compiled:
@@ -198,9 +235,9 @@ def test_compiled_backbone_and_gradients_equal_eager(
         loss.backward()
         results.append([loss.detach(), *(p.grad for p in model.parameters())])
     (exact, *gradients), (loss, *found) = results
-    # The widths of all sums of a block are 380, of the head 130; there and back. A gradient may be what is left of a
-    # cancellation (under dnp that of the input side's beta is), so its error is held against all of them: 2e-13 of
-    # their norm, and the smallest is 1e-7 of it.
+    # The widths of all sums of a block are 380, of the head 130; there and back. A gradient may be
+    # what is left of a cancellation (under dnp that of the input side's beta is), so its error is
+    # held against all of them: 2e-13 of their norm, and the smallest is 1e-7 of it.
     assert_near(loss, exact, terms=510)
     whole = torch.cat([gradient.flatten() for gradient in gradients]).norm()
     for gradient, fast in zip(gradients, found, strict=True):
@@ -208,16 +245,23 @@ def test_compiled_backbone_and_gradients_equal_eager(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [{}, pytest.param(MOE, marks=pytest.mark.long)], ids=["dense", "moe"])
+@pytest.mark.parametrize(
+    "family", [{}, pytest.param(MOE, marks=pytest.mark.long)], ids=["dense", "moe"]
+)
 def test_compile_block_once_for_all_depths(
     family: dict, config: BackboneConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = torch.randint(0, config.vocab_size, (2, 16))
     torch._dynamo.reset()
     counter, compilations = CompileCounterWithBackend("aot_eager"), []
-    compile_, before = torch.compile, {key: getattr(torch._inductor.config, key) for key in INDUCTOR}
+    compile_, before = (
+        torch.compile,
+        {key: getattr(torch._inductor.config, key) for key in INDUCTOR},
+    )
 
-    def counted(forward: Callable[..., Any], dynamic: bool, options: dict[str, Any]) -> Callable[..., Any]:
+    def counted(
+        forward: Callable[..., Any], dynamic: bool, options: dict[str, Any]
+    ) -> Callable[..., Any]:
         assert options == INDUCTOR
         return compile_(forward, dynamic=dynamic, backend=counter)
 
@@ -232,17 +276,23 @@ def test_compile_block_once_for_all_depths(
         for eager, fast in zip(plain.parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(fast.grad, eager.grad, rtol=1e-9, atol=1e-12)
         compilations.append(counter.frame_count)
-    assert compilations[0] == compilations[1] > 0  # the deeper model reuses the compilation of the other
+    assert (
+        compilations[0] == compilations[1] > 0
+    )  # the deeper model reuses the compilation of the other
     # what else this process compiles, a benchmark's peers for instance, keeps PyTorch's defaults
     assert {key: getattr(torch._inductor.config, key) for key in INDUCTOR} == before != INDUCTOR
 
 
 @pytest.mark.parametrize("family", thinned([{}, MOE, GEMMA], [{}]), ids=["dense", "moe", "gemma"])
-def test_activation_checkpointing_saves_less_equal_gradients(family: dict, config: BackboneConfig) -> None:
+def test_activation_checkpointing_saves_less_equal_gradients(
+    family: dict, config: BackboneConfig
+) -> None:
     tokens = torch.randint(0, config.vocab_size, (4, 64))
     kept, gradients = [], []
     for on in (False, True):
-        model = Backbone(replace(config, n_layer=4, **family), "iwd" if "qk_norm" in family else "unified")
+        model = Backbone(
+            replace(config, n_layer=4, **family), "iwd" if "qk_norm" in family else "unified"
+        )
         model.activation_checkpointing = on
         with AllocatedBytes() as counter:
             logits, routings = model(tokens, with_routing=True)
@@ -254,9 +304,13 @@ def test_activation_checkpointing_saves_less_equal_gradients(family: dict, confi
     assert kept[1] < 0.5 * kept[0]
 
 
-@pytest.mark.parametrize("family", [{}, MOE, {"post_norm": True}], ids=["dense", "moe", "post_norm"])
+@pytest.mark.parametrize(
+    "family", [{}, MOE, {"post_norm": True}], ids=["dense", "moe", "post_norm"]
+)
 @pytest.mark.parametrize("text", thinned(["hg+or", "unified"], ["unified"]))
-def test_narrow_residual_is_bf16_under_autocast_only(text: str, family: dict, config: BackboneConfig) -> None:
+def test_narrow_residual_is_bf16_under_autocast_only(
+    text: str, family: dict, config: BackboneConfig
+) -> None:
     block, distances, seen = torch.randint(0, config.vocab_size, (4, 33)), [], []
     model = Backbone(replace(config, n_layer=4, init_std=0.2, **family), text)
     model.layers[-1].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].dtype))

@@ -1,4 +1,5 @@
-"""The loss without logits against the plain one: values, all gradients, second derivatives; in every dtype."""
+"""The loss without logits against the plain one: values, all gradients, second derivatives; in
+every dtype."""
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ TOKENS, D, VOCAB, EPS = 45, 12, 50, 1e-3
 ROAD = {"in chunks": 10**9, "by the Gram matrix": 0}  # GRAM_FROM
 
 
-def ours(x: Tensor, weight: Tensor, *gammas: Tensor, targets: Tensor, norm_eps: float | None) -> Tensor:
+def ours(
+    x: Tensor, weight: Tensor, *gammas: Tensor, targets: Tensor, norm_eps: float | None
+) -> Tensor:
     return linear_cross_entropy(x, weight, targets, *gammas, norm_eps=norm_eps)
 
 
@@ -26,7 +29,12 @@ def definition(*inputs: Tensor, targets: Tensor, norm_eps: float | None) -> Tens
 
 
 def oracle(
-    x: Tensor, weight: Tensor, gamma_in: Tensor, gamma_out: Tensor, targets: Tensor, norm_eps: float | None
+    x: Tensor,
+    weight: Tensor,
+    gamma_in: Tensor,
+    gamma_out: Tensor,
+    targets: Tensor,
+    norm_eps: float | None,
 ) -> Tensor:
     """The definition, of torch's elementary operations alone."""
     logits = (x * gamma_in) @ weight.T
@@ -43,11 +51,18 @@ def test_linear_cross_entropy_and_derivatives_equal_definition(
 ) -> None:
     monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
     monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", 2 * VOCAB)  # 16 of 45 tokens per chunk
-    made = [torch.randn(3, 15, D), torch.randn(VOCAB, D), 1 + 0.3 * torch.randn(D), 1 + 0.3 * torch.randn(VOCAB)]
+    made = [
+        torch.randn(3, 15, D),
+        torch.randn(VOCAB, D),
+        1 + 0.3 * torch.randn(D),
+        1 + 0.3 * torch.randn(VOCAB),
+    ]
     leaves, targets = [t.double().requires_grad_() for t in made], torch.randint(0, VOCAB, (3, 15))
     found, exact = (loss(*leaves, targets=targets, norm_eps=eps) for loss in (ours, oracle))
     torch.testing.assert_close(found, exact, rtol=1e-12, atol=0)
-    first = torch.autograd.grad(3 * found, leaves, retain_graph=True)  # a loss is scaled if micro-batches add up
+    first = torch.autograd.grad(
+        3 * found, leaves, retain_graph=True
+    )  # a loss is scaled if micro-batches add up
     plain = torch.autograd.grad(3 * exact, leaves, retain_graph=True)
     torch.testing.assert_close(first, plain, rtol=1e-12, atol=1e-14)
     direction = [torch.randn_like(leaf) for leaf in leaves]
@@ -61,9 +76,16 @@ def test_linear_cross_entropy_and_derivatives_equal_definition(
 
 
 @pytest.mark.parametrize("road", ROAD)
-def test_linear_cross_entropy_in_bf16_is_as_accurate_as_plain(road: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linear_cross_entropy_in_bf16_is_as_accurate_as_plain(
+    road: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
-    wide = [torch.randn(512, 32), torch.randn(256, 32), 1 + 0.3 * torch.randn(32), 1 + 0.3 * torch.randn(256)]
+    wide = [
+        torch.randn(512, 32),
+        torch.randn(256, 32),
+        1 + 0.3 * torch.randn(32),
+        1 + 0.3 * torch.randn(256),
+    ]
     wide, targets = [t.double().requires_grad_() for t in wide], torch.randint(0, 256, (512,))
     exact = torch.autograd.grad(oracle(*wide, targets=targets, norm_eps=EPS), wide)
     narrow = [t.detach().float().requires_grad_() for t in wide]
@@ -76,7 +98,8 @@ def test_linear_cross_entropy_in_bf16_is_as_accurate_as_plain(road: str, monkeyp
         assert not any(torch.equal(gradient, gradient.bfloat16().float()) for gradient in found[2:])
         with_graph.append(torch.autograd.grad(nats, narrow, create_graph=True))
         errors.append([float((f - e).norm() / e.norm()) for f, e in zip(found, exact, strict=True)])
-    # Errors of rounding scatter from draw to draw; gamma_in's gradient by the Gram matrix: see scale/fast/gram.py.
+    # Errors of rounding scatter from draw to draw; gamma_in's gradient by the Gram matrix: see
+    # scale/fast/gram.py.
     room = [1.5, 1.5, 5 if road == "by the Gram matrix" else 1.5, 1.5]
     for error, plain, factor in zip(*errors, room, strict=True):
         assert error < factor * plain
@@ -87,13 +110,18 @@ def test_linear_cross_entropy_in_bf16_is_as_accurate_as_plain(road: str, monkeyp
 
 @pytest.mark.parametrize("road", ROAD)
 @pytest.mark.parametrize("text", EVERY_BUILD)
-def test_backbone_loss_equals_loss_of_its_logits(text: str, road: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backbone_loss_equals_loss_of_its_logits(
+    text: str, road: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
     config = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=VOCAB)
     model = perturbed(Backbone(config, text).double())
     block = torch.randint(0, VOCAB, (2, 18))
     results = []
-    for loss in (model(block[:, :-1], targets=block[:, 1:]), next_token_loss(model(block[:, :-1]), block[:, 1:])):
+    for loss in (
+        model(block[:, :-1], targets=block[:, 1:]),
+        next_token_loss(model(block[:, :-1]), block[:, 1:]),
+    ):
         results.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
     for found, plain in zip(*results, strict=True):
         assert_near(found, plain, terms=VOCAB * 100, size=1.0)

@@ -1,4 +1,5 @@
-"""What eager mode computes by hand, SwiGLU with the norms before it and RoPE: equal to the definition."""
+"""What eager mode computes by hand, SwiGLU with the norms before it and RoPE: equal to the
+definition."""
 
 import math
 
@@ -21,7 +22,9 @@ def finished(z: Tensor, gamma: Tensor | None) -> Tensor:
     return y if gamma is None else y * gamma
 
 
-def definition(gate: Tensor, up: Tensor, gamma_gate: Tensor | None, gamma_up: Tensor | None) -> Tensor:
+def definition(
+    gate: Tensor, up: Tensor, gamma_gate: Tensor | None, gamma_up: Tensor | None
+) -> Tensor:
     g = finished(gate, gamma_gate)
     return g / (1 + (-g).exp()) * finished(up, gamma_up)
 
@@ -32,8 +35,12 @@ def ours(gate: Tensor, up: Tensor, gamma_gate: Tensor | None, gamma_up: Tensor |
 
 
 @pytest.mark.parametrize("scaled", [(True, True), (True, False), (False, False)])
-def test_swiglu_and_derivatives_equal_definition(scaled: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(eager.CHUNK_ELEMENTS, "cpu", 4 * D)  # ten rows are two pieces and a rest of two
+def test_swiglu_and_derivatives_equal_definition(
+    scaled: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        eager.CHUNK_ELEMENTS, "cpu", 4 * D
+    )  # ten rows are two pieces and a rest of two
     inputs = [leaf(2, 5, D), leaf(2, 5, D), *(leaf(D) if one else None for one in scaled)]
     leaves = [t for t in inputs if t is not None]
     values = [form(*inputs) for form in (ours, definition)]
@@ -45,19 +52,28 @@ def test_swiglu_and_derivatives_equal_definition(scaled: tuple[bool, bool], monk
 
 
 def test_swiglu_outputs_in_bf16_is_as_accurate_as_plain() -> None:
-    exact = [torch.randn(256, 64).bfloat16().double() for _ in range(2)] + [1 + 0.3 * torch.randn(64).double()] * 2
+    exact = [torch.randn(256, 64).bfloat16().double() for _ in range(2)] + [
+        1 + 0.3 * torch.randn(64).double()
+    ] * 2
     wide = [t.clone().requires_grad_() for t in exact]
     weight = torch.randn(256, 64).bfloat16()
     expected = definition(*wide)
     expected = [expected, *torch.autograd.grad(expected, wide, weight.double())]
     errors = []
-    for form in (ours, lambda g, u, a, b: F.silu(Output(g, 64, EPS, a).finish()) * Output(u, 64, EPS, b).finish()):
-        narrow = [t.bfloat16().requires_grad_() for t in exact[:2]] + [t.float().requires_grad_() for t in exact[2:]]
+    for form in (
+        ours,
+        lambda g, u, a, b: F.silu(Output(g, 64, EPS, a).finish()) * Output(u, 64, EPS, b).finish(),
+    ):
+        narrow = [t.bfloat16().requires_grad_() for t in exact[:2]] + [
+            t.float().requires_grad_() for t in exact[2:]
+        ]
         y = form(*narrow)
         assert y.dtype == torch.bfloat16
         found = [y, *torch.autograd.grad(y, narrow, weight)]
         assert [t.dtype for t in found[1:]] == [t.dtype for t in narrow]
-        errors.append([((f - e).norm() / e.norm()).item() for f, e in zip(found, expected, strict=True)])
+        errors.append(
+            [((f - e).norm() / e.norm()).item() for f, e in zip(found, expected, strict=True)]
+        )
     for fast, plain in zip(*errors, strict=True):
         assert fast <= 1.1 * plain < 0.02
 

@@ -1,4 +1,5 @@
-"""Options of Learnable Multipliers (arXiv:2601.04890): vectors of every matrix, and settings by role."""
+"""Options of Learnable Multipliers (arXiv:2601.04890): vectors of every matrix, and settings by
+role."""
 
 import math
 
@@ -17,9 +18,13 @@ SMALL = BackboneConfig(d_model=16, n_layer=2, n_head=2, vocab_size=32, d_ff=24)
 
 @pytest.mark.parametrize("placement", ["dp", "bp", "ap"])
 def test_fold_moe_down_proj_vectors_per_expert(placement: str) -> None:
-    config = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=32, n_expert=4, n_expert_active=2)
+    config = BackboneConfig(
+        d_model=16, n_layer=1, n_head=2, vocab_size=32, n_expert=4, n_expert_active=2
+    )
     gamma = 1.0 if placement == "bp" else 0.5
-    options = ScaleOptions({"expert_down_proj": placement, "shared_down_proj": placement}, initial_gamma_out=gamma)
+    options = ScaleOptions(
+        {"expert_down_proj": placement, "shared_down_proj": placement}, initial_gamma_out=gamma
+    )
     model = Backbone(config, "llama", options).double()
     plain = Backbone(config, "llama").double()
     for name, parameter in plain.named_parameters():
@@ -43,27 +48,42 @@ def test_initial_gamma_out_sets_the_magnitude_only(scale: str) -> None:
 
 
 def test_backbone_and_optimizer_settings_by_role() -> None:
-    config = BackboneConfig(16, 2, 2, 4096, init_std=0.02, init_std_by_role={"embedding": 1.0, "head": 0.0})
+    config = BackboneConfig(
+        16, 2, 2, 4096, init_std=0.02, init_std_by_role={"embedding": 1.0, "head": 0.0}
+    )
     model, usual = Backbone(config), Backbone(BackboneConfig(16, 2, 2, 4096, init_std=0.02))
     assert abs(model.embed.weight.std().item() - 1) < 0.02 and not model.head.lm_head.weight.any()
     assert torch.equal(model.layers[1].attn.o_proj.weight, usual.layers[1].attn.o_proj.weight)
-    settings = OptimConfig(lr_factor_by_role={"head": 0.5}, weight_decay_by_role={"embedding": 0.02})
+    settings = OptimConfig(
+        lr_factor_by_role={"head": 0.5}, weight_decay_by_role={"embedding": 0.02}
+    )
     optimizer = build_optimizer(role_groups(model, frozenset()), settings, 0.01)
-    rates = {group["role"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
-    assert rates == {"matrix": (0.01, 0.1), "head": (0.005, 0.1), "embedding": (0.01, 0.02), "input": (0.01, 0.0)}
+    rates = {
+        group["role"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups
+    }
+    assert rates == {
+        "matrix": (0.01, 0.1),
+        "head": (0.005, 0.1),
+        "embedding": (0.01, 0.02),
+        "input": (0.01, 0.0),
+    }
     assert matrix_rate(optimizer.param_groups) == 0.01
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     members = {group["role"]: group["params"] for group in optimizer.param_groups}
 
     def norm(*roles: str) -> float:
-        gradients = [p.grad.flatten() for role in roles for p in members[role] if p.grad is not None]
+        gradients = [
+            p.grad.flatten() for role in roles for p in members[role] if p.grad is not None
+        ]
         return torch.cat(gradients).norm().item()
 
     before = norm(*members), norm("head")
     found = clip_by_role(model.parameters(), optimizer, 1.0, {"input": 0.5, "head": math.inf})
     assert found == pytest.approx(before[0])
-    assert (norm("input"), norm("head"), norm("matrix", "embedding")) == pytest.approx((0.5, before[1], 1.0), rel=1e-4)
+    assert (norm("input"), norm("head"), norm("matrix", "embedding")) == pytest.approx(
+        (0.5, before[1], 1.0), rel=1e-4
+    )
 
 
 @pytest.mark.parametrize(

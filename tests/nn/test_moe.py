@@ -1,4 +1,5 @@
-"""The mixture of experts against a plain loop over tokens and experts, dispatch against indexing, in float64."""
+"""The mixture of experts against a plain loop over tokens and experts, dispatch against indexing,
+in float64."""
 
 from dataclasses import replace
 
@@ -45,12 +46,20 @@ def plain(moe: MixtureOfExperts, x: Tensor) -> Tensor:
         total = p[chosen].sum() if config.renormalize else 1.0
         y = torch.zeros_like(token)
         for e in chosen.tolist():
-            hidden = F.silu(branch(moe, "expert_gate_proj", xhat, e)) * branch(moe, "expert_up_proj", xhat, e)
+            hidden = F.silu(branch(moe, "expert_gate_proj", xhat, e)) * branch(
+                moe, "expert_up_proj", xhat, e
+            )
             y = y + p[e] / total * (moe.expert_down_proj.weight[e] @ hidden)
         if moe.has_shared:
-            hidden = F.silu(branch(moe, "shared_gate_proj", xhat)) * branch(moe, "shared_up_proj", xhat)
+            hidden = F.silu(branch(moe, "shared_gate_proj", xhat)) * branch(
+                moe, "shared_up_proj", xhat
+            )
             shared = moe.shared_down_proj.weight @ hidden
-            y = y + (branch(moe, "shared_router", xhat).sigmoid() * shared if config.gate_shared else shared)
+            y = y + (
+                branch(moe, "shared_router", xhat).sigmoid() * shared
+                if config.gate_shared
+                else shared
+            )
         rows.append(y)
     return torch.stack(rows).view_as(x)
 
@@ -82,23 +91,36 @@ def check(config: BackboneConfig, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", EVERY_BUILD)
-def test_moe_every_strategy_and_gradients_equal_plain_loop(text: str, config: BackboneConfig) -> None:
+def test_moe_every_strategy_and_gradients_equal_plain_loop(
+    text: str, config: BackboneConfig
+) -> None:
     check(replace(config, **MOE), text)
 
 
 @pytest.mark.parametrize("name", ROUTERS)
 @pytest.mark.parametrize("text", thinned(["llama", "unified"], ["unified"]))
-def test_moe_every_router_and_gradients_equal_plain_loop(text: str, name: str, config: BackboneConfig) -> None:
+def test_moe_every_router_and_gradients_equal_plain_loop(
+    text: str, name: str, config: BackboneConfig
+) -> None:
     check(replace(config, **(MOE | ROUTERS[name])), text)
 
 
-def test_build_optimizer_of_moe_updates_experts_by_muon_router_by_adamw(config: BackboneConfig) -> None:
+def test_build_optimizer_of_moe_updates_experts_by_muon_router_by_adamw(
+    config: BackboneConfig,
+) -> None:
     model = Backbone(replace(config, **MOE, router=RouterConfig(gate_shared=True)), "unified")
     optimizer = build_optimizer(role_groups(model, frozenset({"input"})), OptimConfig("muon"), 1e-3)
-    kinds = {row[0].removeprefix("layers.0.ffn."): row[2:4] for row in parameter_table(model, optimizer)}
+    kinds = {
+        row[0].removeprefix("layers.0.ffn."): row[2:4] for row in parameter_table(model, optimizer)
+    }
     for name in ("router", "shared_router"):
         assert kinds[f"inputs.{name}.weight"] == ["router", "adamw"]
-    for name in ("inputs.expert_gate_proj", "inputs.expert_up_proj", "expert_down_proj", "shared_down_proj"):
+    for name in (
+        "inputs.expert_gate_proj",
+        "inputs.expert_up_proj",
+        "expert_down_proj",
+        "shared_down_proj",
+    ):
         assert kinds[f"{name}.weight"] == ["matrix", "muon"]
     assert kinds["inputs.expert_up_proj.scale_in.alpha"] == ["input", "adamw"]
 
@@ -129,7 +151,9 @@ def test_moe_scale_vectors_have_the_shapes_of_their_strategy(config: BackboneCon
     def vectors(text: str, options: ScaleOptions | None = None) -> dict[str, torch.Size]:
         prefix = "layers.0.ffn.inputs."
         named = meta_backbone(config, text, options).named_parameters()
-        return {n.removeprefix(prefix): p.shape for n, p in named if prefix in n and "weight" not in n}
+        return {
+            n.removeprefix(prefix): p.shape for n, p in named if prefix in n and "weight" not in n
+        }
 
     d, e, w, ff = config.d_model, config.n_expert, config.expert_width, config.ffn_width
     assert vectors("llama") == {"norm.scale.gamma": (d,)}
@@ -158,20 +182,26 @@ def test_router_losses_equal_hugging_face_and_paper(config: BackboneConfig) -> N
     for found, routing in zip(logits, routings, strict=True):
         theirs = load_balancing_loss_func((found,), config.n_expert, config.n_expert_active)
         expected = theirs.item() / config.n_expert_active
-        assert routing.balance_loss.item() == pytest.approx(expected, rel=1e-6)  # they count in float32
+        assert routing.balance_loss.item() == pytest.approx(
+            expected, rel=1e-6
+        )  # they count in float32
         torch.testing.assert_close(routing.z_loss, found.logsumexp(-1).square().mean())
         entropy = torch.distributions.Categorical(logits=found).entropy().mean()
         torch.testing.assert_close(routing.entropy, entropy)
     mean = (routings[0].balance_loss + routings[1].balance_loss) / 2
     torch.testing.assert_close(router_loss(routings, config), 0.01 * mean)
     z = replace(config, router=RouterConfig(balance="none", z_coef=1e-3))
-    torch.testing.assert_close(router_loss(routings, z), 1e-3 * (routings[0].z_loss + routings[1].z_loss) / 2)
+    torch.testing.assert_close(
+        router_loss(routings, z), 1e-3 * (routings[0].z_loss + routings[1].z_loss) / 2
+    )
     assert router_loss([], config) == 0.0
     for balance in ("bias", "none"):
         assert router_loss(routings, replace(config, router=RouterConfig(balance=balance))) == 0.0
     routing = routings[0]._replace(total=routings[0].load.roll(1))  # of all devices
     share = routing.total / routing.total.sum()
-    torch.testing.assert_close(routing.balance_loss, config.n_expert * (share * routing.probability).sum())
+    torch.testing.assert_close(
+        routing.balance_loss, config.n_expert * (share * routing.probability).sum()
+    )
 
 
 def test_move_bias_changes_the_choice_and_not_the_weights(config: BackboneConfig) -> None:
@@ -186,7 +216,8 @@ def test_move_bias_changes_the_choice_and_not_the_weights(config: BackboneConfig
 
 @st.composite
 def routings(draw: st.DrawFn) -> tuple[Tensor, int]:
-    """Ids with all tokens on one expert, idle experts, ids named twice, and fewer choices than experts."""
+    """Ids with all tokens on one expert, idle experts, ids named twice, and fewer choices than
+    experts."""
     n_expert, k, n = draw(st.integers(1, 9)), draw(st.integers(1, 4)), draw(st.integers(1, 40))
     busy = draw(st.lists(st.integers(0, n_expert - 1), min_size=1, max_size=n_expert))
     flat = draw(st.lists(st.sampled_from(busy), min_size=n * k, max_size=n * k))
@@ -208,7 +239,9 @@ def test_dispatch_and_combine_equal_plain_indexing(routing: tuple[Tensor, int]) 
     for ours, theirs, leaves in pairs:
         torch.testing.assert_close(ours, theirs)
         grad = torch.randn_like(theirs)
-        torch.testing.assert_close(torch.autograd.grad(ours, leaves, grad), torch.autograd.grad(theirs, leaves, grad))
+        torch.testing.assert_close(
+            torch.autograd.grad(ours, leaves, grad), torch.autograd.grad(theirs, leaves, grad)
+        )
 
 
 def test_dispatch_combine_and_swiglu_pass_gradgradcheck(monkeypatch: pytest.MonkeyPatch) -> None:

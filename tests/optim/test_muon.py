@@ -25,13 +25,18 @@ LR, STEPS = 0.02, 6
 
 
 class Experts(nn.Module):
-    """Every kind of parameter: 2-D and 3-D, wide and tall, router, embedding, head, scale vectors."""
+    """Every kind of parameter: 2-D and 3-D, wide and tall, router, embedding, head, scale
+    vectors."""
 
     def __init__(self) -> None:
         super().__init__()
         self.wide, self.tall = ScaledLinear(40, 24), ScaledLinear(24, 40)
-        self.up = ScaledLinear(24, 40, batch_dims=(5,), scale_in=OriginalSpaceScale(24, "input", batch_dims=(5,)))
-        self.down = ScaledLinear(40, 24, batch_dims=(5,), scale_out=OriginalSpaceScale(24, "output", batch_dims=(5,)))
+        self.up = ScaledLinear(
+            24, 40, batch_dims=(5,), scale_in=OriginalSpaceScale(24, "input", batch_dims=(5,))
+        )
+        self.down = ScaledLinear(
+            40, 24, batch_dims=(5,), scale_out=OriginalSpaceScale(24, "output", batch_dims=(5,))
+        )
         self.router = ScaledLinear(24, 5, role="router")
         self.embed, self.head = nn.Embedding(48, 24), ScaledLinear(24, 48, role="head")
         for parameter in self.parameters():
@@ -41,7 +46,10 @@ class Experts(nn.Module):
 def draw(model: nn.Module, number: int) -> dict[str, Tensor]:
     """Gradients that depend on the step and the parameter's place alone."""
     generator = torch.Generator().manual_seed(number)
-    return {name: torch.randn(p.shape, generator=generator).to(p) for name, p in model.named_parameters()}
+    return {
+        name: torch.randn(p.shape, generator=generator).to(p)
+        for name, p in model.named_parameters()
+    }
 
 
 def train(model: nn.Module, step: Callable[[], object]) -> None:
@@ -52,7 +60,9 @@ def train(model: nn.Module, step: Callable[[], object]) -> None:
 
 
 def build(model: nn.Module, **kwargs) -> Optimizer:
-    return build_optimizer(role_groups(model, frozenset({"input"})), OptimConfig("muon", **kwargs), LR)
+    return build_optimizer(
+        role_groups(model, frozenset({"input"})), OptimConfig("muon", **kwargs), LR
+    )
 
 
 def moonlight(weight: Tensor, gradients: list[Tensor]) -> Tensor:
@@ -69,17 +79,31 @@ def moonlight(weight: Tensor, gradients: list[Tensor]) -> Tensor:
 
 
 def test_muon_six_steps_equal_torch_muon_and_adamw() -> None:
-    """Matrices, scale vectors, router, embedding and head to the last bit; experts to the rounding of bf16 products."""
+    """Matrices, scale vectors, router, embedding and head to the last bit; experts to the rounding
+    of bf16 products."""
     ours, theirs = Experts(), Experts()
     theirs.load_state_dict(ours.state_dict())
     before = copy.deepcopy(ours)
-    experts = {name: [nn.Parameter(w.clone()) for w in getattr(theirs, name).weight] for name in ("up", "down")}
+    experts = {
+        name: [nn.Parameter(w.clone()) for w in getattr(theirs, name).weight]
+        for name in ("up", "down")
+    }
     flat = [theirs.wide.weight, theirs.tall.weight]
-    decayed = [theirs.router.weight, theirs.head.weight, theirs.embed.weight, *theirs.up.scale_in.parameters()]
-    groups = [{"params": decayed}, {"params": list(theirs.down.scale_out.parameters()), "weight_decay": 0.0}]
+    decayed = [
+        theirs.router.weight,
+        theirs.head.weight,
+        theirs.embed.weight,
+        *theirs.up.scale_in.parameters(),
+    ]
+    groups = [
+        {"params": decayed},
+        {"params": list(theirs.down.scale_out.parameters()), "weight_decay": 0.0},
+    ]
     adamw = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     matrices = [*flat, *experts["up"], *experts["down"]]
-    muon = torch.optim.Muon(matrices, lr=LR, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    muon = torch.optim.Muon(
+        matrices, lr=LR, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+    )
 
     def step() -> None:
         for name, slices in experts.items():
@@ -118,7 +142,11 @@ def test_muon_six_steps_in_float64_equal_moonlights_formula() -> None:
     train(model, build(model, ns_dtype="float64").step)
     gradients = [draw(model, number) for number in range(STEPS)]
     for name in ("wide.weight", "tall.weight", "up.weight", "down.weight"):
-        weight, start, grads = model.get_parameter(name), starts.get_parameter(name), [each[name] for each in gradients]
+        weight, start, grads = (
+            model.get_parameter(name),
+            starts.get_parameter(name),
+            [each[name] for each in gradients],
+        )
         cells = [()] if weight.ndim == 2 else [(e,) for e in range(5)]
         for cell in cells:
             expected = moonlight(start[cell], [grad[cell] for grad in grads])
@@ -129,13 +157,18 @@ def test_muon_six_steps_in_float64_equal_moonlights_formula() -> None:
 def test_orthogonalize_gathers_a_sharded_matrix_once(shape: tuple[int, ...], gathers: int) -> None:
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
-        update = distribute_tensor(torch.randn(shape), init_device_mesh("cpu", (2,)), [Shard(0)], src_data_rank=None)
+        update = distribute_tensor(
+            torch.randn(shape), init_device_mesh("cpu", (2,)), [Shard(0)], src_data_rank=None
+        )
         with CommDebugMode() as collectives:
             found = orthogonalize(update, torch.float32)
     finally:
         dist.destroy_process_group()
     assert collectives.get_total_counts() == gathers
-    assert isinstance(found, DTensor) and (found.placements, found.shape) == (update.placements, update.shape)
+    assert isinstance(found, DTensor) and (found.placements, found.shape) == (
+        update.placements,
+        update.shape,
+    )
 
 
 def test_muon_expert_without_gradient_moves_by_decay_only() -> None:
@@ -166,7 +199,10 @@ def test_muon_parameters_without_gradient_unchanged() -> None:
 
 
 def test_stacks_of_small_matrices_equal_single_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = [nn.Parameter(torch.randn(s)) for s in ((8, 4), (4, 8), (8, 4), (8, 4), (3, 8, 4), (200, 100), (200, 100))]
+    made = [
+        nn.Parameter(torch.randn(s))
+        for s in ((8, 4), (4, 8), (8, 4), (8, 4), (3, 8, 4), (200, 100), (200, 100))
+    ]
     assert sorted(len(alike) for alike in muon.stacks(made)) == [1, 1, 1, 1, 3]
     apart, together = nn.ParameterList(made), copy.deepcopy(nn.ParameterList(made))
     for parameters, matrix in ((apart, 0), (together, 1 << 14)):
@@ -177,8 +213,12 @@ def test_stacks_of_small_matrices_equal_single_ones(monkeypatch: pytest.MonkeyPa
 
 
 def test_muon_under_one_cycle_needs_constant_momentum() -> None:
-    with pytest.raises(ValueError, match="cycle_momentum"):  # Muon has momentum, its AdamW part beta1
+    with pytest.raises(
+        ValueError, match="cycle_momentum"
+    ):  # Muon has momentum, its AdamW part beta1
         OneCycleLR(build(Experts()), max_lr=1.0, total_steps=4)
     optimizer = build(Experts())
     OneCycleLR(optimizer, max_lr=1.0, total_steps=4, cycle_momentum=False)
-    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([1 / 25] * len(optimizer.param_groups))
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(
+        [1 / 25] * len(optimizer.param_groups)
+    )

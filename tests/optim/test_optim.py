@@ -13,14 +13,23 @@ from torch import nn
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.errors import ConfigError
-from lightning_sv.optim import OPTIMIZERS, OptimConfig, ScheduleConfig, build_optimizer, group_table, role_groups
+from lightning_sv.optim import (
+    OPTIMIZERS,
+    OptimConfig,
+    ScheduleConfig,
+    build_optimizer,
+    group_table,
+    role_groups,
+)
 from lightning_sv.optim.tuned import tuned_lr
 from lightning_sv.scale.strategy import DECAYS
 from tests.conftest import EVERY_BUILD
 
 
 @pytest.mark.parametrize("text", EVERY_BUILD)
-def test_role_groups_partition_parameters_by_role_and_decay(text: str, config: BackboneConfig) -> None:
+def test_role_groups_partition_parameters_by_role_and_decay(
+    text: str, config: BackboneConfig
+) -> None:
     model = Backbone(config, text)
     for decayed in (row.roles for row in DECAYS.values()):
         groups = role_groups(model, decayed)
@@ -36,7 +45,9 @@ def test_role_groups_partition_parameters_by_role_and_decay(text: str, config: B
                     side = "output" if "scale_out" in member.name else "input"
                     assert (group.role, group.decays) == (side, side in decayed)
         optimizer = build_optimizer(groups, OptimConfig(), 1e-3)
-        assert isinstance(optimizer, torch.optim.AdamW) and all(g["fused"] for g in optimizer.param_groups)
+        assert isinstance(optimizer, torch.optim.AdamW) and all(
+            g["fused"] for g in optimizer.param_groups
+        )
 
 
 def test_role_groups_without_a_role_or_with_a_policy_refused(config: BackboneConfig) -> None:
@@ -57,7 +68,9 @@ def test_group_table_shows_kind_rate_and_decay(name: str, config: BackboneConfig
         assert kind == ("adamw" if name == "muon" and role != "matrix" else name)
         assert (lr, decay) == ("0.003", "0" if role == "output scale" else "0.1")
     assert rows["matrix"][:2] == ["14", f"{2 * (4 * 32**2 + 3 * 32 * 85):,}"]
-    assert sum(int(row[1].replace(",", "")) for row in rows.values()) == sum(p.numel() for p in model.parameters())
+    assert sum(int(row[1].replace(",", "")) for row in rows.values()) == sum(
+        p.numel() for p in model.parameters()
+    )
 
 
 ROLES = {"matrix", "head", "embedding", "input", "output"}
@@ -94,17 +107,31 @@ def groups_of(config: BackboneConfig, optim: OptimConfig) -> dict[str, dict[str,
 
 @pytest.mark.parametrize(("name", "key", "value", "roles", "entries"), EFFECTS)
 def test_optim_setting_changes_its_entries_of_the_groups_alone(
-    name: str, key: str, value: Any, roles: Collection[str], entries: dict[str, Any], config: BackboneConfig
+    name: str,
+    key: str,
+    value: Any,
+    roles: Collection[str],
+    entries: dict[str, Any],
+    config: BackboneConfig,
 ) -> None:
-    before, after = groups_of(config, OptimConfig(name)), groups_of(config, OptimConfig(name, **{key: value}))
+    before, after = (
+        groups_of(config, OptimConfig(name)),
+        groups_of(config, OptimConfig(name, **{key: value})),
+    )
     for role in ROLES:
         common = (before[role].keys() & after[role].keys()) - {"params"}
-        changed = {entry: after[role][entry] for entry in common if after[role][entry] != before[role][entry]}
+        changed = {
+            entry: after[role][entry]
+            for entry in common
+            if after[role][entry] != before[role][entry]
+        }
         assert changed == (entries if role in roles else {}), role
 
 
 def test_every_optim_setting_is_in_the_table_of_effects() -> None:
-    assert {key for _, key, *_ in EFFECTS} | NOT_IN_GROUPS == {each.name for each in fields(OptimConfig)}
+    assert {key for _, key, *_ in EFFECTS} | NOT_IN_GROUPS == {
+        each.name for each in fields(OptimConfig)
+    }
 
 
 def test_sgd_two_steps_equal_its_formula() -> None:
@@ -126,7 +153,9 @@ def test_sgd_two_steps_equal_its_formula() -> None:
     ("llama-0.5b", "muon", "llama-0.5b adamw cos"),
     ("gemma-0.5b", "adamw", "gemma-0.5b muon cos"),
 ])  # fmt: skip
-def test_tuned_lr_of_an_unknown_combination_refused(model: str, optimizer: str, message: str) -> None:
+def test_tuned_lr_of_an_unknown_combination_refused(
+    model: str, optimizer: str, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         tuned_lr(model, optimizer, "cos", ScaleStrategy.parse("unified"))
 
@@ -135,7 +164,9 @@ ratios = st.floats(0, 0.99)
 
 
 @given(st.integers(1, 30_000), ratios, ratios, st.data())
-def test_schedule_factor_equals_closed_form(total: int, warmup_ratio: float, final: float, data: st.DataObject) -> None:
+def test_schedule_factor_equals_closed_form(
+    total: int, warmup_ratio: float, final: float, data: st.DataObject
+) -> None:
     warmup = round(warmup_ratio * total)
     step = data.draw(st.integers(0, total - 1))
     cos = ScheduleConfig("cos", warmup_ratio, final).factor(step, total)
@@ -143,7 +174,9 @@ def test_schedule_factor_equals_closed_form(total: int, warmup_ratio: float, fin
         assert cos == pytest.approx((step + 1) / (warmup + 1), abs=1e-12)
     else:
         share = (step - warmup) / max(1, total - 1 - warmup)
-        assert cos == pytest.approx(final + (1 - final) * (1 + math.cos(math.pi * share)) / 2, abs=1e-12)
+        assert cos == pytest.approx(
+            final + (1 - final) * (1 + math.cos(math.pi * share)) / 2, abs=1e-12
+        )
 
     stable_ratio = data.draw(st.floats(warmup_ratio, 1))
     stable = round(stable_ratio * total)
@@ -163,6 +196,8 @@ def test_schedule_factor_equals_closed_form(total: int, warmup_ratio: float, fin
     (ScheduleConfig, {"final_ratio": -0.1}), (ScheduleConfig, {"stable_ratio": 1.1}),
     (ScheduleConfig, {"warmup_ratio": 0.9, "name": "wsd"}),
 ])  # fmt: skip
-def test_config_setting_out_of_range_refused(kind: type[OptimConfig | ScheduleConfig], settings: dict) -> None:
+def test_config_setting_out_of_range_refused(
+    kind: type[OptimConfig | ScheduleConfig], settings: dict
+) -> None:
     with pytest.raises(ValueError, match=rf"model\.(optim|schedule)\.{next(iter(settings))} "):
         kind(**settings)

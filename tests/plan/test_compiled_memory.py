@@ -15,7 +15,8 @@ from lightning_sv.plan.step_memory import memory_between_steps, step_memory
 from lightning_sv.settings.model import PretrainConfig
 from tests.conftest import ROOT
 
-#: stage of the report, file in conf/model, strategy. `unified` at 1B was recorded with a loss that took 1.5 GB more.
+#: stage of the report, file in conf/model, strategy. `unified` at 1B was recorded with a loss that
+#: took 1.5 GB more.
 RECORDED = [
     ("overhead-0.12b", "llama-0.12b", "llama"),
     ("overhead-0.12b", "llama-0.12b", "hg"),
@@ -35,7 +36,8 @@ def settings(backbone: BackboneConfig, scale: str, **options: object) -> Pretrai
 @pytest.mark.long
 @pytest.mark.parametrize(("stage", "model", "scale"), RECORDED)
 def test_compiled_memory_is_that_recorded_on_an_h100(stage: str, model: str, scale: str) -> None:
-    """The recorded steps free their gradients before the next forward pass, so that the peak has none."""
+    """The recorded steps free their gradients before the next forward pass, so that the peak has
+    none."""
     report = json.loads((ROOT / "results/gpu/report.json").read_text())["stages"]
     figures = report[stage]["figures"]
     table = figures["arms"]["protocol"]
@@ -43,9 +45,13 @@ def test_compiled_memory_is_that_recorded_on_an_h100(stage: str, model: str, sca
     run = settings(BackboneConfig(**conf["model"]["backbone"]), scale)
 
     weights, _, optimizer = memory_between_steps(run).parts()
-    activations = CompiledActivations(run, figures["seq_len"], "bf16-mixed").peak(table["micro_batch"])
+    activations = CompiledActivations(run, figures["seq_len"], "bf16-mixed").peak(
+        table["micro_batch"]
+    )
     mib = (weights + optimizer + activations) / 2**20
-    assert mib == pytest.approx(table["rows"][scale]["peak_mib"], rel=TOLERANCE.get((stage, scale), 0.02))
+    assert mib == pytest.approx(
+        table["rows"][scale]["peak_mib"], rel=TOLERANCE.get((stage, scale), 0.02)
+    )
 
 
 SMALL = {"d_model": 64, "n_layer": 3, "n_head": 2, "vocab_size": 512}
@@ -53,13 +59,17 @@ SMALL = {"d_model": 64, "n_layer": 3, "n_head": 2, "vocab_size": 512}
 
 @pytest.mark.long
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("family", [{}, {"n_expert": 4, "n_expert_active": 2}], ids=["dense", "moe"])
+@pytest.mark.parametrize(
+    "family", [{}, {"n_expert": 4, "n_expert_active": 2}], ids=["dense", "moe"]
+)
 def test_compiled_memory_grows_with_the_micro_batch_and_shrinks_with_recomputation(
     family: dict, precision: str
 ) -> None:
     plain, recomputed = (
         CompiledActivations(
-            settings(BackboneConfig(**SMALL, **family), "unified", activation_checkpointing=on), 64, precision
+            settings(BackboneConfig(**SMALL, **family), "unified", activation_checkpointing=on),
+            64,
+            precision,
         )
         for on in (False, True)
     )

@@ -31,7 +31,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 def allocated(work: Callable[[], Any]) -> int:
-    """Peak of the bytes that torch's CPU allocator has given out and not taken back since `work` began."""
+    """Peak of the bytes that torch's CPU allocator has given out and not taken back since `work`
+    began."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         kept = work()
     assert kept is not None
@@ -43,7 +44,9 @@ def allocated(work: Callable[[], Any]) -> int:
     return peak
 
 
-def make_module(backbone: BackboneConfig, scale: str = "unified", optim: str = "adamw", **rest: Any) -> PretrainModule:
+def make_module(
+    backbone: BackboneConfig, scale: str = "unified", optim: str = "adamw", **rest: Any
+) -> PretrainModule:
     module = PretrainModule(backbone, scale, optim=OptimConfig(name=optim, lr=1e-3), **rest)
     module.log = lambda *args, **kwargs: None  # without a Trainer there is nothing to log to
     return module
@@ -59,7 +62,9 @@ def two_steps(module: PretrainModule, precision: str, micro_batches: int) -> Pre
     """Lightning's automatic optimization, written out."""
     module.configure_model()
     optimizer = build_optimizer(
-        module.settings.plan.parameter_groups(module.net), module.settings.optim, module.settings.plan.lr
+        module.settings.plan.parameter_groups(module.net),
+        module.settings.optim,
+        module.settings.plan.lr,
     )
     for _ in range(2):
         for index in range(micro_batches):
@@ -81,17 +86,26 @@ CASES += [(name, "bf16-mixed", 1, True) for name in ("unified", "moe")]
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "precision", "micro_batches", "again"), CASES)
-def test_step_memory_peak_is_that_of_a_real_step(name: str, precision: str, micro_batches: int, again: bool) -> None:
-    plan = step_memory(make(name, again).settings, B, T, precision=precision, accumulate=micro_batches > 1)
+def test_step_memory_peak_is_that_of_a_real_step(
+    name: str, precision: str, micro_batches: int, again: bool
+) -> None:
+    plan = step_memory(
+        make(name, again).settings, B, T, precision=precision, accumulate=micro_batches > 1
+    )
     with unchunked():
         real = allocated(lambda: two_steps(make(name, again), precision, micro_batches))
     # A CPU writes a float32 result into bf16 by way of a float32 copy, a GPU does not.
     copy = 4 * B * T * D_FF * (precision != "32-true")
     assert 0.99 * real - copy < sum(plan.parts()) + plan.activations < 1.01 * real
     if again:
-        assert plan.activations < 0.7 * step_memory(make(name).settings, B, T, precision=precision).activations
+        assert (
+            plan.activations
+            < 0.7 * step_memory(make(name).settings, B, T, precision=precision).activations
+        )
     else:
-        assert plan.activations > 2 * plan.parts()[0]  # the tensors that are hard to foretell dominate
+        assert (
+            plan.activations > 2 * plan.parts()[0]
+        )  # the tensors that are hard to foretell dominate
 
 
 def test_step_memory_parts_are_those_of_the_parameters() -> None:
@@ -100,7 +114,9 @@ def test_step_memory_parts_are_those_of_the_parameters() -> None:
     assert module.backbone is None and module.expert_loads is None
     module.configure_model()
     size = {name: p.nbytes for name, p in module.net.named_parameters()}
-    matrices = sum(n for name, n in size.items() if name.startswith("layers") and name.endswith("proj.weight"))
+    matrices = sum(
+        n for name, n in size.items() if name.startswith("layers") and name.endswith("proj.weight")
+    )
     weights, gradients, state = plan.parts()
     assert weights == gradients == sum(size.values())
     # one buffer of a matrix, two of everything else, and AdamW's step counts
@@ -117,13 +133,24 @@ def test_step_memory_of_masked_documents_is_larger() -> None:
 
 
 @pytest.mark.parametrize("micro_batch", thinned([4, 2], [2]))
-def test_plan_peak_is_what_fit_allocates(run_args: list[str], tmp_path: Path, answer: Answer, micro_batch: int) -> None:
-    sizes = ["--model.backbone.d_model", "192", "--model.backbone.n_head", "3", "--data.seq_len", "256"]
+def test_plan_peak_is_what_fit_allocates(
+    run_args: list[str], tmp_path: Path, answer: Answer, micro_batch: int
+) -> None:
+    sizes = [
+        "--model.backbone.d_model",
+        "192",
+        "--model.backbone.n_head",
+        "3",
+        "--data.seq_len",
+        "256",
+    ]
     args = [*run_args, *sizes, "--data.micro_batch", str(micro_batch), "--trainer.max_steps", "2"]
     plan = answer("plan", *args, "--gpus", "1")
     run = str(tmp_path / "run")
     with unchunked():
-        real = allocated(lambda: main(["fit", *args, "--run_dir", run, "--data.val_sequences", "2"]))
+        real = allocated(
+            lambda: main(["fit", *args, "--run_dir", run, "--data.val_sequences", "2"])
+        )
     assert plan["memory"]["peak"] == pytest.approx(real, rel=0.1)
     file = tmp_path / "run/checkpoints/last.ckpt"
     assert plan["checkpoint"] == pytest.approx(file.stat().st_size, rel=0.02)

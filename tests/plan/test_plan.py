@@ -44,10 +44,16 @@ def test_plan_hours_are_tokens_times_flops_over_speed(answer: Answer, run_args: 
     assert [row["mfu"] for row in budget["hours"]] == [0.3, 0.4, 0.5]
 
 
-def test_plan_measured_mfu_sets_hours(answer: Answer, refused: Refused, run_args: list[str], tmp_path: Path) -> None:
+def test_plan_measured_mfu_sets_hours(
+    answer: Answer, refused: Refused, run_args: list[str], tmp_path: Path
+) -> None:
     with SummaryWriter(str(tmp_path / "run")) as writer:
-        for step in range(1, 21):  # half the tokens at 0.2, half at 0.6, after a start that does not count
-            writer.add_scalar("throughput/mfu", 0.001 if step <= 2 else 0.2 if step <= 11 else 0.6, step)
+        for step in range(
+            1, 21
+        ):  # half the tokens at 0.2, half at 0.6, after a start that does not count
+            writer.add_scalar(
+                "throughput/mfu", 0.001 if step <= 2 else 0.2 if step <= 11 else 0.6, step
+            )
     found = answer("plan", *run_args, "--gpus", "1", "--run", str(tmp_path / "run"))
     assert found["hours"][0]["mfu"] == pytest.approx(0.3) and "measured" in found["mfu_source"]
     with SummaryWriter(str(tmp_path / "cpu")) as writer:
@@ -57,10 +63,16 @@ def test_plan_measured_mfu_sets_hours(answer: Answer, refused: Refused, run_args
 
 
 @pytest.mark.long
-def test_plan_reads_are_of_one_rank(answer: Answer, told: Told, run_args: list[str], corpus: Path) -> None:
+def test_plan_reads_are_of_one_rank(
+    answer: Answer, told: Told, run_args: list[str], corpus: Path
+) -> None:
     two = [*run_args, "--gpus", "2", "--data.micro_batch", "1"]
     reads, sequences = answer("plan", *two)["reads"], Manifest.load(corpus).train.sequences(32)
-    assert (reads["sequences_per_step"], reads["tokens_per_step"], reads["bytes_per_step"]) == (2, 64, 2 * 33 * 2)
+    assert (reads["sequences_per_step"], reads["tokens_per_step"], reads["bytes_per_step"]) == (
+        2,
+        64,
+        2 * 33 * 2,
+    )
     assert (reads["sequences"], reads["tokens"], reads["bytes"]) == (24, 24 * 32, 24 * 33 * 2)
     assert reads["epochs"] == pytest.approx(12 * 4 / sequences)
     absent = answer("plan", *two, "--data.corpus.dir", "nowhere")
@@ -86,15 +98,20 @@ def test_gpu_memory_rounds_shards_up_and_copies_into_buckets(tmp_path: Path) -> 
     blocks = torch.nn.ModuleList(torch.nn.Linear(10, 6, bias=False) for _ in range(2))
     held = (Held(6, 240, 240, 480), Held(6, 240, 240, 480), Held(1, 40, 40, 0))
     step = StepMemory(held, 0, 1000)
-    fsdp = gpu_memory(step, blocks, Parallel("fsdp"), 4)  # two of six rows each, and a row that cannot be cut
+    fsdp = gpu_memory(
+        step, blocks, Parallel("fsdp"), 4
+    )  # two of six rows each, and a row that cannot be cut
     assert (fsdp.weights, fsdp.optimizer) == (200, 320)
-    # the middle of backward: the gradients of both blocks, two roots, four blocks, a block's activations
+    # the middle of backward: the gradients of both blocks, two roots, four blocks, a block's
+    # activations
     assert (fsdp.gradients, fsdp.communication, fsdp.activations) == (185, 2 * 40 + 4 * 240, 500)
     assert gpu_memory(step, blocks, Parallel("fsdp", replicas=3), 12) == fsdp
     assert gpu_memory(step, blocks, Parallel("ddp"), 4).communication == 520
     assert gpu_memory(step, blocks, Parallel("ddp", bucket_view=True), 4).communication == 0
     model = torch.nn.Linear(1000, 1000, bias=False)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
     try:
         assert allocated(lambda: DistributedDataParallel(model)) == pytest.approx(4e6, rel=0.01)
     finally:
@@ -109,7 +126,9 @@ def test_largest_micro_batch_is_the_largest_divisor_that_fits() -> None:
                 peak = {d: 5 + 3 * d - at_once * (d == share) for d in divisors}
                 best = max((d for d in divisors if peak[d] <= limit), default=None)
                 asked: list[int] = []
-                found = largest_micro_batch(lambda d, peak=peak, asked=asked: asked.append(d) or peak[d], share, limit)
+                found = largest_micro_batch(
+                    lambda d, peak=peak, asked=asked: asked.append(d) or peak[d], share, limit
+                )
                 assert found == best
                 assert len(asked) <= 5
 
@@ -123,12 +142,22 @@ THREE_REPLICAS = {"class_path": FSDP, "init_args": {"replicas": 3}}
     [
         (None, 1, Parallel("single")),
         (None, 4, Parallel("ddp")),
-        ({"class_path": DDP, "init_args": {"gradient_as_bucket_view": True}}, 4, Parallel("ddp", bucket_view=True)),
-        ({"class_path": FSDP, "init_args": {"keep_gathered": True}}, 4, Parallel("fsdp", keep_gathered=True)),
+        (
+            {"class_path": DDP, "init_args": {"gradient_as_bucket_view": True}},
+            4,
+            Parallel("ddp", bucket_view=True),
+        ),
+        (
+            {"class_path": FSDP, "init_args": {"keep_gathered": True}},
+            4,
+            Parallel("fsdp", keep_gathered=True),
+        ),
         ({"class_path": FSDP, "init_args": {"replicas": 2}}, 4, Parallel("fsdp", replicas=2)),
     ],
 )
-def test_find_strategy_reads_name_and_arguments(strategy: Any, gpus: int, expected: Parallel) -> None:
+def test_find_strategy_reads_name_and_arguments(
+    strategy: Any, gpus: int, expected: Parallel
+) -> None:
     assert find_strategy({"strategy": strategy}, gpus) == expected
 
 
@@ -137,7 +166,14 @@ def test_plan_strategy_and_memory_follow_the_config(answer: Answer, run_args: li
     sharded = answer("plan", *four, "--trainer.strategy", json.dumps({"class_path": FSDP}))
     assert sharded["strategy"] == "fsdp" and sharded["fits"] and sharded["largest_micro_batch"] == 1
     with pytest.raises(ValueError, match="keep_gathered"):
-        parse_run([*run_args, "--trainer.strategy", "fsdp", "--trainer.strategy.init_args.keep_gathered=true"])
+        parse_run(
+            [
+                *run_args,
+                "--trainer.strategy",
+                "fsdp",
+                "--trainer.strategy.init_args.keep_gathered=true",
+            ]
+        )
     small = answer("plan", *four, "--gpu_memory", "0.0001")
     assert small["strategy"] == "ddp" and not small["fits"] and small["largest_micro_batch"] is None
 
@@ -163,23 +199,37 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("args", "key"), thinned(REFUSED, REFUSED[::2], several=True))
-def test_plan_wrong_arguments_refused(refused: Refused, run_args: list[str], args: list[str], key: str) -> None:
+def test_plan_wrong_arguments_refused(
+    refused: Refused, run_args: list[str], args: list[str], key: str
+) -> None:
     assert key in refused("plan", *run_args, *args)
 
 
-TRAINERS = [path.stem for path in sorted((ROOT / "conf/trainer").glob("*.yaml")) if path.stem != "cpu"]
+TRAINERS = [
+    path.stem for path in sorted((ROOT / "conf/trainer").glob("*.yaml")) if path.stem != "cpu"
+]
 
 
 @pytest.mark.parametrize("trainer", thinned(TRAINERS, ["fsdp"]))
 @pytest.mark.parametrize("nodes", [1, 6])
-def test_sbatch_script_starts_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str], nodes: int, trainer: str) -> None:
+def test_sbatch_script_starts_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], nodes: int, trainer: str
+) -> None:
     script = ROOT / "conf/slurm/train.sbatch"
     srun = tmp_path / "srun"
     srun.write_text('#!/bin/bash\nprintf "%s\\0" "$@"\n')
     srun.chmod(0o755)
-    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_NNODES": str(nodes), "SLURM_CPUS_PER_TASK": "8"}
-    env |= {"TRAINER": trainer, "ARGS": "--trainer.max_steps 7"} | ({"MICRO": "2"} if nodes == 6 else {})
-    done = subprocess.run(["bash", str(script)], env=env, cwd=ROOT, capture_output=True, text=True, check=True)
+    env = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_NNODES": str(nodes),
+        "SLURM_CPUS_PER_TASK": "8",
+    }
+    env |= {"TRAINER": trainer, "ARGS": "--trainer.max_steps 7"} | (
+        {"MICRO": "2"} if nodes == 6 else {}
+    )
+    done = subprocess.run(
+        ["bash", str(script)], env=env, cwd=ROOT, capture_output=True, text=True, check=True
+    )
     words = done.stdout.removesuffix("\0").split("\0")
     before, args = words[: words.index("fit")], words[words.index("fit") :]
     assert before == ["--kill-on-bad-exit=1", "--cpus-per-task=8", ".venv/bin/lightning-sv"]
@@ -191,11 +241,16 @@ def test_sbatch_script_starts_fit(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert config["ckpt_path"] == "last"
     # null: `fit` chooses the largest batch that fits the GPU
     assert config["data"]["micro_batch"] == (None if nodes == 1 else 2)
-    assert config["data"]["global_batch"] % (8 * nodes) == 0 and int(config["trainer"]["max_steps"]) == 7
+    assert (
+        config["data"]["global_batch"] % (8 * nodes) == 0
+        and int(config["trainer"]["max_steps"]) == 7
+    )
 
 
 @pytest.mark.parametrize(
-    "number", thinned(PAPER_NUMBERS, PAPER_NUMBERS[::3]), ids=lambda n: f"{n.model}-{n.scale}-{n.computed}"
+    "number",
+    thinned(PAPER_NUMBERS, PAPER_NUMBERS[::3]),
+    ids=lambda n: f"{n.model}-{n.scale}-{n.computed}",
 )
 def test_params_numbers_round_to_the_printed_ones(number, answer: Answer) -> None:
     model = f"conf/model/{number.model}.yaml"
@@ -219,17 +274,32 @@ def test_params_of_unified_have_roles_and_decay(answer: Answer) -> None:
     assert made["total"] == sum(role["parameters"] for role in roles.values()) == 119_846_846
     assert roles["embedding"]["parameters"] == 50_304 * 768
     assert roles["input"]["parameters"] == (5 * 6 + 1) * 769 and roles["input"]["decays"]
-    assert roles["output"]["parameters"] == 6 * (3 * 769 + 2 * 2049) + 50_305 and not roles["output"]["decays"]
+    assert (
+        roles["output"]["parameters"] == 6 * (3 * 769 + 2 * 2049) + 50_305
+        and not roles["output"]["decays"]
+    )
     assert made["baseline_total"] == 119_744_256
 
 
-def test_params_decay_is_that_of_a_run(answer: Answer, told: Told, run_args: list[str], tmp_path: Path) -> None:
-    wd = ["--model.scale", "unified", "--model.optim.weight_decay_by_role", "{head: 0.0, input: 0.002}"]
-    cases = [*wd, "--model.optim.undecayed", "[embedding]"], [*wd, "--model.optim.weight_decay", "0"]
+def test_params_decay_is_that_of_a_run(
+    answer: Answer, told: Told, run_args: list[str], tmp_path: Path
+) -> None:
+    wd = [
+        "--model.scale",
+        "unified",
+        "--model.optim.weight_decay_by_role",
+        "{head: 0.0, input: 0.002}",
+    ]
+    cases = (
+        [*wd, "--model.optim.undecayed", "[embedding]"],
+        [*wd, "--model.optim.weight_decay", "0"],
+    )
     for number, words in enumerate(cases):
         run = tmp_path / str(number)
         told("fit", *run_args, *words, "--trainer.max_steps", "1", "--run_dir", str(run))
         rows = csv.DictReader((run / "parameters.csv").read_text().splitlines())
         trained = {row["role"]: float(row["weight_decay"]) > 0 for row in rows}
         counted = answer("params", "--config", str(run / "config.yaml"))["roles"]
-        assert {role: row["decays"] for role, row in counted.items()} == trained and len(set(trained.values())) == 2
+        assert {role: row["decays"] for role, row in counted.items()} == trained and len(
+            set(trained.values())
+        ) == 2

@@ -18,7 +18,8 @@ from lightning_sv.plan.step_memory import step_memory
 from tests.launch import launch
 from tests.plan.test_memory import allocated, make_module
 
-#: d_model, blocks, vocabulary, sequences, tokens, micro-batches, kept gathered; blocks, embedding or activations lead
+#: d_model, blocks, vocabulary, sequences, tokens, micro-batches, kept gathered; blocks, embedding
+#: or activations lead
 CASES = [
     (256, 4, 512, 1, 32, 1, False),
     (192, 4, 1024, 4, 128, 1, False),
@@ -31,16 +32,25 @@ STEPS = 3
 
 
 def make(d_model: int, n_layer: int, vocab_size: int) -> PretrainModule:
-    return make_module(BackboneConfig(name="x", d_model=d_model, n_layer=n_layer, n_head=4, vocab_size=vocab_size))
+    return make_module(
+        BackboneConfig(name="x", d_model=d_model, n_layer=n_layer, n_head=4, vocab_size=vocab_size)
+    )
 
 
-def measure(d_model: int, n_layer: int, vocab: int, sequences: int, tokens: int, n: int, keep: bool) -> tuple[int, int]:
-    """Bytes planned and bytes measured, on the first rank; the others only take part in its steps."""
+def measure(
+    d_model: int, n_layer: int, vocab: int, sequences: int, tokens: int, n: int, keep: bool
+) -> tuple[int, int]:
+    """Bytes planned and bytes measured, on the first rank; the others only take part in its
+    steps."""
     module = make(d_model, n_layer, vocab)
     module.configure_model()
-    shard(module.net, init_device_mesh("cpu", (2,)), torch.device("cpu"), seed=0, keep_gathered=keep)
+    shard(
+        module.net, init_device_mesh("cpu", (2,)), torch.device("cpu"), seed=0, keep_gathered=keep
+    )
     optimizer = build_optimizer(
-        module.settings.plan.parameter_groups(module.net), module.settings.optim, module.settings.plan.lr
+        module.settings.plan.parameter_groups(module.net),
+        module.settings.optim,
+        module.settings.plan.lr,
     )
 
     def step() -> PretrainModule:
@@ -48,7 +58,9 @@ def measure(d_model: int, n_layer: int, vocab: int, sequences: int, tokens: int,
         for index in range(n):
             module.net.set_requires_gradient_sync(index == n - 1)  # type: ignore[operator]
             module.net.set_reshard_after_backward(not keep or index == n - 1)  # type: ignore[operator]
-            module.training_step(torch.randint(vocab, (sequences, tokens + 1)), index)["loss"].backward()
+            module.training_step(torch.randint(vocab, (sequences, tokens + 1)), index)[
+                "loss"
+            ].backward()
         torch.nn.utils.clip_grad_norm_(module.net.parameters(), 1.0)
         optimizer.step()
         return module
@@ -58,7 +70,8 @@ def measure(d_model: int, n_layer: int, vocab: int, sequences: int, tokens: int,
         return allocated(step)
 
     step()
-    # Gloo's threads let go of a buffer when they are scheduled to: the least of several steps is the step's own.
+    # Gloo's threads let go of a buffer when they are scheduled to: the least of several steps is
+    # the step's own.
     if distributed.get_rank():
         for _ in range(STEPS):
             step()
@@ -66,7 +79,9 @@ def measure(d_model: int, n_layer: int, vocab: int, sequences: int, tokens: int,
     measured = min(real() for _ in range(STEPS))
     plan = step_memory(make(d_model, n_layer, vocab).settings, sequences, tokens, accumulate=n > 1)
     weights, _, state = plan.parts(2)  # allocated before the profiler looks
-    planned = gpu_memory(plan, module.net.layers, Parallel("fsdp", keep_gathered=keep), 2, accumulate=n > 1)
+    planned = gpu_memory(
+        plan, module.net.layers, Parallel("fsdp", keep_gathered=keep), 2, accumulate=n > 1
+    )
     return planned.peak, measured + weights + state
 
 

@@ -1,4 +1,5 @@
-"""Picture of gamma by layer and training tokens: rows, columns and colours are those of the logged scalars."""
+"""Picture of gamma by layer and training tokens: rows, columns and colours are those of the logged
+scalars."""
 
 from pathlib import Path
 
@@ -14,7 +15,9 @@ TOKENS = np.array([0, 1_000, 3_000])
 
 
 def run_with(curves: dict[str, list[float]]) -> Run:
-    logged = {f"branch_norm/{tag}": Curve(TOKENS[: len(x)], np.array(x)) for tag, x in curves.items()}
+    logged = {
+        f"branch_norm/{tag}": Curve(TOKENS[: len(x)], np.array(x)) for tag, x in curves.items()
+    }
     return Run(Path("runs/a"), "hg+dp", {}, {}, logged)
 
 
@@ -33,16 +36,24 @@ def test_gamma_maps_branches_of_one_vector_share_a_map() -> None:
 
 
 def test_gamma_maps_value_that_was_not_logged_is_nan() -> None:
-    (made,) = gamma_maps(run_with({"layer0/x/gamma_in": [1.0, 2.0, 3.0], "layer1/x/gamma_in": [1.0]}))
+    (made,) = gamma_maps(
+        run_with({"layer0/x/gamma_in": [1.0, 2.0, 3.0], "layer1/x/gamma_in": [1.0]})
+    )
     np.testing.assert_array_equal(made.tokens, TOKENS)
     np.testing.assert_array_equal(made.rms, [[1.0, 2.0, 3.0], [1.0, np.nan, np.nan]])
 
 
 @pytest.mark.parametrize(
     ("values", "limits"),
-    [([1.0, 1.1, 1.5], (0.5, 1.5)), ([1.0, 0.75, 1.0], (0.75, 1.25)), ([1.0, 1.0, np.inf], (0.0, 2.0))],
+    [
+        ([1.0, 1.1, 1.5], (0.5, 1.5)),
+        ([1.0, 0.75, 1.0], (0.75, 1.25)),
+        ([1.0, 1.0, np.inf], (0.0, 2.0)),
+    ],
 )
-def test_gamma_figure_colours_diverge_from_one(values: list[float], limits: tuple[float, float]) -> None:
+def test_gamma_figure_colours_diverge_from_one(
+    values: list[float], limits: tuple[float, float]
+) -> None:
     axes, *_ = gamma_figure(run_with({"layer0/x/gamma_in": values})).axes
     (mesh,) = axes.collections
     assert isinstance(mesh, QuadMesh)
@@ -53,7 +64,11 @@ def test_gamma_figure_colours_diverge_from_one(values: list[float], limits: tupl
 
 def test_draw_gammas_every_kind_of_vector_has_a_panel(tmp_path: Path) -> None:
     kinds = [f"branch{i}/gamma_{side}" for i in range(3) for side in ("in", "out")]
-    curves = {f"layer{n}/{kind}": [1.0, 1.0 + n, 1.0 + i] for n in range(3) for i, kind in enumerate(kinds)}
+    curves = {
+        f"layer{n}/{kind}": [1.0, 1.0 + n, 1.0 + i]
+        for n in range(3)
+        for i, kind in enumerate(kinds)
+    }
     run = run_with(curves)
     assert len(gamma_figure(run).axes) == len(kinds) + 1  # with the bar of colours
     draw_gammas(run, tmp_path / "sub/gamma.png")

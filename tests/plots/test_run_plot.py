@@ -42,7 +42,8 @@ def test_draw_run_dollar_in_a_label_is_a_dollar_sign(label: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "words"), [(0, "0"), (512, "512"), (1_536_000, "1.5M"), (999_999, "1M"), (25_000, "25k"), (2e10, "20B")]
+    ("tokens", "words"),
+    [(0, "0"), (512, "512"), (1_536_000, "1.5M"), (999_999, "1M"), (25_000, "25k"), (2e10, "20B")],
 )
 def test_human_tokens_have_two_digits_and_a_unit(tokens: float, words: str) -> None:
     assert style.human_tokens(tokens) == words
@@ -54,20 +55,32 @@ def test_set_style_long_title_is_not_cut(tmp_path: Path, panels: int, name: str)
     figure = style.new_figure(panels)
     for axes in figure.subplots(1, panels, squeeze=False)[0]:
         axes.plot([0, 1], [-0.00001, 0.00002])
-        axes.set(title=f"How far from {name}? {name} ends 0.0123 lower\nand more", ylabel=f"{name} - {name}, nats")
+        axes.set(
+            title=f"How far from {name}? {name} ends 0.0123 lower\nand more",
+            ylabel=f"{name} - {name}, nats",
+        )
         style.set_style(axes)
     write_picture(figure, tmp_path / "a.png")
     for i, axes in enumerate(figure.axes):
         title, label = axes._left_title, axes.yaxis.label  # type: ignore[attr-defined]
-        assert title.get_text().split() == f"How far from {name}? {name} ends 0.0123 lower and more".split()
+        assert (
+            title.get_text().split()
+            == f"How far from {name}? {name} ends 0.0123 lower and more".split()
+        )
         assert title.get_window_extent().x1 <= figure.bbox.width * (i + 1) / panels
         assert title.get_window_extent().y1 <= figure.bbox.height
-        assert label.get_window_extent().y0 >= 0 and label.get_window_extent().y1 <= figure.bbox.height
+        assert (
+            label.get_window_extent().y0 >= 0 and label.get_window_extent().y1 <= figure.bbox.height
+        )
 
 
-def test_draw_run_with_and_without_branch_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draw_run_with_and_without_branch_norms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     figures = []
-    monkeypatch.setattr(style, "write_picture", lambda f, path: (figures.append(f), write_picture(f, path)))
+    monkeypatch.setattr(
+        style, "write_picture", lambda f, path: (figures.append(f), write_picture(f, path))
+    )
     run = synthetic("llama", 0, 0.0)
     run.curve("train/loss").values[7] = np.nan
     draw_run(run, tmp_path / "two.png")
@@ -85,7 +98,13 @@ def test_draw_run_with_and_without_branch_norms(tmp_path: Path, monkeypatch: pyt
 def test_draw_run_settings_of_the_user_change_nothing(tmp_path: Path) -> None:
     run = synthetic("llama", 0, 0.0, branches=False)
     with pytest.MonkeyPatch.context() as patch:
-        theirs = {"text.usetex": True, "font.size": 40.0, "savefig.dpi": 20, "savefig.bbox": "tight", "axes.grid": True}
+        theirs = {
+            "text.usetex": True,
+            "font.size": 40.0,
+            "savefig.dpi": 20,
+            "savefig.bbox": "tight",
+            "axes.grid": True,
+        }
         for key, value in theirs.items():
             patch.setitem(rcParams, key, value)
         draw_run(run, tmp_path / "theirs.png")
@@ -97,5 +116,8 @@ def test_draw_run_settings_of_the_user_change_nothing(tmp_path: Path) -> None:
 def test_cli_damaged_matplotlibrc_does_not_stop_commands(tmp_path: Path) -> None:
     (tmp_path / "rc").write_bytes(b"font.family: \xff\n")
     env = os.environ | {"MPLBACKEND": "none such", "MATPLOTLIBRC": str(tmp_path / "rc")}
-    code = "import lightning_sv.cli.main as it; it.main = lambda: int(not __import__('matplotlib')); it.cli()"
+    code = (
+        "import lightning_sv.cli.main as it; it.main = lambda: int(not __import__('matplotlib'));"
+        " it.cli()"
+    )
     subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True)

@@ -1,8 +1,9 @@
 """Tiny models of transformers, one row per family, and the expected roles of their parameters.
 
-The expected roles are from the architecture, by hand. `input`, `output` and so on are the ends of names, without
-numbers and '.weight'. Names give the others: *.bias is a bias, embeddings and the head are called so, the
-rest has two axes or more and is a matrix. `to_one` are vectors stored as w of a factor 1 + w; '*' is all of them.
+The expected roles are from the architecture, by hand. `input`, `output` and so on are the ends of
+names, without numbers and '.weight'. Names give the others: *.bias is a bias, embeddings and the
+head are called so, the rest has two axes or more and is a matrix. `to_one` are vectors stored as w
+of a factor 1 + w; '*' is all of them.
 """
 
 import re
@@ -32,7 +33,12 @@ MOE = {
 }  # fmt: skip
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_n_groups": 1}
-LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 MLA = {
     "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
     "num_key_value_heads": 4,
@@ -43,7 +49,8 @@ GROUPS = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
 class Family:
     """One row: its config and the truth.
 
-    `kept` are input vectors that no matrix can take up, `folds` output vectors that matrices can, through gates.
+    `kept` are input vectors that no matrix can take up, `folds` output vectors that matrices can,
+    through gates.
     """
 
     def __init__(
@@ -85,12 +92,15 @@ def cut(name: str) -> str:
 
 
 def ends_in(name: str, ends: str) -> bool:
-    """Whether a name ends in one of these words, at a dot; a word with numbers is looked for in the name itself."""
+    """Whether a name ends in one of these words, at a dot; a word with numbers is looked for in the
+    name itself."""
     plain = cut(name)
     return any(
         f".{candidate}".endswith(f".{end}")
         for end in ends.split()
-        for candidate in ([name.removesuffix(".weight")] if re.search(r"\.\d+(\.|$)", end) else [plain])
+        for candidate in (
+            [name.removesuffix(".weight")] if re.search(r"\.\d+(\.|$)", end) else [plain]
+        )
     )
 
 
@@ -179,7 +189,8 @@ FAMILIES = [
         to_one="input_layernorm post_attention_layernorm model.norm q_norm k_norm", folds="linear_attn.norm"),
     Family("minimax", MOE | {"layer_types": ["linear_attention", "full_attention"]}, input="model.norm",
         output="input_layernorm post_attention_layernorm self_attn.norm", router="mlp.gate", folds="self_attn.norm"),
-    # held out: no rule was changed for these; what a row left out at first was added from the family's code
+    # held out: no rule was changed for these; what a row left out at first was added from the
+    # family's code
     *alike("cwm jais2 ministral3 internlm3", input=LLAMA),
     Family("minicpm3", MLA, input=f"{LLAMA} q_a_layernorm kv_a_layernorm", kept="model.norm"),
     Family("mimo_v2_flash", MOE | GROUPS, input=LLAMA, router="mlp.gate", other="sinks"),

@@ -48,12 +48,16 @@ def checked(family: Family, model: nn.Module) -> Roles:
     return roles
 
 
-@pytest.mark.parametrize("family", thinned(FAMILIES, [f for f in FAMILIES if f.id in FEW]), ids=lambda f: f.id)
+@pytest.mark.parametrize(
+    "family", thinned(FAMILIES, [f for f in FAMILIES if f.id in FEW]), ids=lambda f: f.id
+)
 def test_weight_decay_roles_any_family_equal_truth(family: Family) -> None:
     checked(family, family.build())
 
 
-@pytest.mark.parametrize("name", thinned(["gemma3_text", "qwen3_moe", "mamba2", "t5", "llava"], ["t5", "llava"]))
+@pytest.mark.parametrize(
+    "name", thinned(["gemma3_text", "qwen3_moe", "mamba2", "t5", "llava"], ["t5", "llava"])
+)
 def test_weight_decay_roles_fake_model_equal_truth(name: str) -> None:
     checked(find(name), fake_model(find(name).build, torch.bfloat16))
 
@@ -70,7 +74,11 @@ def test_fake_model_truncated_normal_draws_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "reads", [lambda: torch.linspace(0, 0.1, 3)[1].item(), lambda: nn.Linear(*torch.ones(3).nonzero().shape)]
+    "reads",
+    [
+        lambda: torch.linspace(0, 0.1, 3)[1].item(),
+        lambda: nn.Linear(*torch.ones(3).nonzero().shape),
+    ],
 )
 def test_fake_model_reading_a_number_refused(reads: Callable[[], nn.Module]) -> None:
     with pytest.raises(ValueError, match="fake tensor"):
@@ -82,15 +90,24 @@ def test_fake_model_reading_a_number_refused(reads: Callable[[], nn.Module]) -> 
 def test_weight_decay_roles_backbone_equal_declared(strategy: str, kind: dict) -> None:
     if kind == GEMMA and strategy == "unified":
         pytest.skip("Gemma normalizes q and k already")
-    model = Backbone(BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=48, **kind), strategy)
+    model = Backbone(
+        BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=48, **kind), strategy
+    )
     roles = weight_decay_roles(model)
-    assert {p.name: p.role for p in roles.parameters} == {p.name: p.role for p in parameter_roles(model)}
+    assert {p.name: p.role for p in roles.parameters} == {
+        p.name: p.role for p in parameter_roles(model)
+    }
     for p in roles.parameters:
         if p.role in ("input", "output"):
-            lone = p.name.partition("_norm.scale")[1] != ""  # Q/K-norms and post-norms, which no matrix reads at once
-            # of what follows a norm, gates and attention's average leave v's and up's to the next matrix
+            lone = (
+                p.name.partition("_norm.scale")[1] != ""
+            )  # Q/K-norms and post-norms, which no matrix reads at once
+            # of what follows a norm, gates and attention's average leave v's and up's to the next
+            # matrix
             through = (
-                "scale_out" not in p.name or "dnp" not in str(model.strategy) or re.search("(v|up)_proj|router", p.name)
+                "scale_out" not in p.name
+                or "dnp" not in str(model.strategy)
+                or re.search("(v|up)_proj|router", p.name)
             )
             assert p.redundant is (not lone and bool(through)), p.name
             assert p.decays_to == (1.0 if strategy in ("offset", "hg+er") else 0.0), p.name
@@ -98,9 +115,14 @@ def test_weight_decay_roles_backbone_equal_declared(strategy: str, kind: dict) -
 
 @pytest.mark.parametrize("sharing", ["", "hg+"])
 @pytest.mark.parametrize(("own", "to"), [("Softplus", math.log(2)), ("Composed", -0.5)])
-def test_weight_decay_roles_own_parameterization_decays_to_its_gamma_at_zero(own: str, to: float, sharing: str) -> None:
+def test_weight_decay_roles_own_parameterization_decays_to_its_gamma_at_zero(
+    own: str, to: float, sharing: str
+) -> None:
     roles = weight_decay_roles(
-        Backbone(BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=48), f"tests.scale.test_vector:{own}")
+        Backbone(
+            BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=48),
+            f"tests.scale.test_vector:{own}",
+        )
     )
     vectors = [p for p in roles.parameters if p.role == "input"]
     assert vectors and all(p.decays_to == pytest.approx(to) for p in vectors)
@@ -118,7 +140,9 @@ def test_weight_decay_roles_axes_and_heads_from_strides() -> None:
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_weight_decay_roles_torch_encoder_equal_truth(norm_first: bool) -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=norm_first)
-    roles = weight_decay_roles(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(2, 5, 16))
+    roles = weight_decay_roles(
+        nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(2, 5, 16)
+    )
     truth = {"norm": "input" if norm_first else "output", "bias": "bias", "weight": "matrix"}
     for p in roles.parameters:
         last = "bias" if p.name.endswith("bias") else "norm" if "norm" in p.name else "weight"
@@ -164,8 +188,14 @@ class Mixed(nn.Module):
             raise RuntimeError("ids, please")
         self.calls += 1
         x = self.table[ids]
-        x = checkpoint(self.block, x, use_reentrant=self.how == "reentrant") if "entrant" in self.how else self.block(x)
-        weights = torch.softmax(x @ self.reader(self.queries).T, -1)  # learned queries, through a matrix and a bias
+        x = (
+            checkpoint(self.block, x, use_reentrant=self.how == "reentrant")
+            if "entrant" in self.how
+            else self.block(x)
+        )
+        weights = torch.softmax(
+            x @ self.reader(self.queries).T, -1
+        )  # learned queries, through a matrix and a bias
         x = x + weights.sum(-1, keepdim=True)
         return self.out(x) + (self.spare.sum() if self.how == "plain" else 0)
 
@@ -179,7 +209,17 @@ TRUTH = {
 
 
 @pytest.mark.parametrize(
-    "how", ["reentrant", "non-reentrant", "frozen", "autocast", "no_grad", "inference", "compiled", "bf16"]
+    "how",
+    [
+        "reentrant",
+        "non-reentrant",
+        "frozen",
+        "autocast",
+        "no_grad",
+        "inference",
+        "compiled",
+        "bf16",
+    ],
 )
 def test_weight_decay_roles_any_state_same_and_restored(how: str) -> None:
     model = Mixed(how if how in ("frozen", "reentrant", "non-reentrant") else "plain")
@@ -189,17 +229,26 @@ def test_weight_decay_roles_any_state_same_and_restored(how: str) -> None:
     if how == "bf16":
         model.bfloat16()
     model.second.eval()
-    state, random = {k: v.clone() for k, v in model.state_dict().items()}, torch.random.get_rng_state()
+    state, random = (
+        {k: v.clone() for k, v in model.state_dict().items()},
+        torch.random.get_rng_state(),
+    )
     with (
         torch.autocast("cpu", enabled=how == "autocast"),
         torch.set_grad_enabled(how != "no_grad"),
         torch.inference_mode(how == "inference"),
     ):
         roles = weight_decay_roles(model, IDS, known)
-    assert {p.name: p.role for p in roles.parameters} == TRUTH | ({"spare": "other"} if how == "frozen" else {})
+    assert {p.name: p.role for p in roles.parameters} == TRUTH | (
+        {"spare": "other"} if how == "frozen" else {}
+    )
     assert roles["gamma"].decays_to == 1 and roles["gamma"].redundant
     # all of the model is as it was
-    assert model.training and not model.second.training and all(p.grad is None for p in model.parameters())
+    assert (
+        model.training
+        and not model.second.training
+        and all(p.grad is None for p in model.parameters())
+    )
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
     assert torch.equal(torch.random.get_rng_state(), random)
 
@@ -207,7 +256,9 @@ def test_weight_decay_roles_any_state_same_and_restored(how: str) -> None:
 def test_weight_decay_roles_unclassifiable_named() -> None:
     with pytest.raises(ValueError, match="'round'"):
         weight_decay_roles(Mixed("quantized"), IDS, {"spare": "bias"})
-    known = weight_decay_roles(Mixed("quantized"), IDS, {"spare": "bias", "gamma": "input", "table": "other"})
+    known = weight_decay_roles(
+        Mixed("quantized"), IDS, {"spare": "bias", "gamma": "input", "table": "other"}
+    )
     assert known["gamma"].role == "input" and known["first.weight"].role == "matrix"
     assert known["table"].role == "other"  # given roles have priority over the trace
     with pytest.raises(ValueError, match="'spare'"):
@@ -231,7 +282,9 @@ def test_weight_decay_roles_fake_model_reading_values_refused_with_reason() -> N
 
     with pytest.raises(ValueError, match=r"aten.nonzero.* fake"):
         weight_decay_roles(fake_model(lambda: Small(chosen)), IDS)
-    weight_decay_roles(Small(lambda m, x: m.up(m.w * x * (x.sum() > 0).item())), IDS)  # real tensors have values
+    weight_decay_roles(
+        Small(lambda m, x: m.up(m.w * x * (x.sum() > 0).item())), IDS
+    )  # real tensors have values
 
 
 def _std_mean(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -264,7 +317,9 @@ NORMED = {
     "std_mean": _std_mean,
     "var_mean": _var_mean,
     "difference": lambda w, x: (x - (mean := _mean(x))) * torch.rsqrt(_square(x) - mean * mean) * w,
-    "difference of powers": lambda w, x: w * (x - _mean(x)) / (_square(x) - _mean(x).pow(2)).clamp_min(1e-6).sqrt(),
+    "difference of powers": lambda w, x: (
+        w * (x - _mean(x)) / (_square(x) - _mean(x).pow(2)).clamp_min(1e-6).sqrt()
+    ),
 }
 #: those of values that are not normalized, or normalized only afterwards
 UNNORMED = {
@@ -281,9 +336,12 @@ UNNORMED = {
 
 
 class Small(nn.Module):
-    """What `computed` makes of this module and of embedded ids; `parameters` by name, and two matrices."""
+    """What `computed` makes of this module and of embedded ids; `parameters` by name, and two
+    matrices."""
 
-    def __init__(self, computed: Callable[["Small", torch.Tensor], torch.Tensor], **parameters: torch.Tensor) -> None:
+    def __init__(
+        self, computed: Callable[["Small", torch.Tensor], torch.Tensor], **parameters: torch.Tensor
+    ) -> None:
         super().__init__()
         self.computed = computed
         for name, value in ({"w": torch.ones(4)} | parameters).items():
@@ -303,7 +361,8 @@ def test_weight_decay_roles_norms_by_hand_any_order(how: str) -> None:
     assert row.decays_to == (None if how in UNNORMED else 1 if "1" in how or how == "two" else 0)
 
 
-#: what a matrix W becomes with a gain g of its rows before it is used; whether it takes up a vector before it
+#: what a matrix W becomes with a gain g of its rows before it is used; whether it takes up a vector
+#: before it
 WEIGHTS = {
     "cast and joined": (True, lambda w, g: torch.cat([w.double()[:3], w.double()[3:]]).float() * 2),
     "gain": (True, lambda w, g: w * g),
@@ -323,7 +382,9 @@ def test_weight_decay_roles_function_of_matrix_folds_or_not(how: str) -> None:
     takes, change = WEIGHTS[how]
 
     def weighted(m: Small, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(NORMED["annotated"](m.w, x), change(m.up.weight, m.gain), m.up.bias)
+        return nn.functional.linear(
+            NORMED["annotated"](m.w, x), change(m.up.weight, m.gain), m.up.bias
+        )
 
     model = Small(weighted, gain=torch.ones(8, 1))
     model.gain.requires_grad_(how != "cast and joined")
@@ -342,8 +403,8 @@ def _depthwise(y: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
     return nn.functional.conv1d(y.mT, kernel, padding=1, groups=4).mT[:, :5]
 
 
-#: what is done to a scaled value y (1, 5, 4) before a matrix reads it, with other data x and a vector a: the vector's
-#: role, and whether it folds
+#: what is done to a scaled value y (1, 5, 4) before a matrix reads it, with other data x and a
+#: vector a: the vector's role, and whether it folds
 READ: dict[str, tuple[str, bool, Callable[..., torch.Tensor]]] = {
     "last position": ("input", True, lambda y, x, a: y[:, [-1]]),
     "mean of positions": ("input", True, lambda y, x, a: y.mean(1)),
@@ -391,7 +452,8 @@ def _rms(x: torch.Tensor) -> torch.Tensor:
     return nn.functional.rms_norm(x, (4,))
 
 
-#: what is computed of x (1, 5, 4), a vector w and other parameters a, before a matrix reads it: w's role
+#: what is computed of x (1, 5, 4), a vector w and other parameters a, before a matrix reads it: w's
+#: role
 SUMMANDS: dict[str, tuple[str, Callable[..., torch.Tensor]]] = {
     "SeeDNorm": ("input", lambda w, a, x: (w + (x * a).sum(-1, keepdim=True).tanh()) * _rms(x)),
     "1 + w, cast": ("input", lambda w, a, x: _rms(x) * (1 + w + (x * a).tanh()).double().float()),
@@ -414,7 +476,10 @@ def test_weight_decay_roles_summand_has_role_of_sum(how: str) -> None:
 #: what is done to the logits y of the last matrix: its role
 LAST: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "norm by hand": ("head", lambda y: y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)),
-    "norm by hand, of heads": ("head", lambda y: NORMED["annotated"](2.0, y.unflatten(-1, (1, 11))).flatten(-2)),
+    "norm by hand, of heads": (
+        "head",
+        lambda y: NORMED["annotated"](2.0, y.unflatten(-1, (1, 11))).flatten(-2),
+    ),
     "cap by hand": ("head", lambda y: 15 * y * torch.rsqrt(y**2 + 225)),
     "cap": ("head", lambda y: 30 * (y / 30).tanh()),
     "relu": ("matrix", lambda y: y.relu()),
@@ -447,7 +512,8 @@ def test_weight_decay_roles_higher_order_operator_refused() -> None:
         weight_decay_roles(Small(flexible), IDS)
 
 
-#: what is added to x (1, 5, 4) of a parameter (7, 4), and whether the parameter is then a table or a bias
+#: what is added to x (1, 5, 4) of a parameter (7, 4), and whether the parameter is then a table or
+#: a bias
 ADDED: dict[str, tuple[str, Callable[..., torch.Tensor]]] = {
     "sliced and viewed": ("embedding", lambda p, x: p[None, 1:6].expand(1, 5, 4).to(torch.float64)),
     "positions": ("embedding", lambda p, x: p[torch.arange(5)]),
@@ -460,7 +526,9 @@ ADDED: dict[str, tuple[str, Callable[..., torch.Tensor]]] = {
 @pytest.mark.parametrize("how", ADDED)
 def test_weight_decay_roles_rows_by_position_are_embedding(how: str) -> None:
     role, added = ADDED[how]
-    model = Small(lambda m, x: m.up(NORMED["var_mean"](m.w, x + added(m.p, x)).float()), p=torch.ones(7, 4))
+    model = Small(
+        lambda m, x: m.up(NORMED["var_mean"](m.w, x + added(m.p, x)).float()), p=torch.ones(7, 4)
+    )
     assert weight_decay_roles(model, IDS)["p"].role == role
 
 
@@ -491,11 +559,16 @@ def test_weight_decay_roles_any_pass_buffers_restored(how: str) -> None:
     model = Counting(how == "fails")
     if how == "called before":
         model(IDS[:, :2])
-    kept, longest = {name: (buffer, buffer.clone()) for name, buffer in model.named_buffers()}, model.longest
+    kept, longest = (
+        {name: (buffer, buffer.clone()) for name, buffer in model.named_buffers()},
+        model.longest,
+    )
     with torch.inference_mode(how == "inference"):
         for _ in range(2):  # the second pass would not find a table that went without its length
             with pytest.raises(ValueError, match="too late") if how == "fails" else nullcontext():
                 weight_decay_roles(model, IDS)
     now = dict(model.named_buffers())
     assert list(now) == list(kept) and model.longest == longest
-    assert all(now[name] is was and torch.equal(was, numbers) for name, (was, numbers) in kept.items())
+    assert all(
+        now[name] is was and torch.equal(was, numbers) for name, (was, numbers) in kept.items()
+    )

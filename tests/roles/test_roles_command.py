@@ -31,18 +31,27 @@ def test_roles_json_has_parameters_and_patterns(model_dir: Path, answer: Answer)
         truth = {name: family.truth(name, p) for name, p in model.named_parameters()}
         assert {name: row["role"] for name, row in rows.items()} == truth
         spared = {name for name, row in rows.items() if not row["decays"]}
-        assert spared == {n for n in rows if any(re.search(p, n) for p in found["undecayed"]["regex"])}
+        assert spared == {
+            n for n in rows if any(re.search(p, n) for p in found["undecayed"]["regex"])
+        }
         assert spared == {n for n, row in rows.items() if row["role"] == "output"}
         differs = {row["name"] for row in found["rules"]["everything (torchtitan)"]}
         assert differs == spared
-    assert answer("roles", str(model_dir), "--policy", "wd")["undecayed"] == {"regex": [], "glob": []}
+    assert answer("roles", str(model_dir), "--policy", "wd")["undecayed"] == {
+        "regex": [],
+        "glob": [],
+    }
 
 
-def test_roles_table_collapses_layers(model_dir: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roles_table_collapses_layers(
+    model_dir: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     lines = told("roles", str(model_dir)).splitlines()
     assert max(map(len, lines)) <= 80
-    (row,) = (line.split() for line in lines if line.startswith("  post_attention_layernorm.weight"))
+    (row,) = (
+        line.split() for line in lines if line.startswith("  post_attention_layernorm.weight")
+    )
     assert row[1:] == ["2", "32", "output", "no", "1", "no"] and "model.layers.*" in lines
     assert r"  ^(.*\.)?post_attention_layernorm\.weight$" in lines and "  *.q_norm.weight" in lines
 
@@ -55,8 +64,12 @@ def test_roles_shows_usual_rules_and_code(model_dir: Path, told: Told) -> None:
     exec(said[said.index("import re\n") :], code)
     model = find("gemma3_text").build()
     decayed, spared = code["groups"](model, 0.1)
-    outputs = [p for name, p in model.named_parameters() if find("gemma3_text").truth(name, p) == "output"]
-    assert {id(p) for p in spared["params"]} == {id(p) for p in outputs} and decayed["weight_decay"] == 0.1
+    outputs = [
+        p for name, p in model.named_parameters() if find("gemma3_text").truth(name, p) == "output"
+    ]
+    assert {id(p) for p in spared["params"]} == {id(p) for p in outputs} and decayed[
+        "weight_decay"
+    ] == 0.1
 
 
 def test_roles_control_characters_removed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +80,9 @@ def test_roles_control_characters_removed(capsys: pytest.CaptureFixture[str]) ->
         assert "weight" in out and not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", out)
 
 
-@pytest.mark.parametrize("name", thinned(["t5", "llava", "gemma3", "whisper", "vit"], ["t5", "whisper"]))
+@pytest.mark.parametrize(
+    "name", thinned(["t5", "llava", "gemma3", "whisper", "vit"], ["t5", "whisper"])
+)
 def test_roles_configured_class_is_built(name: str, tmp_path: Path, answer: Answer) -> None:
     model = find(name).build()
     model.config.architectures = [type(model).__name__]
@@ -77,25 +92,40 @@ def test_roles_configured_class_is_built(name: str, tmp_path: Path, answer: Answ
 
 
 def test_roles_unused_parameter_refused(tmp_path: Path, answer: Answer, refused: Refused) -> None:
-    config = transformers.Dinov2Config(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, image_size=14)
+    config = transformers.Dinov2Config(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, image_size=14
+    )
     config.architectures = ["Dinov2ForImageClassification"]
     config.save_pretrained(tmp_path)
     name = "dinov2.embeddings.mask_token"
-    assert f"parameter {name} is not used in the traced forward pass" in refused("roles", str(tmp_path))
-    assert f"--role is {name}=token; expected" in refused("roles", str(tmp_path), "--role", f"{name}=token")
+    assert f"parameter {name} is not used in the traced forward pass" in refused(
+        "roles", str(tmp_path)
+    )
+    assert f"--role is {name}=token; expected" in refused(
+        "roles", str(tmp_path), "--role", f"{name}=token"
+    )
     found = answer("roles", str(tmp_path), "--role", f"{name}=other")["parameters"]
     roles = {row["name"]: row["role"] for row in found}
-    assert roles[name] == "other" and roles["dinov2.encoder.layer.0.layer_scale1.lambda1"] == "multiplier"
+    assert (
+        roles[name] == "other"
+        and roles["dinov2.encoder.layer.0.layer_scale1.lambda1"] == "multiplier"
+    )
 
 
-def test_roles_inputs_that_a_config_does_not_give_are_refused(tmp_path: Path, refused: Refused) -> None:
+def test_roles_inputs_that_a_config_does_not_give_are_refused(
+    tmp_path: Path, refused: Refused
+) -> None:
     config = find("gemma3").build().config
     config.architectures = ["Gemma3ForConditionalGeneration"]
     config.mm_tokens_per_image = 100  # more than the image has patches
     config.save_pretrained(tmp_path)
     assert "accepts no image" in refused("roles", str(tmp_path))
     config = transformers.SpeechT5Config(
-        hidden_size=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4
+        hidden_size=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
     )
     config.architectures = ["SpeechT5ForSpeechToText"]
     config.save_pretrained(tmp_path)
@@ -116,14 +146,21 @@ class OwnModel(LlamaForCausalLM):
 def test_roles_remote_code_runs_only_if_trusted(
     tmp_path: Path, answer: Answer, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
     ran = tmp_path / "ran"
     own = tmp_path / "own"
     llama = find("llama").build()
     llama.config.save_pretrained(own)
     (own / "modeling_own.py").write_text(CODE.format(ran=str(ran)))
     auto = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}
-    edit_json(own / "config.json", model_type="own-llama", auto_map=auto, architectures=["OwnModelForCausalLM"])
+    edit_json(
+        own / "config.json",
+        model_type="own-llama",
+        auto_map=auto,
+        architectures=["OwnModelForCausalLM"],
+    )
     assert "--trust_remote_code" in refused("roles", str(own))
     assert not ran.exists()
     found = answer("roles", str(own), "--trust_remote_code")["parameters"]
@@ -131,7 +168,9 @@ def test_roles_remote_code_runs_only_if_trusted(
 
 
 @pytest.mark.parametrize("key", ["num_hidden_layers", "encoder_layers"])
-def test_roles_depth_refused_before_the_model_is_built(key: str, model_dir: Path, refused: Refused) -> None:
+def test_roles_depth_refused_before_the_model_is_built(
+    key: str, model_dir: Path, refused: Refused
+) -> None:
     config = model_dir / "config.json"
     edit_json(config, **{key: 1_000_000})
     assert f"{key} is 1000000; expected at most" in refused("roles", str(model_dir))
@@ -144,7 +183,9 @@ def test_roles_wrong_input_refused(model_dir: Path, tmp_path: Path, refused: Ref
     empty.mkdir()
     assert "config.json" in refused("roles", str(empty))
     assert "nowhere.json cannot be read" in refused("roles", str(tmp_path / "nowhere.json"))
-    assert "expected a model's directory or its config.json" in refused("roles", str(tmp_path / "pytorch_model.bin"))
+    assert "expected a model's directory or its config.json" in refused(
+        "roles", str(tmp_path / "pytorch_model.bin")
+    )
     assert "--policy" in refused("roles", str(model_dir), "--policy", "idw")
     edit_json(config, num_attention_heads=5, num_key_value_heads=3)
     assert "the model cannot be built" in refused("roles", str(model_dir))

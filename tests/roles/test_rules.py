@@ -1,4 +1,5 @@
-"""The table of rules: an example per row, and the page that explains how a traced pass becomes a role."""
+"""The table of rules: an example per row, and the page that explains how a traced pass becomes a
+role."""
 
 import re
 from collections.abc import Callable
@@ -17,8 +18,8 @@ from lightning_sv.roles.trace import trace
 ROOT = Path(__file__).parent.parent.parent
 SECTION = (ROOT / "docs/architecture.md").read_text().partition("## How roles are found")[2]
 
-#: row -> shape and role of a parameter p, what is computed of it, of data x (2, 5, 4) and of learned queries q (3, 4),
-#: and the rows that decide p's uses, each once
+#: row -> shape and role of a parameter p, what is computed of it, of data x (2, 5, 4) and of
+#: learned queries q (3, 4), and the rows that decide p's uses, each once
 EXAMPLES: dict[str, tuple[tuple[int, ...], str, Callable[[Tensor, Tensor, Tensor], Tensor], list[str]]] = {
     "learned queries' matrix": ((4, 4), "matrix", lambda p, x, q: (x @ (q @ p).T).relu(), [
         "learned queries' matrix", "parameters alone", "matrix"]),
@@ -57,9 +58,13 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -
 class Example(nn.Module):
     """Parameters p and q, and a function of them and of data."""
 
-    def __init__(self, shape: tuple[int, ...], computed: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], computed: Callable[[Tensor, Tensor, Tensor], Tensor]
+    ) -> None:
         super().__init__()
-        self.p, self.q = (nn.Parameter(torch.rand(sizes), requires_grad=False) for sizes in (shape, (3, 4)))
+        self.p, self.q = (
+            nn.Parameter(torch.rand(sizes), requires_grad=False) for sizes in (shape, (3, 4))
+        )
         self.computed = computed
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,7 +78,11 @@ def test_rules_each_row_decides_its_example(name: str) -> None:
     flow = Dataflow(trace(model, (x,), {}))
     uses = [use for use in uses_of_parameters(flow) if "p" in flow.sources[use.value]]
     rules = [rule for use in uses if (rule := first_rule(use)) is not None]
-    assert list(dict.fromkeys(rule.name for rule in rules)) == rows and name in rows and len(uses) == len(rules)
+    assert (
+        list(dict.fromkeys(rule.name for rule in rules)) == rows
+        and name in rows
+        and len(uses) == len(rules)
+    )
     assert weight_decay_roles(model, x)["p"].role == role
     expected = next(rule.role for rule in rules if rule.role is not None)
     assert role == expected or expected == "scale vector"
@@ -81,15 +90,31 @@ def test_rules_each_row_decides_its_example(name: str) -> None:
 
 #: operation in a table of `ops` that no family's row and no other example needs -> as in `EXAMPLES`
 OPERATIONS: dict[str, tuple[tuple[int, ...], str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
-    "native_batch_norm": ((5,), "output", lambda p, x, q: F.batch_norm(x, None, None, p, training=True)),
+    "native_batch_norm": (
+        (5,),
+        "output",
+        lambda p, x, q: F.batch_norm(x, None, None, p, training=True),
+    ),
     "native_group_norm": ((5,), "output", lambda p, x, q: F.group_norm(x, 5, p)),
     "_prelu_kernel": ((5,), "multiplier", lambda p, x, q: F.prelu(x, p)),
     "argmax": ((4, 4), "router", lambda p, x, q: (x @ p).argmax(-1)),
-    "kthvalue": ((4, 4), "router", lambda p, x, q: ((s := x @ p) >= s.kthvalue(2, -1, True).values) * x),
-    "nll_loss_forward": ((4, 4), "head", lambda p, x, q: F.cross_entropy((x @ p)[0], x[0].argsort(-1)[:, 0])),
+    "kthvalue": (
+        (4, 4),
+        "router",
+        lambda p, x, q: ((s := x @ p) >= s.kthvalue(2, -1, True).values) * x,
+    ),
+    "nll_loss_forward": (
+        (4, 4),
+        "head",
+        lambda p, x, q: F.cross_entropy((x @ p)[0], x[0].argsort(-1)[:, 0]),
+    ),
     "baddbmm": ((2, 4, 4), "matrix", lambda p, x, q: torch.baddbmm(x[:, :1], x, p).relu()),
     "mv": ((4, 4), "matrix", lambda p, x, q: (p @ x[0, 0]).relu()),
-    "copy": ((4,), "input", lambda p, x, q: (torch.zeros_like(x).copy_(F.rms_norm(x, (4,), p)) @ q.T).relu()),
+    "copy": (
+        (4,),
+        "input",
+        lambda p, x, q: (torch.zeros_like(x).copy_(F.rms_norm(x, (4,), p)) @ q.T).relu(),
+    ),
 }
 
 
@@ -97,10 +122,14 @@ OPERATIONS: dict[str, tuple[tuple[int, ...], str, Callable[[Tensor, Tensor, Tens
 def test_operations_role_of_their_parameter_is_known(op: str) -> None:
     shape, role, computed = OPERATIONS[op]
     model, x = Example(shape, computed), torch.rand(2, 5, 4)
-    assert op in {node.op for node in trace(model, (x,), {}).nodes} and weight_decay_roles(model, x)["p"].role == role
+    assert (
+        op in {node.op for node in trace(model, (x,), {}).nodes}
+        and weight_decay_roles(model, x)["p"].role == role
+    )
 
 
-#: how one number p is used -> its role, and what is computed of p and data x: it scales all channels alike
+#: how one number p is used -> its role, and what is computed of p and data x: it scales all
+#: channels alike
 NUMBERS: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "after a norm": ("other", lambda p, x: p * F.rms_norm(x, (4,))),
     "within a norm": ("other", lambda p, x: p * x * x.square().mean(-1, keepdim=True).rsqrt()),

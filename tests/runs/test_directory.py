@@ -18,7 +18,9 @@ from tests.conftest import Told
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_acquire_run_finished_since_is_refused(again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acquire_run_finished_since_is_refused(
+    again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("LIGHTNING_SV_RUN_DIR", raising=False)
     run = tmp_path / "run"
     assert resolve_run_dir("x", str(run), None, again=again) == run
@@ -37,7 +39,10 @@ def test_acquire_run_finished_since_is_refused(again: bool, tmp_path: Path, monk
         for file in events:
             file.touch()
             clear_unfinished(file.parent)
-        assert [file.exists() for file in events] == [False, True]  # those of a folder that is no run stay
+        assert [file.exists() for file in events] == [
+            False,
+            True,
+        ]  # those of a folder that is no run stay
     else:
         with pytest.raises(ConfigError, match="already contains a run"):
             acquire(run, None)
@@ -85,8 +90,11 @@ def test_read_summary_wrong_type_is_refused(tmp_path: Path, key: str, value: obj
         read_summary(tmp_path)
 
 
-def test_resolve_run_dir_foreign_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint may resume into a new directory; without one, it must be in the directory of its run."""
+def test_resolve_run_dir_foreign_checkpoint_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint may resume into a new directory; without one, it must be in the directory of its
+    run."""
     runs = [tmp_path / name for name in ("a", "b")]
     for run in runs:
         (run / LAST).parent.mkdir(parents=True)
@@ -106,7 +114,10 @@ def test_resolve_run_dir_foreign_checkpoint_is_refused(tmp_path: Path, monkeypat
     assert chosen(a, a / LAST) == chosen(None, a / LAST) == a
     assert chosen(tmp_path / "new", b / LAST) == chosen(tmp_path / "new", alone) == tmp_path / "new"
     for other in (b / LAST, alone):
-        with pytest.raises(ConfigError, match=f"run_dir {a} already contains a run, and {other} is not its checkpoint"):
+        with pytest.raises(
+            ConfigError,
+            match=f"run_dir {a} already contains a run, and {other} is not its checkpoint",
+        ):
             chosen(a, other)
         with pytest.raises(ConfigError, match="is not its checkpoint"):
             acquire(a, str(other))
@@ -114,7 +125,9 @@ def test_resolve_run_dir_foreign_checkpoint_is_refused(tmp_path: Path, monkeypat
         chosen(None, alone)
 
 
-def test_resolve_run_dir_default_is_new_for_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_run_dir_default_is_new_for_each_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of two runs that start at once, each has seen that the name was free."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LIGHTNING_SV_RUN_DIR", raising=False)
@@ -129,13 +142,18 @@ def test_resolve_run_dir_default_is_new_for_each_run(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(Path, "exists", free)
     made = [resolve_run_dir("tiny/llama-seed0", None, None, create=True) for _ in range(2)]
-    assert [path.name for path in made] == ["llama-seed0", "llama-seed0-2"] and all(path.is_dir() for path in made)
+    assert [path.name for path in made] == ["llama-seed0", "llama-seed0-2"] and all(
+        path.is_dir() for path in made
+    )
     (tmp_path / "file").touch()
     with pytest.raises(FileExistsError):
         resolve_run_dir("tiny/llama-seed0", "file", None, create=True)
 
 
-CONFIG = "model: {scale: llama, optim: {lr: null}}\ndata: {corpus: {dir: data/stdlib}}\ntrainer: {max_steps: 70}\n"
+CONFIG = (
+    "model: {scale: llama, optim: {lr: null}}\ndata: {corpus: {dir: data/stdlib}}\ntrainer:"
+    " {max_steps: 70}\n"
+)
 
 
 def test_runs_command_lists_settings_and_losses(
@@ -161,7 +179,14 @@ def test_runs_command_lists_settings_and_losses(
     rows = [("runs/c", unfinished), ("runs/tiny/a", finished), ("runs/tiny/b", unfinished)]
     assert json.loads(shown.out) == [{"run": name, "data": "stdlib", **row} for name, row in rows]
     lines = told("runs", "runs/tiny").splitlines()[1:]
-    assert len(lines) == 2 and lines[0].split() == ["runs/tiny/a", "stdlib", shown_label, "0.006", "12", "4.602"]
+    assert len(lines) == 2 and lines[0].split() == [
+        "runs/tiny/a",
+        "stdlib",
+        shown_label,
+        "0.006",
+        "12",
+        "4.602",
+    ]
 
 
 def test_runs_command_cuts_no_path_that_another_program_reads(
@@ -185,7 +210,9 @@ def test_run_of_checkpoint_in_a_folder_of_its_own_is_the_run(tmp_path: Path) -> 
     assert run_of(run / "other" / "last.ckpt") is None
 
 
-def test_resolve_run_dir_checkpoint_outside_of_runs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_run_dir_checkpoint_outside_of_runs_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("LIGHTNING_SV_RUN_DIR", raising=False)
     with pytest.raises(ConfigError, match="ckpt_path"):
         resolve_run_dir("x", None, str(tmp_path / "epoch=0-val" / "loss=3.ckpt"))

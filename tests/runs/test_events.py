@@ -20,19 +20,28 @@ def finish(directory: Path) -> None:
 
 
 def write(
-    folder: Path, points: list[tuple[int, float]], number: int, start: int | None = None, saved: int | None = None
+    folder: Path,
+    points: list[tuple[int, float]],
+    number: int,
+    start: int | None = None,
+    saved: int | None = None,
 ) -> Path:
-    """One event file of val/loss, with the marks of `RunLogger`; the clock of each later file is 100 s behind."""
+    """One event file of val/loss, with the marks of `RunLogger`; the clock of each later file is
+    100 s behind."""
     wall_time = 1e6 - 1 * number
     suffix = f".segment-{number}" if number else ""
     with SummaryWriter(str(folder), filename_suffix=suffix) as writer:
         file = Path(writer.file_writer.event_writer._file_name)
         if start is not None:
-            writer.file_writer.add_event(Event(session_log=SessionLog(status="START")), start + 1, wall_time)
+            writer.file_writer.add_event(
+                Event(session_log=SessionLog(status="START")), start + 1, wall_time
+            )
         for tokens, value in points:
             writer.add_scalar("val/loss", value, tokens, walltime=wall_time)
             if tokens == saved:
-                writer.file_writer.add_event(Event(session_log=SessionLog(status="CHECKPOINT")), saved, wall_time)
+                writer.file_writer.add_event(
+                    Event(session_log=SessionLog(status="CHECKPOINT")), saved, wall_time
+                )
     return file
 
 
@@ -62,7 +71,9 @@ def test_read_run_drops_points_beyond_a_resume(tmp_path: Path) -> None:
     write(tmp_path, [(10, 4.0), (20, 3.0), (30, 2.0), (40, 1.0)], 1, start=0, saved=20)
     write(tmp_path, [(24, 2.5), (28, 2.4)], 2, start=20)
     run = read_run(tmp_path, complete=False)
-    assert run.curve("val/loss").tokens.tolist() == [10, 20, 24, 28] and run.val_loss == np.float32(2.4)
+    assert run.curve("val/loss").tokens.tolist() == [10, 20, 24, 28] and run.val_loss == np.float32(
+        2.4
+    )
     # killed before its first checkpoint, that start has no successor
     write(tmp_path, [(22, 2.7)], 3, start=20, saved=22)
     assert read_run(tmp_path, complete=False).curve("val/loss").tokens.tolist() == [10, 20, 22]
@@ -72,7 +83,8 @@ def test_read_run_drops_points_beyond_a_resume(tmp_path: Path) -> None:
 
 
 def test_read_run_without_numbers_orders_by_tokens(tmp_path: Path) -> None:
-    """Files of earlier versions: of two starts from one checkpoint, the one that reached further is the last."""
+    """Files of earlier versions: of two starts from one checkpoint, the one that reached further is
+    the last."""
     write(tmp_path, [(24, 2.5), (40, 1.5)], 0, start=20, saved=40)
     write(tmp_path, [(24, 9.0)], 0, start=20)  # killed before its first checkpoint
     write(tmp_path, [(10, 4.0), (20, 3.0), (30, 9.0)], 0, start=0, saved=20)
@@ -139,12 +151,21 @@ def test_read_run_label_and_seed_are_those_of_summary_and_config(
     tmp_path: Path, scale: str, options: dict[str, object], stated: str | None, label: str
 ) -> None:
     write(tmp_path, [(40, 1.5)], 1)
-    config = {"seed_everything": 3, "model": {"scale": scale, "scale_options": options}, "note": {"\x1b]": ["\x1b["]}}
+    config = {
+        "seed_everything": 3,
+        "model": {"scale": scale, "scale_options": options},
+        "note": {"\x1b]": ["\x1b["]},
+    }
     (tmp_path / "config.yaml").write_text(json.dumps(config))
-    (tmp_path / "summary.json").write_text(json.dumps({"label": stated, "seed": 7, "torch": "2\x1b[31m"}))
+    (tmp_path / "summary.json").write_text(
+        json.dumps({"label": stated, "seed": 7, "torch": "2\x1b[31m"})
+    )
     run = read_run(tmp_path)
     assert (run.label, run.summary["label"], run.summary["seed"]) == (label, label, 3)
-    assert run.summary["torch"].isprintable() and str(run.config["note"]).count("\N{REPLACEMENT CHARACTER}") == 2
+    assert (
+        run.summary["torch"].isprintable()
+        and str(run.config["note"]).count("\N{REPLACEMENT CHARACTER}") == 2
+    )
 
 
 def test_read_run_incomplete_or_damaged_directory_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Runs that a different command starts: their record, command.json, and their processes, from any thread."""
+"""Runs that a different command starts: their record, command.json, and their processes, from any
+thread."""
 
 import errno
 import os
@@ -15,7 +16,9 @@ from lightning_sv.runs.job import Job
 from lightning_sv.runs.launch import _stops_as_interrupt, run_jobs
 
 
-def test_prepare_full_disk_leaves_the_record_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_full_disk_leaves_the_record_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job, other = (Job("t", ("x",), (), tmp_path / "run", {"corpus": name}) for name in ("a", "b"))
     job.prepare()
     before = (job.run_dir / COMMAND).read_bytes()
@@ -44,7 +47,8 @@ def test_prepare_damaged_record_is_refused(text: str, tmp_path: Path) -> None:
 
 
 def test_run_jobs_in_a_thread_returns_reasons_of_failures(tmp_path: Path) -> None:
-    """A notebook or a server may call `compare` from a thread, in which Python installs no signal handler."""
+    """A notebook or a server may call `compare` from a thread, in which Python installs no signal
+    handler."""
     jobs = [Job(name, ("sh", "-c"), ("exit 3",), tmp_path / name) for name in ("a", "b")]
     with ThreadPoolExecutor() as pool:
         failed = pool.submit(run_jobs, jobs, parallel=2, console=Console(quiet=True)).result()

@@ -54,13 +54,21 @@ def test_cli_closed_pipe_ends_quietly_and_full_disk_is_an_error(
             patch.setattr("gc.freeze", lambda: None)
             cli()
         error = capsys.readouterr().err
-        assert (ended.value.code, error.count("error: "), "Traceback" in error) == (expected, expected == 1, False)
+        assert (ended.value.code, error.count("error: "), "Traceback" in error) == (
+            expected,
+            expected == 1,
+            False,
+        )
         stream.close()
 
 
-def test_main_without_home_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_without_home_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As in a container: HOME is not set, and the system does not know the user."""
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("os.getuid", lambda: 2**30)
-    monkeypatch.setattr("lightning_sv.cli.main._command", lambda name: lambda rest: len(str(Path.home())))
+    monkeypatch.setattr(
+        "lightning_sv.cli.main._command", lambda name: lambda rest: len(str(Path.home()))
+    )
     assert main(["roles"]) == 2 and "HOME" in capsys.readouterr().err

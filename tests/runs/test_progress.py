@@ -21,7 +21,9 @@ def test_read_progress_without_a_complete_file_is_none(content: str | None, tmp_
     assert read_progress(path) is None
 
 
-def test_report_progress_writes_only_where_a_command_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_progress_writes_only_where_a_command_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "progress.json"
     monkeypatch.delenv(PROGRESS_VARIABLE, raising=False)
     report_progress(1, 4)

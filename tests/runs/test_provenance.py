@@ -10,7 +10,9 @@ from lightning_sv.runs.provenance import commit_of
 
 def git(*words: str, at: Path) -> str:
     author = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    return subprocess.run(["git", *author, *words], cwd=at, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", *author, *words], cwd=at, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 @pytest.fixture

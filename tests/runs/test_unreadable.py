@@ -29,7 +29,10 @@ READERS: dict[str, Any] = {
     "model.safetensors": lambda folder: opened_weights(folder / "model.safetensors"),
     "claims.json": lambda folder: read_table(folder / "claims.json"),
     "text.json": lambda folder: prepare(
-        CorpusConfig(dir=str(folder / "corpus"), source=f"files:{folder}/*.json", tokenizer="bpe:300"), progress=False
+        CorpusConfig(
+            dir=str(folder / "corpus"), source=f"files:{folder}/*.json", tokenizer="bpe:300"
+        ),
+        progress=False,
     ),
 }
 

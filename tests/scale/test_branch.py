@@ -41,7 +41,9 @@ def rms(x: Tensor, eps: float) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
-def scaled(xhat: Tensor, weight: Tensor, gammas: tuple[Tensor | None, Tensor | None], branch) -> Tensor:
+def scaled(
+    xhat: Tensor, weight: Tensor, gammas: tuple[Tensor | None, Tensor | None], branch
+) -> Tensor:
     """The paper's formula, word for word: scale the activation, multiply, normalize, scale."""
     gamma_in, gamma_out = gammas
     y = F.linear(xhat if gamma_in is None else gamma_in * xhat, weight)
@@ -58,13 +60,17 @@ def naive(group, name: str, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("share_heads", [[], ["q", "k"]])
 @pytest.mark.parametrize("share_out", [False, True])
 @pytest.mark.parametrize("text", EVERY_BUILD)
-def test_branch_group_and_gradients_equal_naive_formula(text: str, share_out: bool, share_heads: list[str]) -> None:
+def test_branch_group_and_gradients_equal_naive_formula(
+    text: str, share_out: bool, share_heads: list[str]
+) -> None:
     options = ScaleOptions(share_scale_out=share_out, share_heads=share_heads)
     build = ScaleBuilder(ScaleStrategy.parse(text), options, eps=0.1)
     heads = Branch(OUT, HEAD, n_head=OUT // HEAD)
     group = build.group("norm", D, {"q": heads, "k": heads, "u": Branch(OUT, OUT)})
     shared = [isinstance(group.vectors(name)[1], HeadShared) for name in group.names]
-    assert shared == [name in share_heads and build.strategy.placement_row.scale_out for name in group.names]
+    assert shared == [
+        name in share_heads and build.strategy.placement_row.scale_out for name in group.names
+    ]
     for _, branch in group.branches():
         assert branch.eps == 0.1
         torch.nn.init.normal_(branch.weight)
@@ -75,7 +81,9 @@ def test_branch_group_and_gradients_equal_naive_formula(text: str, share_out: bo
     fused = sum((w * y).sum() for w, y in zip(weights, group(x), strict=True))
     plain = sum((w * naive(group, n, x)).sum() for w, n in zip(weights, group.names, strict=True))
     torch.testing.assert_close(fused, plain)
-    torch.testing.assert_close(torch.autograd.grad(fused, leaves), torch.autograd.grad(plain, leaves))
+    torch.testing.assert_close(
+        torch.autograd.grad(fused, leaves), torch.autograd.grad(plain, leaves)
+    )
 
 
 @pytest.mark.parametrize("sides", [(D, None), (None, OUT), (D, OUT)])
@@ -90,13 +98,19 @@ def test_normalize_equals_torch_and_passes_gradcheck(shape: tuple[int, ...] | No
     assert torch.autograd.gradcheck(lambda x, g: normalize(x, 0.1, g), (x, gamma))
     assert torch.autograd.gradgradcheck(lambda x, g: normalize(x, 0.1, g), (x, gamma))
     theirs = F.rms_norm(x, (D,), None, 0.1)
-    torch.testing.assert_close(normalize(x, 0.1, gamma), theirs if gamma is None else theirs * gamma)
+    torch.testing.assert_close(
+        normalize(x, 0.1, gamma), theirs if gamma is None else theirs * gamma
+    )
 
 
 @pytest.mark.parametrize("text", ["llama", "hg+dp+or", "unified"])
 def test_torch_func_gradients_per_row_equal_autograd(text: str) -> None:
     """Also of a single vector, and forward over reverse."""
-    group = ScaleBuilder(ScaleStrategy.parse(text)).group("attn_norm", 8, {"q_proj": Branch(6, 6)}).double()
+    group = (
+        ScaleBuilder(ScaleStrategy.parse(text))
+        .group("attn_norm", 8, {"q_proj": Branch(6, 6)})
+        .double()
+    )
     values, x = dict(group.named_parameters()), torch.randn(3, 8, dtype=torch.float64)
 
     def loss(values: dict[str, Tensor], row: Tensor) -> Tensor:
@@ -121,9 +135,17 @@ def test_scaled_product_backward_saves_only_its_arguments() -> None:
 
 def test_scaled_product_small_change_of_gamma_survives_bf16() -> None:
     """gamma = 1 + 1e-3 lies between two bf16 numbers: it must be used before the cast."""
-    x, weight, gamma = torch.randn(64, 512), torch.randn(64, 512), torch.ones(512, requires_grad=True)
-    with torch.autocast("cpu", torch.bfloat16):  # 4,096 outputs, over which the rounding (0.1% each) averages out
-        before, after = (scaled_product(x, weight, g).detach().float() for g in (gamma, gamma + 1e-3))
+    x, weight, gamma = (
+        torch.randn(64, 512),
+        torch.randn(64, 512),
+        torch.ones(512, requires_grad=True),
+    )
+    with torch.autocast(
+        "cpu", torch.bfloat16
+    ):  # 4,096 outputs, over which the rounding (0.1% each) averages out
+        before, after = (
+            scaled_product(x, weight, g).detach().float() for g in (gamma, gamma + 1e-3)
+        )
     ratio = ((after * before).sum() / before.square().sum()).item()
     assert abs(ratio - 1.001) < 3e-4
 
@@ -131,7 +153,9 @@ def test_scaled_product_small_change_of_gamma_survives_bf16() -> None:
 def test_inverse_rms_of_many_equal_rows_is_finite_in_float16() -> None:
     """The sums over 2,048 outputs exceed the largest number of float16."""
     generator = torch.Generator().manual_seed(0)
-    weight = 0.05 * torch.randn(2048, 64, generator=generator) + 2 * torch.randn(64, generator=generator)
+    weight = 0.05 * torch.randn(2048, 64, generator=generator) + 2 * torch.randn(
+        64, generator=generator
+    )
     x = F.rms_norm(torch.randn(32, 64, generator=generator) + weight[0], (64,))
 
     def run(dtype: torch.dtype, loss_scale: float) -> list[Tensor]:
@@ -145,26 +169,35 @@ def test_inverse_rms_of_many_equal_rows_is_finite_in_float16() -> None:
         assert (found - expected).norm() < 2e-3 * expected.norm()
 
 
-@pytest.mark.parametrize("call", [scaled_product, lambda x, w, gamma, _: inverse_rms_of_product(x, w, gamma, 1e-5)])
+@pytest.mark.parametrize(
+    "call", [scaled_product, lambda x, w, gamma, _: inverse_rms_of_product(x, w, gamma, 1e-5)]
+)
 def test_gradients_do_not_depend_on_a_backward_under_autocast(call: Callable[..., Tensor]) -> None:
     tensors = [leaf(*shape, dtype=torch.float32) for shape in ((64, D), (OUT, D), (D,), (OUT,))]
     with torch.autocast("cpu", torch.bfloat16):
         total = call(*tensors).float().sum()
         inside = torch.autograd.grad(total, tensors, retain_graph=True, allow_unused=True)
-    for found, expected in zip(inside, torch.autograd.grad(total, tensors, allow_unused=True), strict=True):
+    for found, expected in zip(
+        inside, torch.autograd.grad(total, tensors, allow_unused=True), strict=True
+    ):
         assert found is expected is None or torch.equal(found, expected)
 
 
 def test_scale_options_change_their_site_and_unknown_site_refused() -> None:
     def build(scale: str, **options):
         builder = ScaleBuilder(ScaleStrategy.parse(scale), ScaleOptions(**options))
-        group = builder.group("attn_norm", D, {"q_proj": Branch(OUT, HEAD), "v_proj": Branch(OUT, HEAD)})
+        group = builder.group(
+            "attn_norm", D, {"q_proj": Branch(OUT, HEAD), "v_proj": Branch(OUT, HEAD)}
+        )
         return builder, group
 
     _, group = build("unified", placement_at={"v_proj": "dp"}, freeze_input_beta=True)
     assert group.q_proj.norm_width == HEAD and group.v_proj.norm_width is None
     assert not group.q_proj.scale_in.beta.requires_grad and group.v_proj.scale_in.beta.requires_grad
-    for at, trains in (({}, False), ({"v_proj": "dp"}, True)):  # a shared beta trains if one branch has no norm
+    for at, trains in (
+        ({}, False),
+        ({"v_proj": "dp"}, True),
+    ):  # a shared beta trains if one branch has no norm
         _, group = build("dnp+or", placement_at=at, freeze_input_beta=True)
         assert group.norm.scale.beta.requires_grad == trains
     _, group = build("unified", role_at={"v_proj.scale_out": "input"})
@@ -190,7 +223,9 @@ def test_scale_options_change_their_site_and_unknown_site_refused() -> None:
         ("hg+bp+or", {"initial_gamma_out": 0.5}),
     ],
 )
-def test_option_without_effect_refused(scale: str, option: dict[str, Any], config: BackboneConfig) -> None:
+def test_option_without_effect_refused(
+    scale: str, option: dict[str, Any], config: BackboneConfig
+) -> None:
     with pytest.raises(ConfigError, match=f"scale_options.{next(iter(option))} is"):
         Backbone(config, scale, ScaleOptions(**option))
 
@@ -199,7 +234,9 @@ def test_share_heads_site_without_heads_or_vector_refused(config: BackboneConfig
     with pytest.raises(ValueError, match="names 'gate_proj'.*: k_proj q_proj v_proj"):
         Backbone(config, "dp", ScaleOptions(share_heads=["gate_proj"]))
     with pytest.raises(ValueError, match="names 'q_proj'.*: k_proj v_proj"):
-        Backbone(config, "hg+dp", ScaleOptions(share_heads=["q_proj"], placement_at={"q_proj": "bp"}))
+        Backbone(
+            config, "hg+dp", ScaleOptions(share_heads=["q_proj"], placement_at={"q_proj": "bp"})
+        )
 
 
 @pytest.mark.parametrize("eps", [None, 1e-3])
@@ -216,7 +253,8 @@ def test_new_matrix_is_uniform_within_one_over_the_root_of_its_inputs() -> None:
 
 @pytest.mark.parametrize("scale", ["llama", "hg+dnp"])
 def test_gradient_of_gamma_in_16_bits_is_rounded_once(scale: str) -> None:
-    """In a norm, and in the SwiGLU of normalized outputs; a sum of 65,536 rows in 16 bits is 1.6% off."""
+    """In a norm, and in the SwiGLU of normalized outputs; a sum of 65,536 rows in 16 bits is 1.6%
+    off."""
     config = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=64)
     model = perturbed(Backbone(config, scale)).bfloat16()
     ffn = model.layers[0].ffn
@@ -233,7 +271,9 @@ def test_gradient_of_gamma_in_16_bits_is_rounded_once(scale: str) -> None:
     ("name", "width", "key"),
     [("norm", 4, "branch of"), ("u.v", 4, "branch of"), ("u", 0, "norm_w"), ("u", 3, "norm_w")],
 )
-def test_builder_refuses_names_of_attributes_and_widths_that_do_not_divide(name: str, width: int, key: str) -> None:
+def test_builder_refuses_names_of_attributes_and_widths_that_do_not_divide(
+    name: str, width: int, key: str
+) -> None:
     with pytest.raises(ConfigError, match=key):
         ScaleBuilder("unified").group("attn_norm", D, {name: Branch(OUT, width)})
 

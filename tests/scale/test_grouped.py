@@ -26,7 +26,9 @@ BLOCKS = {
 TAIL = 6
 #: sides with vectors, and whether they are folded into the matrix
 SIDES = thinned(
-    [("", False), *product(["i", "o", "io"], [True, False])], [("", False), ("io", True), ("io", False)], several=True
+    [("", False), *product(["i", "o", "io"], [True, False])],
+    [("", False), ("io", True), ("io", False)],
+    several=True,
 )
 
 
@@ -37,17 +39,24 @@ def rows_of(blocks: tuple[int, ...]) -> Rows:
     return Rows(padded, sizes.cumsum(0).int(), filled=3 * int(sizes.sum()) // 4)
 
 
-def inputs(rows: Rows, d_in: int, d_out: int, sides: str, dtype: torch.dtype = torch.float64) -> list[Tensor | None]:
+def inputs(
+    rows: Rows, d_in: int, d_out: int, sides: str, dtype: torch.dtype = torch.float64
+) -> list[Tensor | None]:
     """x with a padding row in each block and a tail of zeros, weight, gamma_in, gamma_out."""
     x = torch.randn(len(rows.expert), d_in, dtype=dtype)
     x[(rows.ends[rows.ends > 0] - 1).long()] = 0
     x[rows.ends[-1] :] = 0
     n = len(rows.ends)
-    gammas = [leaf(n, d, dtype=dtype) if side in sides else None for side, d in (("i", d_in), ("o", d_out))]
+    gammas = [
+        leaf(n, d, dtype=dtype) if side in sides else None
+        for side, d in (("i", d_in), ("o", d_out))
+    ]
     return [x.requires_grad_(), leaf(n, d_out, d_in, dtype=dtype), *gammas]
 
 
-def plain(x: Tensor, weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None, rows: Rows) -> Tensor:
+def plain(
+    x: Tensor, weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None, rows: Rows
+) -> Tensor:
     """The formula, word for word, row by row."""
     out = []
     for r, e in enumerate(rows.expert.tolist()):
@@ -58,33 +67,49 @@ def plain(x: Tensor, weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor 
 
 
 @pytest.mark.parametrize(("sides", "fold"), SIDES)
-@pytest.mark.parametrize("widths", thinned([(21, 22), (24, 43), (32, 21), (43, 24), (16, 32)], [(21, 22), (16, 32)]))
+@pytest.mark.parametrize(
+    "widths", thinned([(21, 22), (24, 43), (32, 21), (43, 24), (16, 32)], [(21, 22), (16, 32)])
+)
 @pytest.mark.parametrize("blocks", thinned(BLOCKS, ["some", "none"]))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_grouped_product_and_gradients_equal_plain_loop(
-    dtype: torch.dtype, blocks: str, widths: tuple[int, int], sides: str, fold: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    blocks: str,
+    widths: tuple[int, int],
+    sides: str,
+    fold: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(grouped, "FOLD_FROM", 0 if fold else math.inf)
     rows = rows_of(BLOCKS[blocks])
     tensors = inputs(rows, *widths, sides, dtype)
     exact = [None if t is None else t.detach().double().requires_grad_() for t in tensors]
     ours, theirs = grouped_product(*tensors, rows=rows), plain(*exact, rows=rows)
-    terms = sum(widths) + len(ours) + 4  # the sums over one axis each, and the roundings by two vectors
+    terms = (
+        sum(widths) + len(ours) + 4
+    )  # the sums over one axis each, and the roundings by two vectors
     assert_near(ours, theirs, terms)
     grad = torch.randn_like(ours) * (torch.arange(len(ours)) < rows.ends[-1]).unsqueeze(-1)
     leaves, wide_leaves = ([t for t in each if t is not None] for each in (tensors, exact))
-    found, expected = torch.autograd.grad(ours, leaves, grad), torch.autograd.grad(theirs, wide_leaves, grad.double())
+    found, expected = (
+        torch.autograd.grad(ours, leaves, grad),
+        torch.autograd.grad(theirs, wide_leaves, grad.double()),
+    )
     for a, b in zip(found, expected, strict=True):
         assert_near(a, b, 2 * terms)
     if len(leaves) > 2:  # scale vectors of frozen matrices
         leaves[1].requires_grad_(False)
         ours, leaves = grouped_product(*tensors, rows=rows), [leaves[0], *leaves[2:]]
-        for a, b in zip(torch.autograd.grad(ours, leaves, grad), (found[0], *found[2:]), strict=True):
+        for a, b in zip(
+            torch.autograd.grad(ours, leaves, grad), (found[0], *found[2:]), strict=True
+        ):
             assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize(("sides", "fold"), SIDES)
-def test_grouped_product_passes_gradgradcheck(sides: str, fold: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grouped_product_passes_gradgradcheck(
+    sides: str, fold: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(grouped, "FOLD_FROM", 0 if fold else math.inf)
     rows = rows_of((2, 0, 3, 1))
     tensors = inputs(rows, 3, 2, sides)
@@ -114,8 +139,13 @@ def test_experts_small_change_of_gamma_survives_bf16(
 ) -> None:
     """As in test_branch.py; a norm cancels the change of gamma_in."""
     monkeypatch.setattr(grouped, "FOLD_FROM", 0 if fold else math.inf)
-    vectors = DirectScale(512, "input", (1,)), DirectScale(64, "output", (1,)) if "o" in sides else None
-    experts = ScaledLinear(512, 64, scale_in=vectors[0], scale_out=vectors[1], norm_width=norm_width, batch_dims=(1,))
+    vectors = (
+        DirectScale(512, "input", (1,)),
+        DirectScale(64, "output", (1,)) if "o" in sides else None,
+    )
+    experts = ScaledLinear(
+        512, 64, scale_in=vectors[0], scale_out=vectors[1], norm_width=norm_width, batch_dims=(1,)
+    )
     x, outs = F.pad(torch.randn(64, 512), (0, 0, 0, TAIL)), []
     for change in (0, 1e-3):
         for vector in filter(None, vectors):
@@ -132,14 +162,19 @@ def test_grouped_product_backward_saves_only_its_arguments(autocast: bool) -> No
     tensors = inputs(rows, 43, 21, "io", torch.float32)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         kept = saved_for_backward(lambda: grouped_product(*tensors, rows=rows))
-    assert {t.data_ptr() for t in kept} == {t.data_ptr() for t in [*tensors, rows.expert, rows.ends]}
+    assert {t.data_ptr() for t in kept} == {
+        t.data_ptr() for t in [*tensors, rows.expert, rows.ends]
+    }
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("widths", thinned([(16, 24), (21, 43)], [(21, 43)]))
 def test_grouped_mm_and_wgrad_pass_opcheck(widths: tuple[int, int], dtype: torch.dtype) -> None:
     ends = rows_of(BLOCKS["some"]).ends
-    x, weight = leaf(int(ends[-1]) + TAIL, widths[0], dtype=dtype), leaf(len(ends), widths[1], widths[0], dtype=dtype)
+    x, weight = (
+        leaf(int(ends[-1]) + TAIL, widths[0], dtype=dtype),
+        leaf(len(ends), widths[1], widths[0], dtype=dtype),
+    )
     torch.library.opcheck(grouped_mm, (x, weight, ends, 8))
     torch.library.opcheck(grouped_mm_wgrad, (x, x.detach().clone().requires_grad_(), ends, 8))
 

@@ -51,7 +51,10 @@ def test_parse_custom_rows_are_imported_from_their_module(monkeypatch: pytest.Mo
         def set_gamma(self, gamma):
             super().set_gamma(2 * gamma)
 
-    norm_only, none = Placement(False, True, False, "normalize the output, no vector"), Decay(frozenset(), "as nowd")
+    norm_only, none = (
+        Placement(False, True, False, "normalize the output, no vector"),
+        Decay(frozenset(), "as nowd"),
+    )
     vars(module).update(Halved=Halved, NORM_ONLY=norm_only, NONE=none)
     monkeypatch.setitem(sys.modules, "my_ideas", module)
     text = "hg+dp+my_ideas:Halved+my_ideas:NONE"
@@ -69,20 +72,27 @@ def test_rows_of_your_own_are_checked(config: BackboneConfig) -> None:
         def forward(self):
             return 2 * super().forward()
 
-    with mock.patch.dict(PARAMETERIZATIONS, doubled=Doubled), pytest.raises(ConfigError, match="returns 2 after"):
+    with (
+        mock.patch.dict(PARAMETERIZATIONS, doubled=Doubled),
+        pytest.raises(ConfigError, match="returns 2 after"),
+    ):
         Backbone(config, "hg+doubled")
     bnp = Placement(True, True, False, "before, normalized")
     with mock.patch.dict(PLACEMENTS, np=bnp), pytest.raises(ConfigError, match="PLACEMENTS"):
         ScaleStrategy.parse("np")
     with mock.patch.dict(PLACEMENTS, bnp=bnp):
-        assert Backbone(config, "llama", ScaleOptions(placement_at={"lm_head": "bnp"})).head.lm_head.norm_width
+        assert Backbone(
+            config, "llama", ScaleOptions(placement_at={"lm_head": "bnp"})
+        ).head.lm_head.norm_width
 
 
 @pytest.mark.parametrize(("text", "canonical"), [
     ("hg+ap", "ap"), ("iwd", "llama"), ("owd", "nowd"), ("nop+or+hg+nowd", "nop"), ("ap+iwd", "ap+nowd"),
     ("unified", "hg+dnp+or+iwd"),
 ])  # fmt: skip
-def test_backbone_equal_models_have_one_canonical_strategy(text: str, canonical: str, config: BackboneConfig) -> None:
+def test_backbone_equal_models_have_one_canonical_strategy(
+    text: str, canonical: str, config: BackboneConfig
+) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert str(Backbone(config, text).canonical) == canonical

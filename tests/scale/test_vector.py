@@ -1,4 +1,5 @@
-"""Parameterizations: formulas and inverses; those that violate the contract are refused before training."""
+"""Parameterizations: formulas and inverses; those that violate the contract are refused before
+training."""
 
 import sys
 import types
@@ -17,7 +18,13 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.nn import Backbone, meta_backbone
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.optim.groups import role_groups
-from lightning_sv.scale import DirectScale, ExponentialScale, OriginalSpaceScale, ScaleStrategy, ScaleVector
+from lightning_sv.scale import (
+    DirectScale,
+    ExponentialScale,
+    OriginalSpaceScale,
+    ScaleStrategy,
+    ScaleVector,
+)
 from lightning_sv.scale.strategy import PARAMETERIZATIONS
 from lightning_sv.scale.validate import check_parameterization
 from lightning_sv.scale.vector import HeadShared
@@ -29,7 +36,9 @@ EVERY = pytest.mark.parametrize("kind", list(PARAMETERIZATIONS.values()))
 @EVERY
 @pytest.mark.parametrize("batch_dims", [(), (3,)])
 @pytest.mark.parametrize("d", [1, 5, 768, 853])
-def test_scale_vector_new_or_reset_is_exactly_one(kind: type[ScaleVector], batch_dims: tuple[int, ...], d: int) -> None:
+def test_scale_vector_new_or_reset_is_exactly_one(
+    kind: type[ScaleVector], batch_dims: tuple[int, ...], d: int
+) -> None:
     vector = kind(d, "input", batch_dims)
     assert torch.equal(vector(), torch.ones(*batch_dims, d))
     with torch.no_grad():
@@ -70,12 +79,19 @@ def test_set_gamma_sets_alpha_and_beta_as_documented() -> None:
 
 
 def test_state_of_or_and_er_is_not_confused(tmp_path: Path) -> None:
-    made = {"or": nn.Sequential(OriginalSpaceScale(3, "input")), "er": nn.Sequential(ExponentialScale(3, "input"))}
+    made = {
+        "or": nn.Sequential(OriginalSpaceScale(3, "input")),
+        "er": nn.Sequential(ExponentialScale(3, "input")),
+    }
     for name, model in made.items():
         torch.save(model.state_dict(), tmp_path / name)
         state = torch.load(tmp_path / name, weights_only=True)
         for other, target in made.items():
-            with nullcontext() if other == name else pytest.raises(ConfigError, match="parameterization of 0"):
+            with (
+                nullcontext()
+                if other == name
+                else pytest.raises(ConfigError, match="parameterization of 0")
+            ):
                 target.load_state_dict(state)
             target.load_state_dict(dict(state))  # without the record, as in older files
             record: Any = target.state_dict()
@@ -115,10 +131,20 @@ class Tanh(Softplus):
 
 
 def test_state_of_own_classes_with_equal_names_is_not_confused() -> None:
-    made = {kind: nn.Sequential(kind(3, "input")) for kind in (OriginalSpaceScale, ExpOr, Softplus, Tanh)}
-    for kind, other in ((OriginalSpaceScale, ExpOr), (ExpOr, OriginalSpaceScale), (Softplus, Tanh), (Tanh, Softplus)):
+    made = {
+        kind: nn.Sequential(kind(3, "input"))
+        for kind in (OriginalSpaceScale, ExpOr, Softplus, Tanh)
+    }
+    for kind, other in (
+        (OriginalSpaceScale, ExpOr),
+        (ExpOr, OriginalSpaceScale),
+        (Softplus, Tanh),
+        (Tanh, Softplus),
+    ):
         state: Any = made[kind].state_dict()
-        sharded = type("Sharded", (kind,), {"__module__": "torch.distributed.fsdp"})  # as fully_shard makes it
+        sharded = type(
+            "Sharded", (kind,), {"__module__": "torch.distributed.fsdp"}
+        )  # as fully_shard makes it
         nn.Sequential(sharded(3, "input")).load_state_dict(state)
         with pytest.raises(ConfigError, match="parameterization of 0"):
             made[other].load_state_dict(state)
@@ -228,7 +254,9 @@ def test_check_parameterization_valid_class_draws_nothing(cls: type[ScaleVector]
 
 @pytest.mark.parametrize("cls", WRONG, ids=lambda cls: cls.__name__)
 def test_check_parameterization_invalid_class_refused(cls: type[ScaleVector]) -> None:
-    with pytest.raises(ValueError, match=f"the parameterization {__name__}:{cls.__name__} .*{WRONG[cls]}"):
+    with pytest.raises(
+        ValueError, match=f"the parameterization {__name__}:{cls.__name__} .*{WRONG[cls]}"
+    ):
         check_parameterization(cls)
 
 
@@ -243,7 +271,9 @@ def test_fit_invalid_parameterization_refused_valid_one_built(
     with torch.device("meta"):
         strategy = ScaleStrategy.parse("hg+own_scales:Softplus")
     assert all(p.is_meta for p in meta_backbone(config, strategy).parameters())
-    assert ":Copies returns 1.313" in refused("fit", *run_args, "--model.scale", "hg+own_scales:Copies")
+    assert ":Copies returns 1.313" in refused(
+        "fit", *run_args, "--model.scale", "hg+own_scales:Copies"
+    )
 
 
 def test_vector_made_of_a_vector_starts_at_one_and_has_its_role() -> None:
@@ -252,6 +282,8 @@ def test_vector_made_of_a_vector_starts_at_one_and_has_its_role() -> None:
     vector = model.layers[0].attn.qkv.q_proj.scale_in  # type: ignore[union-attr]
     assert isinstance(vector, Composed) and vector.magnitude is None
     torch.testing.assert_close(vector(), torch.ones(16))
-    groups = {member.name: group for group in role_groups(model, frozenset()) for member in group.members}
+    groups = {
+        member.name: group for group in role_groups(model, frozenset()) for member in group.members
+    }
     group = groups["layers.0.attn.qkv.q_proj.scale_in.inner.gamma"]
     assert group.role == "input" and not group.decays

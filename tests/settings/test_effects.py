@@ -70,8 +70,11 @@ OPTIONS: Effects = [
 ]
 
 
-def facts(config: BackboneConfig, scale: str = "llama", options: ScaleOptions | None = None) -> dict[str, Any]:
-    """Build a model; return what can differ, with the loss at weights that do not depend on initialization."""
+def facts(
+    config: BackboneConfig, scale: str = "llama", options: ScaleOptions | None = None
+) -> dict[str, Any]:
+    """Build a model; return what can differ, with the loss at weights that do not depend on
+    initialization."""
     model = Backbone(config, scale, options)
     state = model.state_dict()
     shapes = {name: tuple(value.shape) for name, value in state.items()}
@@ -129,7 +132,9 @@ def test_router_setting_changes_the_model(
 
 
 @pytest.mark.parametrize(("key", "value", "effect", "scale"), OPTIONS)
-def test_scale_option_changes_the_model(key: str, value: Any, effect: str, scale: str, config: BackboneConfig) -> None:
+def test_scale_option_changes_the_model(
+    key: str, value: Any, effect: str, scale: str, config: BackboneConfig
+) -> None:
     options = ScaleOptions(**{key: value})
     check_effect(facts(config, scale), facts(config, scale, options), effect)
 
@@ -147,7 +152,8 @@ TOKENS = torch.arange(34).view(2, 17) % 32
 
 
 def rate(module: PretrainModule) -> float:
-    """Return the largest change of an entry in the first step of AdamW, which is the learning rate."""
+    """Return the largest change of an entry in the first step of AdamW, which is the learning
+    rate."""
     before = module.net.embed.weight.detach().clone()
     L.Trainer(
         max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
@@ -167,13 +173,16 @@ def passes(module: PretrainModule) -> int:
 def residual_dtype(module: PretrainModule) -> torch.dtype:
     """Return the dtype of the residual stream in mixed precision."""
     dtypes: list[torch.dtype] = []
-    module.net.layers[1].register_forward_pre_hook(lambda block, inputs: dtypes.append(inputs[0].dtype))
+    module.net.layers[1].register_forward_pre_hook(
+        lambda block, inputs: dtypes.append(inputs[0].dtype)
+    )
     with torch.autocast("cpu", torch.bfloat16):
         module.loss(TOKENS)
     return dtypes[0]
 
 
-#: (field, value, what is read of the built module, what it is by default, what it is with the value)
+#: (field, value, what is read of the built module, what it is by default, what it is with the
+#: value)
 MODULE: list[tuple[str, Any, Callable[[PretrainModule], Any], Any, Any]] = [
     ("scale", "hg+dp", lambda module: module.net.strategy.per_branch, False, True),
     ("scale_options", ScaleOptions(placement_at={"lm_head": "dp"}),
@@ -190,10 +199,17 @@ MODULE: list[tuple[str, Any, Callable[[PretrainModule], Any], Any, Any]] = [
 MODULE_ELSEWHERE = {"backbone", "schedule", "mask_documents", "init_from", "nonfinite"}
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning:lightning")  # a fit without validation, workers or a logger
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning:lightning"
+)  # a fit without validation, workers or a logger
 @pytest.mark.parametrize(("key", "value", "read", "default", "expected"), MODULE)
 def test_module_setting_is_found_in_the_module(
-    key: str, value: Any, read: Callable[[PretrainModule], Any], default: Any, expected: Any, config: BackboneConfig
+    key: str,
+    value: Any,
+    read: Callable[[PretrainModule], Any],
+    default: Any,
+    expected: Any,
+    config: BackboneConfig,
 ) -> None:
     arguments = {"optim": OptimConfig(lr=0.1), "seed": 0}
     for changes, wanted in (({}, default), ({key: value}, expected)):
@@ -234,9 +250,15 @@ DATA: list[tuple[str, Any, Callable[[DataConfig], Any], Any]] = [
     ("micro_batch", 2, lambda data: first_batch(data).shape[0], 2),
     ("num_workers", 1, workers, 1),
     ("val_sequences", 5, lambda data: len(torch.cat(list(data_module(data).val_dataloader()))), 5),
-    ("full_last_validation", False, lambda data: data.last_validation_sequences == data.validation_sequences, True),
+    (
+        "full_last_validation",
+        False,
+        lambda data: data.last_validation_sequences == data.validation_sequences,
+        True,
+    ),
 ]
-#: fields that other tests change: the folder that every row reads, the schedule of validations, the order of a fit
+#: fields that other tests change: the folder that every row reads, the schedule of validations, the
+#: order of a fit
 DATA_ELSEWHERE = {"corpus", "validations", "seed"}
 
 
@@ -256,5 +278,7 @@ def test_data_setting_is_found_in_what_is_read(
     (PretrainConfig, MODULE, MODULE_ELSEWHERE),
     (DataConfig, DATA, DATA_ELSEWHERE),
 ])  # fmt: skip
-def test_every_field_has_a_row(kind: type[Any], rows: list[tuple[Any, ...]], elsewhere: set[str]) -> None:
+def test_every_field_has_a_row(
+    kind: type[Any], rows: list[tuple[Any, ...]], elsewhere: set[str]
+) -> None:
     assert {row[0] for row in rows} | elsewhere == {each.name for each in fields(kind)}

@@ -1,4 +1,5 @@
-"""Layers of a run: repeated keys, empty sections, files that are none, conf/experiment; and paths in any setting."""
+"""Layers of a run: repeated keys, empty sections, files that are none, conf/experiment; and paths
+in any setting."""
 
 import os
 import re
@@ -36,13 +37,20 @@ def test_sections_are_those_of_the_parser() -> None:
 @pytest.mark.parametrize(
     ("text", "key", "line"),
     [
-        ("trainer: {max_steps: 5}\nmodel: {scale: llama}\ntrainer: {precision: 64}\n", "trainer", 3),
+        (
+            "trainer: {max_steps: 5}\nmodel: {scale: llama}\ntrainer: {precision: 64}\n",
+            "trainer",
+            3,
+        ),
         ("model:\n  scale: llama\n  scale: llama\n", "scale", 3),
         ("trainer:\n  plugins:\n  - {a: 1,\n     a: 2}\n", "a", 4),
     ],
 )
-def test_read_yaml_repeated_key_is_refused_with_its_line(text: str, key: str, line: int, tmp_path: Path) -> None:
-    """By every reader of YAML: a run's layers, a comparison's, a run directory, a figure of the paper."""
+def test_read_yaml_repeated_key_is_refused_with_its_line(
+    text: str, key: str, line: int, tmp_path: Path
+) -> None:
+    """By every reader of YAML: a run's layers, a comparison's, a run directory, a figure of the
+    paper."""
     args = layer(tmp_path, text)
     (tmp_path / CONFIG).write_text(text)
     (tmp_path / "paper/budgets").mkdir(parents=True)
@@ -63,7 +71,9 @@ EMPTY += [f"{key}:\n" for key in sorted(SECTIONS)]
 
 @pytest.mark.parametrize("text", thinned(EMPTY, [*EMPTY[:2], *EMPTY[3::5]]))
 def test_parse_run_empty_layer_changes_nothing(text: str, tmp_path: Path) -> None:
-    assert parse_run(layer(tmp_path, text), check_corpus=False) == parse_run(LAYERS, check_corpus=False)
+    assert parse_run(layer(tmp_path, text), check_corpus=False) == parse_run(
+        LAYERS, check_corpus=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +93,10 @@ def test_parse_run_wrong_layer_is_refused(text: str, message: str, tmp_path: Pat
 
 def test_parse_run_interpolation_sees_overrides(tmp_path: Path) -> None:
     args = layer(tmp_path, "model: {optim: {weight_decay: '${model.optim.lr}'}}")
-    assert parse_run([*args, "--model.optim.lr", "0.007"], check_corpus=False)[0].optim.weight_decay == 0.007
+    assert (
+        parse_run([*args, "--model.optim.lr", "0.007"], check_corpus=False)[0].optim.weight_decay
+        == 0.007
+    )
 
 
 def test_parse_run_config_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
@@ -106,15 +119,21 @@ def test_experiment_file_equals_its_layers() -> None:
         layers = [read_yaml(CONF / f"{layer}.yaml", layer) for layer in head[1].split(" + ")]
         merged = OmegaConf.merge(*layers, {"model": {"scale": head[2]}})
         assert read_yaml(path, path.name) == OmegaConf.to_container(merged), path.name
-        parse_run(["--config", path.stem], check_corpus=False)[0].plan.meta()  # its strategy fits its model
+        parse_run(["--config", path.stem], check_corpus=False)[
+            0
+        ].plan.meta()  # its strategy fits its model
 
 
-def test_config_name_here_is_found_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
+def test_config_name_here_is_found_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert parse_run(["--config", "tiny-llama"], check_corpus=False)[0].label == "llama"
     own = tmp_path / "conf/experiment/tiny-llama.yaml"
     own.parent.mkdir(parents=True)
-    own.write_text((CONF / "experiment/tiny-llama.yaml").read_text().replace("scale: llama", "scale: hg"))
+    own.write_text(
+        (CONF / "experiment/tiny-llama.yaml").read_text().replace("scale: llama", "scale: hg")
+    )
     assert parse_run(["--config", "tiny-llama"], check_corpus=False)[0].label == "hg"
     assert "tiny-lama" in refused("fit", "--config", "tiny-lama")
 
@@ -150,12 +169,19 @@ def test_expand_path_no_path_is_refused_by_its_key(given: str, home: Path) -> No
 
 
 def test_parse_overrides_second_appended_list_is_refused() -> None:
-    words = ["--trainer.callbacks+=a.B", "--trainer.callbacks.every", "2", "--trainer.callbacks+=a.C"]
+    words = [
+        "--trainer.callbacks+=a.B",
+        "--trainer.callbacks.every",
+        "2",
+        "--trainer.callbacks+=a.C",
+    ]
     with pytest.raises(ValueError, match=r"--trainer\.callbacks\+ is set twice"):
         parse_overrides(words, "compare")
 
 
-@pytest.mark.parametrize("key", thinned([*PATHS, *WITH_PATHS], ["run_dir", "data.corpus.dir", "data.corpus.source"]))
+@pytest.mark.parametrize(
+    "key", thinned([*PATHS, *WITH_PATHS], ["run_dir", "data.corpus.dir", "data.corpus.source"])
+)
 def test_parser_every_path_of_a_run_is_expanded(key: str, home: Path) -> None:
     """From the command line and from YAML."""
     before, given = ("files:", "files:$WORK/x") if key == "data.corpus.source" else ("", "$WORK/x")
@@ -188,7 +214,9 @@ MONITOR = "{class_path: lightning.pytorch.callbacks.DeviceStatsMonitor}"
         ("max_steps: 3", []),
     ],
 )
-def test_dropped_entries_names_lists_that_a_later_file_replaces(later: str, dropped: list[str], tmp_path: Path) -> None:
+def test_dropped_entries_names_lists_that_a_later_file_replaces(
+    later: str, dropped: list[str], tmp_path: Path
+) -> None:
     words = layer(tmp_path, f"trainer: {{callbacks: [{PROBE}]}}")
     (tmp_path / "later.yaml").write_text(f"trainer: {{{later}}}")
     words += ["--config", str(tmp_path / "later.yaml")]
@@ -199,13 +227,22 @@ def test_dropped_entries_names_lists_that_a_later_file_replaces(later: str, drop
         assert name in sentence and "layer.yaml" in sentence
 
 
-KEYS_WITHOUT_CLASS = ["run_dir", "ckpt_path", "json", "trainer.logger", "trainer.callbacks", "trainer.plugins"]
+KEYS_WITHOUT_CLASS = [
+    "run_dir",
+    "ckpt_path",
+    "json",
+    "trainer.logger",
+    "trainer.callbacks",
+    "trainer.plugins",
+]
 KEYS_WITHOUT_CLASS += ["trainer.profiler", "trainer.accelerator", "scalars", "trainer.strategy"]
 
 
 @pytest.mark.parametrize("is_list", [False, True])
 @pytest.mark.parametrize("key", KEYS_WITHOUT_CLASS)
-def test_parse_run_builds_no_class_that_a_key_does_not_name(key: str, is_list: bool, tmp_path: Path) -> None:
+def test_parse_run_builds_no_class_that_a_key_does_not_name(
+    key: str, is_list: bool, tmp_path: Path
+) -> None:
     """`plan` and `compare` read the keys of `fit` that they do not use."""
     evidence = tmp_path / "made"
     value = f"{{class_path: os.mkdir, init_args: {{path: {evidence}}}}}"

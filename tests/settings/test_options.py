@@ -1,4 +1,5 @@
-"""The words of the command line: both spellings, wrong values, bytes that are not text; and the Trainer's keys."""
+"""The words of the command line: both spellings, wrong values, bytes that are not text; and the
+Trainer's keys."""
 
 import inspect
 import io
@@ -46,9 +47,29 @@ def test_parsers_both_spellings_are_one_option(capsys: pytest.CaptureFixture[str
     """Of plain parsers and of jsonargparse's, in a name alone, before '=', and in a dotted key."""
     said = []
     for a in ("_", "-"):
-        plan = ["plan", "--gpus", "1", f"--gpu{a}memory=80", f"--trainer.max{a}steps", "3", "--json"]
+        plan = [
+            "plan",
+            "--gpus",
+            "1",
+            f"--gpu{a}memory=80",
+            f"--trainer.max{a}steps",
+            "3",
+            "--json",
+        ]
         assert main([*plan, f"--scalars.every{a}n{a}steps", "2", *CONFIG]) == 0
-        assert main(["params", f"--model.backbone.n{a}layer=3", f"--seed{a}everything", "1", *CONFIG, "--json"]) == 0
+        assert (
+            main(
+                [
+                    "params",
+                    f"--model.backbone.n{a}layer=3",
+                    f"--seed{a}everything",
+                    "1",
+                    *CONFIG,
+                    "--json",
+                ]
+            )
+            == 0
+        )
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] and '"steps": 3' in said[0]
     words = ["--data.global_batch", "4", "--trainer.max-steps=-1", "--trainer.max-epochs", "7"]
@@ -111,7 +132,11 @@ WRONG: list[tuple[list[str], list[str], str]] = [
 
 @pytest.mark.parametrize(("command", "words", "named"), thinned(WRONG, WRONG[::2], several=True))
 def test_wrong_words_are_refused_by_their_key(
-    command: list[str], words: list[str], named: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
+    command: list[str],
+    words: list[str],
+    named: str,
+    refused: Refused,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(ROOT)
     said = refused(*command, *words)
@@ -119,7 +144,8 @@ def test_wrong_words_are_refused_by_their_key(
 
 
 @pytest.mark.parametrize(
-    "command", [["fit"], ["plan", "--gpus", "1"], ["compare", "--baseline", "llama", "--arms", "nop"]]
+    "command",
+    [["fit"], ["plan", "--gpus", "1"], ["compare", "--baseline", "llama", "--arms", "nop"]],
 )
 def test_run_without_files_is_told_which(command: list[str], refused: Refused) -> None:
     said = refused(*command)
@@ -129,14 +155,24 @@ def test_run_without_files_is_told_which(command: list[str], refused: Refused) -
 def test_trainer_keys_equal_the_signature() -> None:
     signature = inspect.signature(L.Trainer).parameters
     keys = {field.name: field for field in fields(trainer_keys())}
-    assert {name: key.default for name, key in keys.items()} == {name: p.default for name, p in signature.items()}
-    for name in ("max_steps", "devices", "precision", "max_time", "val_check_interval", "deterministic"):
+    assert {name: key.default for name, key in keys.items()} == {
+        name: p.default for name, p in signature.items()
+    }
+    for name in (
+        "max_steps",
+        "devices",
+        "precision",
+        "max_time",
+        "val_check_interval",
+        "deterministic",
+    ):
         assert keys[name].type == signature[name].annotation, name
     assert TRAINER_DEFAULTS.keys() <= signature.keys()
 
 
 def test_every_argument_of_the_trainer_is_followed_or_refused() -> None:
-    """The table has each argument of this version of Lightning, and docs/own-trainer.md shows it."""
+    """The table has each argument of this version of Lightning, and docs/own-trainer.md shows
+    it."""
     assert set(TRAINER_ARGUMENTS) == set(inspect.signature(L.Trainer).parameters)
     defaults = vars(trainer_keys()()) | TRAINER_DEFAULTS
     check_trainer_keys(defaults)
@@ -176,8 +212,13 @@ def test_fit_dry_run_reads_no_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", thinned(sorted(cli.COMMANDS), ["fit", "report"]))
-def test_main_traceback_shows_the_source_above_the_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ([name, "--traceback", "--no_such_option"], ["--traceback", name, "--no_such_option"]):
+def test_main_traceback_shows_the_source_above_the_sentence(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (
+        [name, "--traceback", "--no_such_option"],
+        ["--traceback", name, "--no_such_option"],
+    ):
         assert main(words) == 2
         said = capsys.readouterr().err
         assert said.startswith("Traceback") and said.splitlines()[-1].startswith("error: ")
@@ -208,15 +249,26 @@ def test_print_summary_commands_are_words_of_a_shell(tmp_path: Path) -> None:
     }  # fmt: skip
     config = PretrainConfig(BackboneConfig(16, 1, 2), optim=OptimConfig(lr=0.1))
     print_summary(Console(file=out, width=500), summary, folder, config)
-    lines = {line.split()[0]: line.partition(" ")[2] for line in out.getvalue().splitlines() if line[:1].isalpha()}
-    for name, word in (("sample", str(folder)), ("compare", f"{folder}/config.yaml"), ("charts", str(folder.parent))):
+    lines = {
+        line.split()[0]: line.partition(" ")[2]
+        for line in out.getvalue().splitlines()
+        if line[:1].isalpha()
+    }
+    for name, word in (
+        ("sample", str(folder)),
+        ("compare", f"{folder}/config.yaml"),
+        ("charts", str(folder.parent)),
+    ):
         words = lines[name].partition("   (or")[0]
-        said = subprocess.run(["bash", "-c", f"printf '%s\\n' {words}"], capture_output=True, text=True, check=True)
+        said = subprocess.run(
+            ["bash", "-c", f"printf '%s\\n' {words}"], capture_output=True, text=True, check=True
+        )
         assert word in said.stdout.splitlines(), words
 
 
 def test_check_trainer_keys_one_batch_is_not_all_of_them() -> None:
-    """1 == 1.0, but Lightning's 1 is one batch. Parsers of one process may also read 1 as 1.0, so none is used here."""
+    """1 == 1.0, but Lightning's 1 is one batch. Parsers of one process may also read 1 as 1.0, so
+    none is used here."""
     given = vars(trainer_keys()()) | TRAINER_DEFAULTS
     check_trainer_keys(given | {"limit_val_batches": 1.0})
     with pytest.raises(ConfigError, match="limit_val_batches"):
@@ -227,7 +279,10 @@ def test_check_trainer_keys_one_batch_is_not_all_of_them() -> None:
     ("words", "name"),
     [
         (["compare", "--baseline", "llama", "--arms", "typo"], "typo"),
-        (["compare", "--baseline", "llama", "--arms", "unified", "--model.backbone.nope", "3"], "model.backbone.nope"),
+        (
+            ["compare", "--baseline", "llama", "--arms", "unified", "--model.backbone.nope", "3"],
+            "model.backbone.nope",
+        ),
         (["sweep", "--scale", "typo", "--lr", "1e-3", "2e-3", "3e-3"], "typo"),
         (["sweep", "--scale", "llama"], "--lr"),
         (["sweep", "--scale", "llama", "--lr", "-1", "2", "3"], "lr"),
@@ -246,13 +301,23 @@ def test_plan_gpu_name_in_capitals_is_known(told: Told) -> None:
     assert told("plan", *CONFIG, "--gpus", "1", "--gpu", "H100")
 
 
-def test_presets_are_listed_and_are_configs(answer: Answer, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_presets_are_listed_and_are_configs(
+    answer: Answer, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     found = answer("presets")
-    files = [path for path in (ROOT / "conf").glob("*/*.yaml") if path.parent.name not in ("paper", "tuned")]
+    files = [
+        path
+        for path in (ROOT / "conf").glob("*/*.yaml")
+        if path.parent.name not in ("paper", "tuned")
+    ]
     names = [path.stem for path in files] + ["base"]
     assert sorted(names) == sorted(found)  # each name is that of one file
     listed = told("presets")
     assert all(name in listed for name in found)
-    layers = [word for name in ("base", "adamw", "cos", "cpu", "stdlib", "llama-1b") for word in ("--config", name)]
+    layers = [
+        word
+        for name in ("base", "adamw", "cos", "cpu", "stdlib", "llama-1b")
+        for word in ("--config", name)
+    ]
     assert parse_run(layers, check_corpus=False)[0].backbone.name == "llama-1b"

@@ -1,4 +1,5 @@
-"""Contrasts of a randomized block design, against scipy's paired t test, closed forms and simulations."""
+"""Contrasts of a randomized block design, against scipy's paired t test, closed forms and
+simulations."""
 
 import math
 
@@ -9,19 +10,23 @@ from scipy import stats
 from lightning_sv.errors import NotTestableError
 from lightning_sv.statistics.block_anova import UNEQUAL, BlockDesign, BlockModel
 
-#: of a run's variance at 3,000 steps in the first recordings: residual sd 0.0113, of the seed 0.31 of the whole. Later
-#: ones have 0 to 0.9 of the seed (docs/verdicts.md); seeds are fitted, so that no interval depends on it
+#: of a run's variance at 3,000 steps in the first recordings: residual sd 0.0113, of the seed 0.31
+#: of the whole. Later ones have 0 to 0.9 of the seed (docs/verdicts.md); seeds are fitted, so that
+#: no interval depends on it
 RESIDUAL_SD, SEED_SD = 0.0113, 0.0076
 
 
-def draw(rng: np.random.Generator, arms: int, seeds: int, sd: float = RESIDUAL_SD) -> dict[str, dict[int, float]]:
+def draw(
+    rng: np.random.Generator, arms: int, seeds: int, sd: float = RESIDUAL_SD
+) -> dict[str, dict[int, float]]:
     seed_effect = rng.normal(0, SEED_SD, seeds)
     losses = 3.5 + seed_effect + rng.normal(0, sd, (arms, seeds))
     return {str(i): dict(enumerate(row)) for i, row in enumerate(losses.tolist())}
 
 
 def test_block_design_balanced_equals_its_closed_form() -> None:
-    """Two-way analysis of variance: residuals y_as - y_a. - y_.s + y.., (A - 1)(S - 1) degrees of freedom."""
+    """Two-way analysis of variance: residuals y_as - y_a. - y_.s + y.., (A - 1)(S - 1) degrees of
+    freedom."""
     losses = draw(np.random.default_rng(1), 6, 4)
     y = np.array([list(row.values()) for row in losses.values()])
     residuals = y - y.mean(1, keepdims=True) - y.mean(0, keepdims=True) + y.mean()
@@ -33,17 +38,25 @@ def test_block_design_balanced_equals_its_closed_form() -> None:
     assert contrast.mean == pytest.approx(y[2].mean() - y[5].mean(), rel=1e-9)
     assert contrast.se == pytest.approx(math.sqrt(2 * variance / 4), rel=1e-9)
     back = design.difference("5", "2")
-    assert back.mean == pytest.approx(-contrast.mean) and back.p_above() == pytest.approx(contrast.p_below())
+    assert back.mean == pytest.approx(-contrast.mean) and back.p_above() == pytest.approx(
+        contrast.p_below()
+    )
 
 
 def test_block_design_copies_have_difference_zero() -> None:
-    """Whatever the rounding errors of the solver, which differ between CPUs; alone, and with an arm that scatters."""
+    """Whatever the rounding errors of the solver, which differ between CPUs; alone, and with an arm
+    that scatters."""
     for rng in map(np.random.default_rng, range(20)):
         (copies,), other = draw(rng, 1, 3).values(), draw(rng, 1, 3)
         for more in ({}, other):
             design = BlockDesign({"a": copies, "b": dict(copies)} | more)
             for difference in (design.difference("a", "b"), design.difference("b", "a")):
-                assert (difference.mean, difference.low, difference.high, difference.se) == (0.0, 0.0, 0.0, 0.0)
+                assert (difference.mean, difference.low, difference.high, difference.se) == (
+                    0.0,
+                    0.0,
+                    0.0,
+                    0.0,
+                )
 
 
 def test_block_design_missing_run_estimated_through_other_arms() -> None:
@@ -60,7 +73,9 @@ def test_block_design_missing_run_estimated_through_other_arms() -> None:
     assert (design.pooled.df, contrast.n) == (2, 1)
     unit = np.linalg.inv(known.T @ known)
     of_difference = unit[0, 0] + unit[1, 1] - 2 * unit[0, 1]
-    assert contrast.se == pytest.approx(math.sqrt(design.pooled.squares / 2 * of_difference), rel=1e-9)
+    assert contrast.se == pytest.approx(
+        math.sqrt(design.pooled.squares / 2 * of_difference), rel=1e-9
+    )
 
 
 def test_block_design_no_shared_seed_refused() -> None:
@@ -93,10 +108,11 @@ def test_block_design_arm_of_one_run_has_no_interval() -> None:
 def test_block_design_intervals_cover_at_the_measured_scatter(
     arms: int, seeds: int, times: float, coverage: float
 ) -> None:
-    """95% if all arms scatter alike, fewer if one of the pair scatters `times` as much and no test notices it.
+    """95% if all arms scatter alike, fewer if one of the pair scatters `times` as much and no test
+    notices it.
 
-    Within three standard errors of the count and what the test costs: it leaves out an arm by chance in one of twenty
-    designs.
+    Within three standard errors of the count and what the test costs: it leaves out an arm by
+    chance in one of twenty designs.
     """
     rng, n, hits = np.random.default_rng(arms * seeds), 2000, 0
     for _ in range(n):
@@ -113,7 +129,9 @@ def test_block_design_arm_with_larger_scatter_is_left_out_alone() -> None:
     rng = np.random.default_rng(3)
     losses = draw(rng, 8, 6)
     calm = BlockDesign(losses)
-    losses["wild"] = {seed: 3.5 + x * RESIDUAL_SD for seed, x in enumerate((-4.0, 3.0, 4.0, -3.0, 2.0, -2.0))}
+    losses["wild"] = {
+        seed: 3.5 + x * RESIDUAL_SD for seed, x in enumerate((-4.0, 3.0, 4.0, -3.0, 2.0, -2.0))
+    }
     design = BlockDesign(losses)
     assert list(design.left_out) == ["wild"] and design.left_out["wild"] < UNEQUAL
     wild, tame = design.difference("wild", "0"), design.difference("1", "0")
@@ -141,5 +159,7 @@ def test_block_design_few_pairs_also_have_their_own_scatter() -> None:
     d = BlockDesign(losses).difference("1", "0", 0.9)
     pair = stats.ttest_rel(list(losses["1"].values()), list(losses["0"].values()))
     assert d.df == 8 and d.alone is not None
-    assert (d.alone.low, d.alone.high) == pytest.approx(tuple(pair.confidence_interval(0.9)), rel=1e-9)
+    assert (d.alone.low, d.alone.high) == pytest.approx(
+        tuple(pair.confidence_interval(0.9)), rel=1e-9
+    )
     assert BlockDesign(draw(np.random.default_rng(7), 5, 4)).difference("1", "0").alone is None

@@ -27,7 +27,9 @@ def curve(tokens: list[int], values: list[float]) -> Curve:
 
 
 @given(st.lists(st.tuples(LOSSES, LOSSES), min_size=2, max_size=8), st.sampled_from([0.9, 0.95]))
-def test_paired_difference_equals_scipys_paired_t(pairs: list[tuple[float, float]], confidence: float) -> None:
+def test_paired_difference_equals_scipys_paired_t(
+    pairs: list[tuple[float, float]], confidence: float
+) -> None:
     a, b = map(np.array, zip(*pairs, strict=True))
     ours = paired_difference(a, b, confidence)
     assert ours.mean == pytest.approx(float(np.mean(b - a)), abs=1e-12)
@@ -36,7 +38,10 @@ def test_paired_difference_equals_scipys_paired_t(pairs: list[tuple[float, float
         oracle = scipy_stats.ttest_1samp(b - a, 0).confidence_interval(confidence)
         assert (ours.low, ours.high) == pytest.approx((oracle.low, oracle.high), abs=1e-9)
     swapped = paired_difference(b, a, confidence)
-    assert swapped.mean == pytest.approx(-ours.mean) and below(swapped) == opposite(Outcome(below(ours), 1.0)).word
+    assert (
+        swapped.mean == pytest.approx(-ours.mean)
+        and below(swapped) == opposite(Outcome(below(ours), 1.0)).word
+    )
 
 
 def test_paired_difference_diverged_run_refused() -> None:
@@ -56,7 +61,9 @@ def test_paired_difference_diverged_run_refused() -> None:
         ([math.nan, 3.0, 2.0], 3.5, 20),
     ],
 )
-def test_tokens_to_reach_is_the_first_crossing(losses: list[float], target: float, reached: float | None) -> None:
+def test_tokens_to_reach_is_the_first_crossing(
+    losses: list[float], target: float, reached: float | None
+) -> None:
     found = tokens_to_reach([10, 20, 40], losses, target)
     assert found == (None if reached is None else pytest.approx(reached))
 
@@ -80,7 +87,9 @@ def test_token_efficiency_to_higher_swapped_arms_inverse() -> None:
     b = [curve([0, 40, 80], [4.0, 2.0, 1.0]), curve([0, 80], [5.0, 3.0])]
     found, swapped = token_efficiency(a, b, to_higher=True), token_efficiency(b, a, to_higher=True)
     assert found.tokens_a == (80, 20) and found.tokens_b == (40, 80)
-    assert found.factor == pytest.approx(math.sqrt(2 / 4)) and swapped.factor == pytest.approx(1 / found.factor)
+    assert found.factor == pytest.approx(math.sqrt(2 / 4)) and swapped.factor == pytest.approx(
+        1 / found.factor
+    )
     assert (swapped.low, swapped.high) == pytest.approx((1 / found.high, 1 / found.low))
 
 
@@ -92,8 +101,14 @@ FALLING = curve([0, 40, 80], [4.0, 2.0, 1.0])
     [
         (curve([80], [2.0]), FALLING),  # its final loss alone
         (curve([0, 80], [4.0, 4.0]), FALLING),  # the loss of 0 tokens
-        (curve([0, 80], [4.0, 2.0]), curve([50, 80], [2.0, 1.0])),  # reached before the first validation
-        (curve([0, 80], [4.0, 2.0]), curve([0, 40, 80], [4.0, 1.0, math.nan])),  # ahead before it diverged
+        (
+            curve([0, 80], [4.0, 2.0]),
+            curve([50, 80], [2.0, 1.0]),
+        ),  # reached before the first validation
+        (
+            curve([0, 80], [4.0, 2.0]),
+            curve([0, 40, 80], [4.0, 1.0, math.nan]),
+        ),  # ahead before it diverged
     ],
 )
 def test_token_efficiency_unknown_has_a_reason(a: Curve, b: Curve) -> None:
@@ -107,14 +122,20 @@ def test_on_one_grid_different_grids_are_interpolated() -> None:
     fine, coarse = np.arange(10, 101, 10), np.array([25, 50, 75, 95])
     tokens, values = on_one_grid([curve(fine, 4 - fine / 50), curve(coarse, 5 - coarse / 25)])
     assert tokens.tolist() == coarse.tolist()
-    assert values[0] == pytest.approx(4 - coarse / 50, abs=1e-12) and values[1].tolist() == (5 - coarse / 25).tolist()
+    assert (
+        values[0] == pytest.approx(4 - coarse / 50, abs=1e-12)
+        and values[1].tolist() == (5 - coarse / 25).tolist()
+    )
     band = paired_curve([curve(fine, 4 - fine / 50)], [curve(coarse, 5 - coarse / 25)])
     assert band.mean == pytest.approx(1 - coarse / 50, abs=1e-12)
     rough = np.random.default_rng(0).normal(size=(3, 10))
     rough[1, 4], rough[2, 7] = math.nan, math.inf
     tokens, values = on_one_grid([curve(fine, row) for row in rough])
     assert tokens.tolist() == fine.tolist() and np.array_equal(values, rough, equal_nan=True)
-    assert on_one_grid([curve([1, 100], [2.0, 1.0]), curve([40, 60], [1.0, 0.0])])[0].tolist() == [40, 60]
+    assert on_one_grid([curve([1, 100], [2.0, 1.0]), curve([40, 60], [1.0, 0.0])])[0].tolist() == [
+        40,
+        60,
+    ]
     with pytest.raises(NotTestableError):
         on_one_grid([curve([10, 30], [2.0, 1.0]), curve([40, 60], [1.0, 0.0])])
 

@@ -21,7 +21,8 @@ def noisy(a: Law, b: Law, rng: np.random.Generator, seeds: int = 3) -> tuple[NDA
 
 @pytest.mark.parametrize("scale", [1.0, 1e6])
 def test_fit_scaling_power_law_is_recovered(scale: float) -> None:
-    """All five parameters of noiseless laws, in any unit of size; the offset and slope are theirs."""
+    """All five parameters of noiseless laws, in any unit of size; the offset and slope are
+    theirs."""
     fit = fit_scaling(list(SIZES * scale), A(SIZES)[:, None], B(SIZES)[:, None])[0]
     assert fit.form == "power" and fit.residual < 1e-9
     for found, law in ((fit.a, A), (fit.b, B)):
@@ -45,7 +46,9 @@ def test_fit_scaling_line_equals_the_normal_equations() -> None:
     assert "ln N" in fit.a.formula() and "N^-" in A.formula()
 
 
-@pytest.mark.parametrize(("form", "trials"), [("log-linear", 150), pytest.param("power", 60, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("form", "trials"), [("log-linear", 150), pytest.param("power", 60, marks=pytest.mark.long)]
+)
 def test_fit_scaling_interval_covers_the_truth(form: Form, trials: int) -> None:
     """The share of 95% intervals of three pairs a size that hold the true offset and slope."""
     a, b = (A, B) if form == "power" else (LINE_A, LINE_B)

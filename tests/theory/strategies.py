@@ -26,7 +26,9 @@ def matchings(draw: st.DrawFn) -> NDArray:
     teacher = np.zeros((c, d))
     columns = draw(st.permutations(range(d)))
     for i in range(min(c, d)):
-        teacher[i, columns[i]] = draw(st.sampled_from([-3.0, -1.5, -0.5, 0.5, 1.0, 2.0] + [0.0] * (i > 0)))
+        teacher[i, columns[i]] = draw(
+            st.sampled_from([-3.0, -1.5, -0.5, 0.5, 1.0, 2.0] + [0.0] * (i > 0))
+        )
     return teacher
 
 

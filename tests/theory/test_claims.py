@@ -25,7 +25,9 @@ F = STUDENTS["f"]
 QUICK = ["P", "K", "Hessian", "overhead", "expansion", "4 isotropic", "5 as printed"]
 
 
-@pytest.mark.parametrize("claim", [c for c in CLAIMS if c.part in QUICK], ids=lambda c: f"{c.claim} {c.part}")
+@pytest.mark.parametrize(
+    "claim", [c for c in CLAIMS if c.part in QUICK], ids=lambda c: f"{c.claim} {c.part}"
+)
 def test_quick_claim_is_as_expected(claim) -> None:  # type: ignore[no-untyped-def]
     assert Result(claim, claim.check()).verdict in ("holds", "fails, as expected")
 
@@ -70,12 +72,18 @@ def test_rates_of_dp_differ_as_in_the_proof(data: st.DataObject) -> None:
     (w, a, b), teacher = data.draw(states(pairing.student))
     effective = a[:, None] * w * b
     residual = teacher - effective
-    stated = (((a**2 - 1)[:, None] * b**2 * residual**2).sum()) + (((effective * residual).sum(1) / a) ** 2).sum()
+    stated = (((a**2 - 1)[:, None] * b**2 * residual**2).sum()) + (
+        ((effective * residual).sum(1) / a) ** 2
+    ).sum()
     rates = pairing.rates([State([w, a, b], teacher)])
     assert rates.standard[0] - rates.student[0] == pytest.approx(stated, rel=1e-9, abs=1e-8)
 
 
-UNDER = [("dp", "f", matchings()), ("or", "f", balanced_teachers()), ("f", "g", rational_teachers())]
+UNDER = [
+    ("dp", "f", matchings()),
+    ("or", "f", balanced_teachers()),
+    ("f", "g", rational_teachers()),
+]
 
 
 @pytest.mark.parametrize(("student", "other", "teachers"), thinned(UNDER, UNDER[:1], several=True))
@@ -84,7 +92,8 @@ UNDER = [("dp", "f", matchings()), ("or", "f", balanced_teachers()), ("f", "g", 
 def test_stays_below_under_its_condition_is_true(
     student: str, other: str, teachers: st.SearchStrategy, data: st.DataObject
 ) -> None:
-    """Placement needs a matching, reparameterization balanced columns; Theorem 1 holds for any teacher."""
+    """Placement needs a matching, reparameterization balanced columns; Theorem 1 holds for any
+    teacher."""
     teacher = data.draw(teachers)
     assert stays_below(STUDENTS[student], STUDENTS[other], teacher)[0]
     assert not stays_below(STUDENTS[other], STUDENTS[student], teacher)[0]
@@ -100,7 +109,9 @@ def test_loss_ratio_beyond_the_conditions_exceeds_one() -> None:
     """DP (iii) fails at (2, 1)ᵀ, OR (iii) at (8, 1); their neighbours hold."""
     late = np.linspace(0.02, 4, 100)
     crossing = loss_ratio(STUDENTS["dp"], F, [[2], [1]], np.linspace(2.9, 3.1, 2001)).first_above(1)
-    assert loss_ratio(STUDENTS["dp"], F, [[2], [1]], late).first_above(1) == pytest.approx(crossing, abs=1e-3)
+    assert loss_ratio(STUDENTS["dp"], F, [[2], [1]], late).first_above(1) == pytest.approx(
+        crossing, abs=1e-3
+    )
     assert loss_ratio(STUDENTS["dp"], F, [[2], [0]], late).peak[0] < 1
     peak, at = loss_ratio(STUDENTS["or"], F, [[8, 1]], np.linspace(0.02, 1, 99)).peak
     assert peak == pytest.approx(1.09, abs=0.01) and at == pytest.approx(0.48, abs=0.02)
@@ -108,21 +119,34 @@ def test_loss_ratio_beyond_the_conditions_exceeds_one() -> None:
 
 
 def test_deep_linear_flow_is_balanced_and_logistic_and_ends_as_stated() -> None:
-    """Scalars: the logistic; at the end residuals shrink with 2σ, behind f's √(1 + 4σ²) however large σ is."""
+    """Scalars: the logistic; at the end residuals shrink with 2σ, behind f's √(1 + 4σ²) however
+    large σ is."""
     a, teacher = np.random.default_rng(0).standard_normal((2, 2, 3))
     outer, inner = balanced(a)
     np.testing.assert_allclose(outer @ inner, a, atol=1e-12)
     outer, inner = flow(DeepLinear(), teacher, [1.0]).states[0]
-    np.testing.assert_allclose(outer.T @ outer, inner @ inner.T, atol=1e-9)  # the flow conserves the difference
+    np.testing.assert_allclose(
+        outer.T @ outer, inner @ inner.T, atol=1e-9
+    )  # the flow conserves the difference
     times = np.linspace(0.1, 4, 20)
     run = flow(DeepLinear(0.1), [[1.5]], times)
     s = np.array([float((outer @ inner)[0, 0]) for outer, inner in run.states])
     assert s == pytest.approx(singular_value(times, 1.5, 0.01), rel=1e-9)
-    assert -DeepLinear().rate(run.states[-1], np.array([[1.5]])) / (2 * run.loss[-1]) == pytest.approx(3, rel=1e-3)
-    skew = flow(DeepLinear(), [[1.5, 0]], [8.0], initial=balanced(np.array([[0.01, 0.01]])))  # not aligned: σ, not 2σ
-    assert -DeepLinear().rate(skew.states[0], np.array([[1.5, 0]])) / (2 * skew.loss[0]) == pytest.approx(1.5, rel=1e-3)
+    assert -DeepLinear().rate(run.states[-1], np.array([[1.5]])) / (
+        2 * run.loss[-1]
+    ) == pytest.approx(3, rel=1e-3)
+    skew = flow(
+        DeepLinear(), [[1.5, 0]], [8.0], initial=balanced(np.array([[0.01, 0.01]]))
+    )  # not aligned: σ, not 2σ
+    assert -DeepLinear().rate(skew.states[0], np.array([[1.5, 0]])) / (
+        2 * skew.loss[0]
+    ) == pytest.approx(1.5, rel=1e-3)
     assert end_rates([[1.5]]) == pytest.approx((10**0.5, 3))
-    for teacher, deep_ends_faster in (([[3, 3, 3, 3]], True), ([[3, 3, 0]], True), ([[3, 0]], False)):
+    for teacher, deep_ends_faster in (
+        ([[3, 3, 3, 3]], True),
+        ([[3, 3, 0]], True),
+        ([[3, 0]], False),
+    ):
         assert (end_rates(teacher)[1] > end_rates(teacher)[0]) == deep_ends_faster
 
 
@@ -138,7 +162,12 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "part", "module", "formula", "error"), WRONG)
 def test_claim_with_wrong_formula_is_contradicted(
-    name: str, part: str, module: ModuleType, formula: str, error: float, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    part: str,
+    module: ModuleType,
+    formula: str,
+    error: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     right = getattr(module, formula)
     monkeypatch.setattr(module, formula, lambda *args: (1 + error) * right(*args))
@@ -147,15 +176,20 @@ def test_claim_with_wrong_formula_is_contradicted(
 
 
 def test_claim_with_wrong_statement_is_contradicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A coefficient that is off by 1e-5 does not pass, nor OR's P for ER, which is right at γ = 1 alone."""
+    """A coefficient that is off by 1e-5 does not pass, nor OR's P for ER, which is right at γ = 1
+    alone."""
     claims = {(claim.claim, claim.part): claim for claim in CLAIMS}
     claim, stated = claims["or", "(ii)"], reparameterization.or_coefficient
     wrong = partial(early, "or", lambda teacher: stated(teacher) + Fraction(1, 100_000))
     result = Result(claim, wrong())
     assert result.verdict == "CONTRADICTED" and result.finding.error == pytest.approx(1e-5)
-    monkeypatch.setattr(reparameterization, "stated_exponential", lambda alpha, beta: np.eye(alpha.size))
+    monkeypatch.setattr(
+        reparameterization, "stated_exponential", lambda alpha, beta: np.eye(alpha.size)
+    )
     exponential = claims["table1", "J Jᵀ"]
     assert Result(exponential, exponential.check()).verdict == "CONTRADICTED"
     for agrees, verdict in ((True, "CONTRADICTED"), (False, "fails, as expected")):
-        limit = replace(claim, check=lambda agrees=agrees: Finding("< 1", 0.5, None, agrees), expected="fails")
+        limit = replace(
+            claim, check=lambda agrees=agrees: Finding("< 1", 0.5, None, agrees), expected="fails"
+        )
         assert Result(limit, limit.check()).verdict == verdict

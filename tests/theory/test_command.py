@@ -20,7 +20,11 @@ KEYS = {
 
 @pytest.mark.parametrize(("agrees", "code"), [(True, 0), (False, 1)])
 def test_theory_writes_json_and_pictures_and_exits_by_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], agrees: bool, code: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    agrees: bool,
+    code: int,
 ) -> None:
     panel = Panel("T", "t", "y", [Line("l", [1, 2], [1, 2])])
     quick = replace(CLAIMS[0], check=lambda: Finding(1.0, 1.0, 0.0, agrees, "a note", (panel,)))
@@ -63,4 +67,6 @@ def test_theory_claims_are_as_expected(words: list[str], tmp_path: Path, answer:
     rows = answer("theory", *words, "--out", str(tmp_path))
     assert len(rows) == sum(claim.claim in words for claim in CLAIMS)
     assert {row["verdict"] for row in rows} <= {"holds", "fails, as expected"}
-    assert {path.stem for path in tmp_path.glob("*.png")} == set(words) - {"table1"}  # a formula alone
+    assert {path.stem for path in tmp_path.glob("*.png")} == set(words) - {
+        "table1"
+    }  # a formula alone

@@ -39,7 +39,9 @@ def test_series_obey_the_ring_laws(a: list[Fraction], b: list[Fraction]) -> None
 
 
 def test_series_of_known_functions_and_wrong_constant_terms() -> None:
-    assert PowerSeries([0, 1, 0, 0, 0]).exp().coefficients == tuple(Fraction(1, factorial(k)) for k in range(5))
+    assert PowerSeries([0, 1, 0, 0, 0]).exp().coefficients == tuple(
+        Fraction(1, factorial(k)) for k in range(5)
+    )
     assert (1 - PowerSeries([0, 1, 0])).coefficients == (1, -1, 0)
     wide = PowerSeries([1, Fraction(1, 3**50)]) / np.int64(3)  # numpy's means divide by an int64
     assert wide.coefficients == (Fraction(1, 3), Fraction(1, 3**51))
@@ -49,7 +51,11 @@ def test_series_of_known_functions_and_wrong_constant_terms() -> None:
         PowerSeries([1, 1]).exp()
 
 
-ORACLES: dict[str, Callable[..., ScaleVector]] = {"f": DirectScale, "or": OriginalSpaceScale, "er": ExponentialScale}
+ORACLES: dict[str, Callable[..., ScaleVector]] = {
+    "f": DirectScale,
+    "or": OriginalSpaceScale,
+    "er": ExponentialScale,
+}
 
 
 @pytest.mark.parametrize("name", thinned(STUDENTS, ("f", "dp", "or")))
@@ -72,13 +78,17 @@ def test_student_gradient_and_preconditioner_equal_autograd(name: str, data: st.
             return torch.cat([half * gamma for half, gamma in zip(halves, theta[1], strict=True)])
         scale = ORACLES[name](teacher.shape[1], "input").double()
         names = [key for key, _ in scale.named_parameters()]
-        return theta[0] * torch.func.functional_call(scale, dict(zip(names, theta[1:], strict=True)), ())
+        return theta[0] * torch.func.functional_call(
+            scale, dict(zip(names, theta[1:], strict=True)), ()
+        )
 
     a = effective(*tensors)
     loss = 0.5 * (a - torch.tensor(teacher)).square().sum()
     gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, tensors)])
     np.testing.assert_allclose(student.effective(*blocks), a.detach(), rtol=1e-12)
-    np.testing.assert_allclose(student.gradient(blocks, teacher), gradient.numpy(), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(
+        student.gradient(blocks, teacher), gradient.numpy(), rtol=1e-9, atol=1e-9
+    )
     jacobians = torch.autograd.functional.jacobian(effective, tuple(tensors))
     j = torch.cat([part.reshape(teacher.size, -1) for part in jacobians], 1).numpy()
     np.testing.assert_allclose(student.preconditioner(blocks), j @ j.T, rtol=1e-9, atol=1e-9)
@@ -101,7 +111,9 @@ TIMES = np.array([0.05, 0.3, 1.0, 2.0])
 @settings(max_examples=8)
 def test_flow_keeps_the_invariants_of_the_proofs(teacher: np.ndarray) -> None:
     total = float((teacher**2).sum())
-    assert flow(STUDENTS["g"], teacher, TIMES).loss == pytest.approx(0.5 * total * np.exp(-2 * TIMES), rel=1e-9)
+    assert flow(STUDENTS["g"], teacher, TIMES).loss == pytest.approx(
+        0.5 * total * np.exp(-2 * TIMES), rel=1e-9
+    )
     for w, gamma in flow(STUDENTS["f"], teacher, TIMES).states:
         assert gamma**2 - (w**2).sum(0) == pytest.approx(np.ones_like(gamma), abs=1e-9)
     for w, a, b in flow(STUDENTS["dp"], teacher, TIMES).states:
@@ -120,7 +132,9 @@ def test_power_series_of_a_student_equals_the_integrator(name: str) -> None:
     coefficients = loss_series(STUDENTS[name], teacher, 10).coefficients
     assert float(np.polyval(coefficients[::-1], Fraction(3, 100))) == pytest.approx(loss, rel=1e-10)  # type: ignore[call-overload]
     w = power_series(STUDENTS[name], teacher, 2)[0]
-    assert [x.coefficients[:2] for x in w.flat] == [(0, x) for x in np.ravel(teacher)]  # W = t W* + O(t²)
+    assert [x.coefficients[:2] for x in w.flat] == [
+        (0, x) for x in np.ravel(teacher)
+    ]  # W = t W* + O(t²)
 
 
 @pytest.mark.parametrize("scale", [lambda a: a / np.linalg.norm(a), np.abs], ids=["norm", "abs"])
@@ -128,7 +142,10 @@ def test_student_that_is_not_analytic_is_refused(scale: Callable[[np.ndarray], n
     """A complex step sees no derivative of them."""
     student = Scaled("own", lambda c, d: [np.ones(d)], lambda w, alpha: w * scale(alpha))
     blocks = [np.ones((1, 2)), np.array([1.0, 2.0])]
-    for call in (lambda: flow(student, [[2, 1]], [0.0, 0.5]), lambda: student.preconditioner(blocks)):
+    for call in (
+        lambda: flow(student, [[2, 1]], [0.0, 0.5]),
+        lambda: student.preconditioner(blocks),
+    ):
         with pytest.raises(ConfigError, match="not analytic"):
             call()
 
@@ -166,7 +183,15 @@ def test_flow_own_gradient_with_decay_has_closed_form() -> None:
 
 def test_flow_wrong_shapes_teachers_and_times_are_refused() -> None:
     f, w = STUDENTS["f"], np.zeros((1, 2))
-    for teacher in ([[1j]], [1.0, 2.0], [[np.nan, 1.0]], [[np.inf, 1]], [["2", 1]], [[None, 1]], [[1, 2], [3]]):
+    for teacher in (
+        [[1j]],
+        [1.0, 2.0],
+        [[np.nan, 1.0]],
+        [[np.inf, 1]],
+        [["2", 1]],
+        [[None, 1]],
+        [[1, 2], [3]],
+    ):
         for call in (lambda: flow(f, teacher, [1.0]), lambda: loss_series(f, teacher, 2)):  # noqa: B023
             with pytest.raises(ConfigError, match="^the teacher"):
                 call()
@@ -183,5 +208,7 @@ def test_flow_wrong_shapes_teachers_and_times_are_refused() -> None:
     with pytest.raises(ConfigError, match="^the baseline's loss"):
         loss_ratio(f, STUDENTS["g"], [[0, 0]])
     assert difference_series(f, f, [[2, 1]], 2) == (0, 0, 0)
-    (by_name,), (by_rows,) = (flow(f, teacher, [1.0]).loss for teacher in (TEACHERS[0], TEACHERS[0].matrix))
+    (by_name,), (by_rows,) = (
+        flow(f, teacher, [1.0]).loss for teacher in (TEACHERS[0], TEACHERS[0].matrix)
+    )
     assert by_name == by_rows

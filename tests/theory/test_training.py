@@ -1,4 +1,5 @@
-"""SGD in continuous time and a step of it, against Itô's formula, autograd and sampling; AdamW against its law."""
+"""SGD in continuous time and a step of it, against Itô's formula, autograd and sampling; AdamW
+against its law."""
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ def test_simulate_scale_difference_follows_ito() -> None:
     paths = simulate(SHORT, records=200)
     s = paths.gamma - paths.w
     for k, mu in enumerate(SHORT.mus):
-        drift = 2 * np.trapezoid(SHORT.lam * paths.w[:, k] - mu * paths.gamma[:, k], paths.times, axis=0)
+        drift = 2 * np.trapezoid(
+            SHORT.lam * paths.w[:, k] - mu * paths.gamma[:, k], paths.times, axis=0
+        )
         difference = s[-1, k] - s[0, k] - drift
         error = difference.std(ddof=1) / np.sqrt(SHORT.paths)
         assert abs(difference.mean()) < 3 * error + 0.02
@@ -26,12 +29,16 @@ def test_simulate_scale_difference_follows_ito() -> None:
 
 def test_simulate_noise_alone_has_its_variance() -> None:
     """E‖w(T)‖² = d q T, without decay and with a teacher of 0."""
-    noise = NoisyTraining(target=(0.0,), lam=0.0, mus=(0.0,), q=0.02, dt=0.001, end=0.05, paths=4000)
+    noise = NoisyTraining(
+        target=(0.0,), lam=0.0, mus=(0.0,), q=0.02, dt=0.001, end=0.05, paths=4000
+    )
     assert simulate(noise, records=1).w[-1, 0].mean() == pytest.approx(0.02 * 0.05, rel=0.1)
 
 
 def test_simulate_with_half_the_time_step_has_the_same_moments() -> None:
-    coarse, fine = (simulate(NoisyTraining(dt=dt, end=10.0, paths=800), records=2) for dt in (0.01, 0.005))
+    coarse, fine = (
+        simulate(NoisyTraining(dt=dt, end=10.0, paths=800), records=2) for dt in (0.01, 0.005)
+    )
     traces = coarse.sharpness["trace"], fine.sharpness["trace"]
     for a, b in ((coarse.gamma, fine.gamma), (coarse.w, fine.w), traces):
         error = np.sqrt((a[-1].var(-1) + b[-1].var(-1)) / 800)
@@ -40,7 +47,9 @@ def test_simulate_with_half_the_time_step_has_the_same_moments() -> None:
 
 def test_bound_has_its_limits() -> None:
     """The bound starts at the start and settles at (dq + ½‖a*‖²) / 2μ."""
-    assert NoisyTraining().bound(0.02, 4.0, np.array([0.0, 1e6])) == pytest.approx([4, (4 * 0.02 + 2) / 0.04])
+    assert NoisyTraining().bound(0.02, 4.0, np.array([0.0, 1e6])) == pytest.approx(
+        [4, (4 * 0.02 + 2) / 0.04]
+    )
 
 
 def test_growth_equals_resampling() -> None:
@@ -49,7 +58,9 @@ def test_growth_equals_resampling() -> None:
     ratio, error = growth(2 * early + noise, early)
     picks = rng.integers(0, 4000, (400, 4000))
     resampled = (2 * early + noise)[picks].mean(1) / early[picks].mean(1)
-    assert ratio == pytest.approx(2, abs=4 * error) and error == pytest.approx(resampled.std(), rel=0.15)
+    assert ratio == pytest.approx(2, abs=4 * error) and error == pytest.approx(
+        resampled.std(), rel=0.15
+    )
 
 
 def test_point_gradient_equals_autograd() -> None:
@@ -103,7 +114,9 @@ def test_simulate_radius_follows_the_law() -> None:
     long = np.full(600, 0.01)
     radius, moves = toy_training.simulate_radius(0.2, long, 0.1)
     assert radius[300:] == pytest.approx(radii(0.2, long, 0.1)[300:], rel=0.05)
-    assert moves[300:].mean() == pytest.approx(relative_steps(0.2, long, 0.1)[300:].mean(), rel=0.08)
+    assert moves[300:].mean() == pytest.approx(
+        relative_steps(0.2, long, 0.1)[300:].mean(), rel=0.08
+    )
 
 
 def test_losses_of_rescaled_under_dnp_are_equal() -> None:

@@ -21,12 +21,14 @@ TOY_SHAPE = (2, 4, 2, 160, 16)
 
 
 def run(task: Task) -> dict[str, Any]:
-    """Return the relative error of output and gradients in bf16, of each kernel and of the block mask."""
+    """Return the relative errors in bf16 of each kernel and of the block mask, and of gradients."""
     device = torch.device(task.device)
     batch, heads, key_heads, seq_len, width = TOY_SHAPE if task.toy else SHAPE
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
-        torch.randn(batch, n, seq_len, width, generator=generator, dtype=torch.float64).bfloat16().to(device)
+        torch.randn(batch, n, seq_len, width, generator=generator, dtype=torch.float64)
+        .bfloat16()
+        .to(device)
         for n in (heads, key_heads, key_heads)
     )
     inputs = (q, k, v)
@@ -42,12 +44,19 @@ def run(task: Task) -> dict[str, Any]:
     plain = results(inputs, dense, "math", wide=True)
     found["documents"]["tensor"] = compared(inputs, dense, "auto", plain)
     blocks = document_block_mask(documents)
-    found["documents"]["block mask"] = compared(inputs, blocks, "auto", plain, compiled=not task.toy)
+    found["documents"]["block mask"] = compared(
+        inputs, blocks, "auto", plain, compiled=not task.toy
+    )
     return found
 
 
 def results(
-    inputs: tuple[Tensor, ...], mask: Any, backend: AttentionBackend, *, wide: bool = False, compiled: bool = False
+    inputs: tuple[Tensor, ...],
+    mask: Any,
+    backend: AttentionBackend,
+    *,
+    wide: bool = False,
+    compiled: bool = False,
 ) -> list[Tensor]:
     """Return the output and the gradients of its sum of squares."""
     leaves = [(t.double() if wide else t).detach().requires_grad_() for t in inputs]
@@ -58,7 +67,12 @@ def results(
 
 
 def compared(
-    inputs: tuple[Tensor, ...], mask: Any, backend: AttentionBackend, plain: list[Tensor], *, compiled: bool = False
+    inputs: tuple[Tensor, ...],
+    mask: Any,
+    backend: AttentionBackend,
+    plain: list[Tensor],
+    *,
+    compiled: bool = False,
 ) -> dict[str, Any]:
     """Return the largest relative error of output and gradients, or why there is none."""
     try:

@@ -41,7 +41,10 @@ def run(task: Task) -> dict[str, Any]:
     archive = Path(task.options["out"]) / FILE
     archive.parent.mkdir(parents=True, exist_ok=True)
     files = [path for path in sorted(place.rglob("*")) if path.is_file() and path.suffix != ".lock"]
-    found: dict[str, Any] = {"files": len(files), "bytes": sum(path.stat().st_size for path in files)}
+    found: dict[str, Any] = {
+        "files": len(files),
+        "bytes": sum(path.stat().st_size for path in files),
+    }
     if not files:
         return found | {"saved": False, "why": "nothing was compiled"}
     partial = archive.with_name(f".{FILE}.partial")  # the deadline may interrupt it
@@ -52,5 +55,8 @@ def run(task: Task) -> dict[str, Any]:
     found |= {"saved": True, "archive": FILE, "archive_bytes": archive.stat().st_size}
     if archive.stat().st_size > task.options.get("most_bytes", MOST_BYTES):
         archive.unlink()
-        found |= {"saved": False, "why": f"{found['archive_bytes'] / 2**20:.0f} MiB packed, and 16 come back"}
+        found |= {
+            "saved": False,
+            "why": f"{found['archive_bytes'] / 2**20:.0f} MiB packed, and 16 come back",
+        }
     return found

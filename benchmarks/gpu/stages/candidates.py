@@ -49,9 +49,13 @@ PACKAGE = "the package"
 CANDIDATES: dict[str, Candidate] = {
     PACKAGE: Candidate(),
     "attention by flash": Candidate(settings={"attention_backend": "flash"}),
-    "inputs of products recomputed": Candidate(context=partitioner(ban_recompute_materialized_backward=False)),
+    "inputs of products recomputed": Candidate(
+        context=partitioner(ban_recompute_materialized_backward=False)
+    ),
     "activation_memory_budget 0.9": Candidate(context=partitioner(activation_memory_budget=0.9)),
-    "mix-order reduction": Candidate(inductor={"triton.mix_order_reduction_non_strict_mode": True}, arms=("unified",)),
+    "mix-order reduction": Candidate(
+        inductor={"triton.mix_order_reduction_non_strict_mode": True}, arms=("unified",)
+    ),
     "norm of the logits by chunks": Candidate(
         context=lambda: patch.object(cross_entropy, "GRAM_FROM_ON_GPU", 1 << 30), arms=("unified",)
     ),
@@ -89,6 +93,8 @@ def build_candidate(name: str, task: Task, size: Size, batch: int, clock: Clock)
     if task.toy:
         settings.pop("attention_backend", None)  # a CPU has no choice
     with candidate.context():
-        trainee = ours(task.options["arm"], size, batch, clock.device, inductor=candidate.inductor, **settings)
+        trainee = ours(
+            task.options["arm"], size, batch, clock.device, inductor=candidate.inductor, **settings
+        )
         trainee.step()
     return trainee

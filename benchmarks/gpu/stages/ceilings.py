@@ -36,7 +36,10 @@ def run(task: Task) -> dict[str, Any]:
     clock, found = clock_of(task.device), dict[str, Any]()
     found["versions"] = versions(clock)
     task.save(found)
-    parts: dict[str, Callable[[Clock, bool], Any]] = {"copy_tb_s": copy_tb_s, "bf16_tflops": square_tflops}
+    parts: dict[str, Callable[[Clock, bool], Any]] = {
+        "copy_tb_s": copy_tb_s,
+        "bf16_tflops": square_tflops,
+    }
     parts |= {"products": products, "attention": attention}
     for name, part in parts.items():
         with _noted(found, name):
@@ -52,7 +55,9 @@ def _noted(found: dict[str, Any], name: str) -> Any:
     try:
         yield
     except Exception as error:
-        found.setdefault("errors", {})[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        found.setdefault("errors", {})[name] = (
+            f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        )
 
 
 def versions(clock: Clock) -> dict[str, Any]:
@@ -63,11 +68,18 @@ def versions(clock: Clock) -> dict[str, Any]:
             installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             installed[name] = None
-    found: dict[str, Any] = {"python": platform.python_version(), "packages": installed, "device": clock.name()}
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "packages": installed,
+        "device": clock.name(),
+    }
     found["memory_gib"] = round(clock.total_bytes() / 2**30, 1)
     if clock.device.type == "cuda":
         properties = torch.cuda.get_device_properties(clock.device)
-        found |= {"capability": f"{properties.major}.{properties.minor}", "sms": properties.multi_processor_count}
+        found |= {
+            "capability": f"{properties.major}.{properties.minor}",
+            "sms": properties.multi_processor_count,
+        }
         found |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     return found
 
@@ -88,7 +100,7 @@ def square_tflops(clock: Clock, toy: bool) -> float:
 
 
 def products(clock: Clock, toy: bool) -> list[dict[str, Any]]:
-    """Return the TFLOP/s of y = x W^T, dx = dy W and dW = dy^T x with 8,192 tokens, for the models' shapes."""
+    """Return TFLOP/s of y = x W^T, dx = dy W, dW = dy^T x with 8,192 tokens, in our shapes."""
     rows = []
     n = 32 if toy else 8192
     square = [(d, d) for d in (768, 1792)]
@@ -100,13 +112,16 @@ def products(clock: Clock, toy: bool) -> list[dict[str, Any]]:
             "d_weight": lambda x=x, dy=dy: dy.T @ x,  # type: ignore[misc]
         }
         row: dict[str, Any] = {"tokens": n, "d_in": d_in, "d_out": d_out}
-        row |= {key: round(2 * n * d_in * d_out / median_ms(clock, call) / 1e9, 1) for key, call in calls.items()}
+        row |= {
+            key: round(2 * n * d_in * d_out / median_ms(clock, call) / 1e9, 1)
+            for key, call in calls.items()
+        }
         rows.append(row)
     return rows
 
 
 def attention(clock: Clock, toy: bool) -> list[dict[str, Any]]:
-    """Return milliseconds of causal bf16 attention, forward and with backward; FLOPs count the causal half."""
+    """Return milliseconds of causal bf16 attention; FLOPs count the causal half."""
     rows = []
     for shape in ((1, 2, 16, 8),) if toy else ATTENTION:
         b, h, t, k = shape
@@ -115,17 +130,23 @@ def attention(clock: Clock, toy: bool) -> list[dict[str, Any]]:
         for name, backend in BACKENDS.items():
             row: dict[str, Any] = {"shape": list(shape), "backend": name}
 
-            def forward(q: Tensor = q, key: Tensor = key, v: Tensor = v, backend: SDPBackend = backend) -> Tensor:
+            def forward(
+                q: Tensor = q, key: Tensor = key, v: Tensor = v, backend: SDPBackend = backend
+            ) -> Tensor:
                 with sdpa_kernel(backend):
                     return F.scaled_dot_product_attention(q, key, v, is_causal=True)
 
-            def both(dy: Tensor = dy, forward: Callable[[], Tensor] = forward, inputs: Any = (q, key, v)) -> None:
+            def both(
+                dy: Tensor = dy, forward: Callable[[], Tensor] = forward, inputs: Any = (q, key, v)
+            ) -> None:
                 torch.autograd.grad(forward(), inputs, dy)
 
             with _noted(row, "error"):
                 row["forward_ms"] = round(median_ms(clock, forward), 4)
                 row["both_ms"] = round(median_ms(clock, both), 4)
-                row["both_tflops"] = round(7 * b * h * t * t * k / row["both_ms"] / 1e9, 1)  # 2 + 5 products, half
+                row["both_tflops"] = round(
+                    7 * b * h * t * t * k / row["both_ms"] / 1e9, 1
+                )  # 2 + 5 products, half
             rows.append(row)
     return rows
 

@@ -36,7 +36,10 @@ def run(task: Task) -> dict[str, Any]:
     try:
         found["experts_without_rows"] = experts_without_rows(torch.device(task.device))
     except Exception as error:  # the strategies are still checked, in other processes
-        found["experts_without_rows"] = {"ok": False, "error": f"{type(error).__name__}: {str(error)[:300]}"}
+        found["experts_without_rows"] = {
+            "ok": False,
+            "error": f"{type(error).__name__}: {str(error)[:300]}",
+        }
     task.save(found)
     jobs = [
         Job(
@@ -49,7 +52,11 @@ def run(task: Task) -> dict[str, Any]:
     if task.toy:
         return found | {"cases": {jobs[0].name: check(jobs[0].task)}}
     for case, outcome in at_once(jobs, most=7):
-        ended = {} if outcome["state"] == "done" else {"state": outcome["state"], "error": outcome["error"]}
+        ended = (
+            {}
+            if outcome["state"] == "done"
+            else {"state": outcome["state"], "error": outcome["error"]}
+        )
         found["cases"][case] = outcome["figures"] | ended
         task.save(found)
     return found
@@ -82,7 +89,9 @@ def check(task: Task) -> dict[str, Any]:
     half = gradients(model, block, bf16=True)
     found["bf16"] = errors(half, exact)
     task.save(found)
-    compiled = torch.compile(model.forward, dynamic=False, backend="aot_eager" if task.toy else "inductor")
+    compiled = torch.compile(
+        model.forward, dynamic=False, backend="aot_eager" if task.toy else "inductor"
+    )
     found["compiled_against_eager"] = errors(gradients(model, block, forward=compiled), eager)
     if scale in ARMS:  # timed later
         found["compiled_bf16"] = errors(gradients(model, block, bf16=True, forward=compiled), exact)
@@ -130,13 +139,16 @@ _ATTENTION = (
 def errors(ours: Gradients, reference: Gradients) -> dict[str, Any]:
     """Return the relative errors of the loss, of the full gradient, and of the worst parameter.
 
-    Parameters with a gradient below 1/1000 of the total are skipped there: that of a scale before a norm is 0.
+    Parameters with a gradient below 1/1000 of the total are skipped there: that of a scale before a
+    norm is 0.
     """
     names = [name for name in reference if name != "loss"]
     each = {name: _norm([ours[name] - reference[name]]) for name in names}
     sizes = {name: _norm([reference[name]]) for name in names}
     whole = math.hypot(*sizes.values())
-    worst = max(names, key=lambda name: each[name] / sizes[name] if sizes[name] > 1e-3 * whole else 0.0)
+    worst = max(
+        names, key=lambda name: each[name] / sizes[name] if sizes[name] > 1e-3 * whole else 0.0
+    )
     return {
         "loss": abs(float(ours["loss"] - reference["loss"])) / abs(float(reference["loss"])),
         "gradient": math.hypot(*each.values()) / whole,
@@ -150,7 +162,8 @@ def failing(found: dict[str, Any], *, choice: bool) -> list[str]:
 
     Args:
         found: result of `check`.
-        choice: if True, experts are selected; bf16 changes the selection of some tokens, so only float32 counts.
+        choice: if True, experts are selected; bf16 changes the selection of some tokens, so only
+            float32 counts.
     """
     limits = dict.fromkeys(("float32", "plain_against_fast", "compiled_against_eager"), FLOAT32)
     if not choice:
@@ -159,15 +172,19 @@ def failing(found: dict[str, Any], *, choice: bool) -> list[str]:
     return [
         name
         for name, limit in limits.items()
-        if not all(found[name][key] <= limit for key in ("loss", "gradient"))  # NaN exceeds any limit
+        if not all(
+            found[name][key] <= limit for key in ("loss", "gradient")
+        )  # NaN exceeds any limit
     ]
 
 
 def experts_without_rows(device: torch.device) -> dict[str, Any]:
-    """Check grouped products with three empty blocks against a loop: zeros there and after the last row."""
+    """Check grouped products with three empty blocks against a loop: zeros there and at the end."""
     generator = torch.Generator().manual_seed(3)
     ends = torch.tensor([0, 16, 16, 40, 40], dtype=torch.int32)
-    x, dy, w = (torch.randn(*shape, generator=generator) for shape in ((48, 24), (48, 21), (5, 21, 24)))
+    x, dy, w = (
+        torch.randn(*shape, generator=generator) for shape in ((48, 24), (48, 21), (5, 21, 24))
+    )
     x[40:], dy[40:] = 0, 0
     wanted_rows, wanted_blocks = torch.zeros(48, 21), torch.zeros(5, 21, 24)
     for e, (begin, end) in enumerate([(0, 0), (0, 16), (16, 16), (16, 40), (40, 40)]):
@@ -184,7 +201,9 @@ def experts_without_rows(device: torch.device) -> dict[str, Any]:
 
 
 def _norm(values: Sequence[Tensor]) -> float:
-    return float(torch.linalg.vector_norm(torch.cat([value.flatten() for value in values]).double()))
+    return float(
+        torch.linalg.vector_norm(torch.cat([value.flatten() for value in values]).double())
+    )
 
 
 @torch.no_grad()

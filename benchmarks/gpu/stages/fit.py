@@ -1,4 +1,4 @@
-"""Stage 2b: `lightning-sv fit` on the GPU for 20 steps, killed and resumed, and host synchronizations.
+"""Stage 2b: 20 steps of `lightning-sv fit`, killed and resumed, and host synchronizations.
 
 The corpus consists of Python sources of the machine.
 """
@@ -26,7 +26,7 @@ STEPS, SAVE, DIE = 20, 10, 13
 
 
 def run(task: Task) -> dict[str, Any]:
-    """Prepare a corpus, then train: once, again, and killed and resumed, also with trainer.deterministic."""
+    """Prepare a corpus, then train: once, again, killed and resumed, also deterministically."""
     folder = Path(task.work) / "fit"
     found: dict[str, Any] = {"steps": STEPS, "saved_at": SAVE, "killed_after": DIE, "runs": {}}
     began = time.monotonic()
@@ -37,7 +37,10 @@ def run(task: Task) -> dict[str, Any]:
         max_bytes=100_000 if task.toy else 4_000_000,
     )  # fmt: skip
     manifest = prepare(corpus, progress=False)
-    found["corpus"] = {"train_tokens": manifest.train.tokens, "seconds": round(time.monotonic() - began, 1)}
+    found["corpus"] = {
+        "train_tokens": manifest.train.tokens,
+        "seconds": round(time.monotonic() - began, 1),
+    }
     task.save(found)
     runs = _Runs(task, folder, corpus)
     plans = [("uninterrupted", ()), ("resumed", ())]
@@ -94,8 +97,14 @@ class _Runs:
 
     def _arguments(self) -> list[str]:
         toy, layers = self.task.toy, ["base", "optim/adamw", "schedule/cos"]
-        layers += ["trainer/cpu" if self.task.device == "cpu" else "trainer/gpu", "data/stdlib", "model/mini"]
-        arguments = [word for layer in layers for word in ("--config", str(ROOT / f"conf/{layer}.yaml"))]
+        layers += [
+            "trainer/cpu" if self.task.device == "cpu" else "trainer/gpu",
+            "data/stdlib",
+            "model/mini",
+        ]
+        arguments = [
+            word for layer in layers for word in ("--config", str(ROOT / f"conf/{layer}.yaml"))
+        ]
         settings = {
             "data.corpus.dir": self.corpus.dir, "data.corpus.tokenizer": self.corpus.tokenizer,
             "data.global_batch": 16, "data.micro_batch": 4, "data.val_sequences": 16, "data.validations": 1,
@@ -103,15 +112,26 @@ class _Runs:
             "trainer.callbacks": "benchmarks.gpu.watch.Watch",
         }  # fmt: skip
         if toy:
-            settings |= {"data.seq_len": 32, "model.backbone.d_model": 32, "model.backbone.n_layer": 1}
-        return [*arguments, *(word for key, value in settings.items() for word in (f"--{key}", str(value)))]
+            settings |= {
+                "data.seq_len": 32,
+                "model.backbone.d_model": 32,
+                "model.backbone.n_layer": 1,
+            }
+        return [
+            *arguments,
+            *(word for key, value in settings.items() for word in (f"--{key}", str(value))),
+        ]
 
-    def _command(self, arguments: list[str], name: str, env: dict[str, str]) -> tuple[int, list[str], float]:
+    def _command(
+        self, arguments: list[str], name: str, env: dict[str, str]
+    ) -> tuple[int, list[str], float]:
         """Run `lightning-sv fit`; return exit code, last lines, seconds."""
         began = time.monotonic()
         log = self.root / f"{name.replace(' ', '-')}.log"
         with log.open("w") as stream:
-            if self.task.toy and KILL not in env:  # in this process, because importing takes longer than the run
+            if (
+                self.task.toy and KILL not in env
+            ):  # in this process, because importing takes longer than the run
                 with patch.dict(os.environ, env), redirect_stdout(stream), redirect_stderr(stream):
                     code = main(["fit", *arguments])
             else:
@@ -125,12 +145,26 @@ class _Runs:
 
 
 def compare(run: Path, other: Path) -> dict[str, Any]:
-    """Compare weights and moments of two runs' last checkpoints bitwise, with differences if unequal."""
-    ours, theirs = (torch.load(path / LAST, map_location="cpu", weights_only=True, mmap=True) for path in (run, other))
+    """Compare weights and moments of two runs' last checkpoints bitwise, with differences."""
+    ours, theirs = (
+        torch.load(path / LAST, map_location="cpu", weights_only=True, mmap=True)
+        for path in (run, other)
+    )
     pairs = [(ours["state_dict"][name], value) for name, value in theirs["state_dict"].items()]
     weights = len(pairs)
     for a, b in zip(ours["optimizer_states"], theirs["optimizer_states"], strict=True):
-        pairs += [(a["state"][key][m], b["state"][key][m]) for key in b["state"] for m in ("exp_avg", "exp_avg_sq")]
+        pairs += [
+            (a["state"][key][m], b["state"][key][m])
+            for key in b["state"]
+            for m in ("exp_avg", "exp_avg_sq")
+        ]
     equal = all(torch.equal(a, b) for a, b in pairs)
-    apart = [float((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-30)) for a, b in pairs[:weights]]
-    return {"bit_equal": equal, "steps": [ours["global_step"], theirs["global_step"]], "weights_apart": max(apart)}
+    apart = [
+        float((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-30))
+        for a, b in pairs[:weights]
+    ]
+    return {
+        "bit_equal": equal,
+        "steps": [ours["global_step"], theirs["global_step"]],
+        "weights_apart": max(apart),
+    }

@@ -22,17 +22,24 @@ from benchmarks.gpu.trainee import Trainee, ours, prepare_compiler
 #: kind -> parts of a kernel's name (on a CPU, of an operator's); the first match counts
 KINDS: tuple[tuple[str, str], ...] = (
     ("attention", r"flash|fmha|attention|sdpa|cudnn.*sdp"),
-    ("products", r"gemm|nvjet|cutlass|cublas|xmma|wgmma|splitk|gemv|aten::(mm|addmm|bmm|linear|_grouped_mm)|mkldnn"),
+    (
+        "products",
+        r"gemm|nvjet|cutlass|cublas|xmma|wgmma|splitk|gemv|aten::(mm|addmm|bmm|linear|_grouped_mm)|mkldnn",
+    ),
     ("optimizer, clip", r"multi_tensor|adam|_foreach_|lpnorm"),
     ("copies", r"memcpy|memset"),
     ("compiled", r"triton_|inductor"),
 )
 #: spans that contain kernels in the profiler's output
-SPANS = re.compile(r"^(##|Optimizer|Torch-Compiled|ProfilerStep|autograd::|nccl:|Pregraph|Context Sync)")
+SPANS = re.compile(
+    r"^(##|Optimizer|Torch-Compiled|ProfilerStep|autograd::|nccl:|Pregraph|Context Sync)"
+)
 STEPS = 3
 MOST_ROWS = 40
 #: bytes and name of a kernel in the code that Inductor writes
-GENERATED = re.compile(r"'kernel_num_gb': (?P<gb>[\d.e+-]+).*?def (?P<name>triton_\w+)\(", re.DOTALL)
+GENERATED = re.compile(
+    r"'kernel_num_gb': (?P<gb>[\d.e+-]+).*?def (?P<name>triton_\w+)\(", re.DOTALL
+)
 
 
 def run(task: Task) -> dict[str, Any]:
@@ -47,19 +54,26 @@ def run(task: Task) -> dict[str, Any]:
         how = "none" if task.toy else "block"
         try:
             trainee = ours(
-                arm, size, size.batches["protocol"], clock.device, compile=how, inductor={"benchmark_kernel": True}
+                arm,
+                size,
+                size.batches["protocol"],
+                clock.device,
+                compile=how,
+                inductor={"benchmark_kernel": True},
             )
             found[label] = by_kind(trainee, clock)
             del trainee
         except Exception as error:
-            found[label] = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+            found[label] = {
+                "error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            }
         clock.free()
         task.save(found)
     return found
 
 
 def by_kind(trainee: Trainee, clock: Clock) -> dict[str, Any]:
-    """Return milliseconds per step of each kind, gaps, kernels per step, and the largest kernels."""
+    """Return milliseconds per step of each kind, gaps, kernels per step, the largest kernels."""
     for _ in range(3):
         trainee.step()
     clock.wait()
@@ -79,7 +93,7 @@ def by_kind(trainee: Trainee, clock: Clock) -> dict[str, Any]:
 
 
 def _kernel_rows(profiler: Any, *, on_cuda: bool) -> list[dict[str, Any]]:
-    """Return name, kind, launches and milliseconds per step of each kernel, with its bandwidth if known."""
+    """Return name, kind, launches, milliseconds per step and bandwidth of each kernel."""
     gigabytes = bytes_of_generated_kernels()
     rows = []
     for event in profiler.key_averages():
@@ -115,4 +129,6 @@ def bytes_of_generated_kernels() -> dict[str, float]:
 
 def kind_of(name: str) -> str:
     """Return the kind of a kernel by its name."""
-    return next((kind for kind, pattern in KINDS if re.search(pattern, name, re.IGNORECASE)), "eager")
+    return next(
+        (kind for kind, pattern in KINDS if re.search(pattern, name, re.IGNORECASE)), "eager"
+    )

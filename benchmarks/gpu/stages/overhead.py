@@ -1,6 +1,7 @@
 """Stages 3, 4 and 5: time, memory and speed of training steps, strategies or peers in one process.
 
-In the paper's protocol (2 x 4,096 tokens at 1B, including the optimizer), and with a large micro-batch.
+In the paper's protocol (2 x 4,096 tokens at 1B, including the optimizer), and with a large
+micro-batch.
 """
 
 import gc
@@ -28,7 +29,7 @@ Build = Callable[[str, Task, Size, int, Clock], Trainee]
 
 
 def run(task: Task) -> dict[str, Any]:
-    """Time the arms of options['size'] at options['batches']; options['arms'] are strategies or peers."""
+    """Time the arms of options['size'] at options['batches']: strategies or peers."""
     clock = clock_of(task.device)
     size = size_of(task.options["size"], task.toy)
     names = list(task.options.get("arms", ARMS))
@@ -36,22 +37,34 @@ def run(task: Task) -> dict[str, Any]:
     return time_arms(task, clock, names, batches, build_arm)
 
 
-def time_arms(task: Task, clock: Clock, names: list[str], batches: list[str], build: Build) -> dict[str, Any]:
+def time_arms(
+    task: Task, clock: Clock, names: list[str], batches: list[str], build: Build
+) -> dict[str, Any]:
     """Time models of options['size'] interleaved, one micro-batch after the other."""
     prepare_compiler()
     size = size_of(task.options["size"], task.toy)
-    found: dict[str, Any] = {"model": size.config.name, "seq_len": size.seq_len, "arms": {}, "left_out": {}}
+    found: dict[str, Any] = {
+        "model": size.config.name,
+        "seq_len": size.seq_len,
+        "arms": {},
+        "left_out": {},
+    }
     needed = STATE_BYTES * sum(p.numel() for p in meta_backbone(size.config).parameters())
     if needed > USABLE * clock.total_bytes():
-        found["left_out"][size.config.name] = f"its training state alone is {needed / 2**30:.0f} GiB"
+        found["left_out"][size.config.name] = (
+            f"its training state alone is {needed / 2**30:.0f} GiB"
+        )
         return found
     for number, batch in enumerate(batches):
         seconds = task.left * (0.9 / (len(batches) - number))
         table = BatchTable(task, clock, size, batch, found, build)
         table.measure(names, until=time.monotonic() + seconds)
         _forget(clock)
-    # More graphs than models and micro-batches, or graph breaks, would show a difference from `fit`.
-    found["dynamo"] = {key: dict(torch._dynamo.utils.counters[key]) for key in ("stats", "graph_break")}
+    # More graphs than models and micro-batches, or graph breaks, would show a difference from
+    # `fit`.
+    found["dynamo"] = {
+        key: dict(torch._dynamo.utils.counters[key]) for key in ("stats", "graph_break")
+    }
     return found
 
 
@@ -67,7 +80,9 @@ class BatchTable:
         build: returns the model of a name
     """
 
-    def __init__(self, task: Task, clock: Clock, size: Size, batch: str, found: dict[str, Any], build: Build):
+    def __init__(
+        self, task: Task, clock: Clock, size: Size, batch: str, found: dict[str, Any], build: Build
+    ):
         self.task = task
         self.clock = clock
         self.size = size
@@ -77,7 +92,10 @@ class BatchTable:
         self.sequences = size.batches[batch]
         self.trainees: dict[str, Trainee] = {}
         self.rows: dict[str, dict[str, Any]] = {}
-        self.table: dict[str, Any] = {"micro_batch": self.sequences, "tokens": self.sequences * size.seq_len}
+        self.table: dict[str, Any] = {
+            "micro_batch": self.sequences,
+            "tokens": self.sequences * size.seq_len,
+        }
         self.table["rows"] = self.rows
         found["arms"][batch] = self.table
 
@@ -154,7 +172,8 @@ class BatchTable:
         except torch.OutOfMemoryError:
             steps.clear()
             self._leave_out(
-                next(reversed(self.trainees)), "it and all before it do not fit; timed with the first alone"
+                next(reversed(self.trainees)),
+                "it and all before it do not fit; timed with the first alone",
             )
             _forget(self.clock)
             return None
@@ -173,10 +192,13 @@ def build_arm(name: str, task: Task, size: Size, batch: int, clock: Clock) -> Tr
 
 
 def _speed(trainee: Trainee, ms: float, options: dict[str, Any]) -> dict[str, float]:
-    """Return tokens/s, TFLOP/s of the model's FLOPs, and their fractions of the listed and measured peak."""
+    """Return tokens/s, TFLOP/s of the model, and their fractions of both peaks."""
     tflops = trainee.flops / ms / 1e9
     speed = {"tokens_per_s": 1e3 * trainee.tokens / ms, "tflops": tflops}
-    for key, peak in (("mfu", options.get("peak_tflops")), ("mfu_measured", options.get("measured_tflops"))):
+    for key, peak in (
+        ("mfu", options.get("peak_tflops")),
+        ("mfu_measured", options.get("measured_tflops")),
+    ):
         if peak:
             speed[key] = tflops / peak
     return speed

@@ -25,18 +25,27 @@ def run(task: Task) -> dict[str, Any]:
         options = {"size": name, "arm": arm, "batch": batch}
         given = replace(task, seconds=task.seconds - 3, options=options)
         size = size_of(name, task.toy)
-        job = Job(f"{name} {arm} {batch}", "benchmarks.gpu.stages.overhead:warm", given, gib(size, size.batches[batch]))
+        job = Job(
+            f"{name} {arm} {batch}",
+            "benchmarks.gpu.stages.overhead:warm",
+            given,
+            gib(size, size.batches[batch]),
+        )
         jobs.append(job)
     found: dict[str, Any] = {"cases": {}}
     room = USABLE * clock_of(task.device).total_bytes() / 2**30 - ELSEWHERE_GIB
     for name, outcome in at_once(jobs, most=2 if task.toy else 13, gib=room):
-        ended = {} if outcome["state"] == "done" else {"state": outcome["state"], "error": outcome["error"]}
+        ended = (
+            {}
+            if outcome["state"] == "done"
+            else {"state": outcome["state"], "error": outcome["error"]}
+        )
         found["cases"][name] = {"seconds": outcome["seconds"]} | outcome["figures"] | ended
         task.save(found)
     return found
 
 
 def gib(size: Size, batch: int) -> float:
-    """Estimate the memory of a step of one block: states of embedding and head, and four float32 logits."""
+    """Estimate a block's memory: states of embedding and head, and four float32 logits."""
     states = 16 * 2 * size.config.vocab_size * size.config.d_model
     return (states + 16 * batch * size.seq_len * size.config.vocab_size) / 2**30 + 2

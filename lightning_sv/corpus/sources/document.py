@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from lightning_sv.errors import ConfigError
 
-#: Maximum size of a document, because it is held in memory; split larger files into .jsonl or .parquet records.
+#: Maximum size of a document, because it is held in memory; split larger files into .jsonl or
+#: .parquet records.
 MAX_DOCUMENT_BYTES = 1 << 30
 #: U+FEFF, which some editors write at the start of a file
 BYTE_ORDER_MARK = "\ufeff"
@@ -24,7 +25,8 @@ class Document:
     """A document: its text, which is not empty, its size and hash in UTF-8, and its file, with line or row.
 
     Attributes:
-        digest: blake2b of those bytes, 24 bytes long; the first 8 decide its split, the next 8 its place in 'stdlib'
+        digest: blake2b of those bytes, 24 bytes long; the first 8 decide its split, the next 8 its
+            place in 'stdlib'
     """
 
     text: str
@@ -39,10 +41,14 @@ class Document:
             raw = text.encode("utf-8")
         except UnicodeEncodeError:
             hint = "Repair it, or set data.corpus.errors to replace or skip."
-            raise ConfigError(f"{where} has half of a surrogate pair; expected Unicode text. {hint}") from None
+            raise ConfigError(
+                f"{where} has half of a surrogate pair; expected Unicode text. {hint}"
+            ) from None
         if len(raw) > MAX_DOCUMENT_BYTES:
             hint = "Split it, or write its parts as lines of a .jsonl file."
-            raise ConfigError(f"{where} has {len(raw):,} bytes; expected at most {MAX_DOCUMENT_BYTES:,} bytes. {hint}")
+            raise ConfigError(
+                f"{where} has {len(raw):,} bytes; expected at most {MAX_DOCUMENT_BYTES:,} bytes. {hint}"
+            )
         return cls(text, len(raw), hashlib.blake2b(raw, digest_size=24).digest(), where)
 
     def held_out(self, val_fraction: float) -> bool:
@@ -126,14 +132,15 @@ def file_times(path: Path) -> dict[str, int]:
 class SplitDocuments:
     """Iterate over documents, each with True if it is in validation, any number of times.
 
-    Exact duplicates are dropped, by a hash per document in memory, so this is for the start of a large source.
-    A document's own hash decides its split (`Document.held_out`), independent of other documents. For fewer than
-    `FEW` documents, or if a split would be empty, the end of each document is validation: val_fraction of it, plus
-    the rest of its first line.
+    Exact duplicates are dropped, by a hash per document in memory, so this is for the start of a
+    large source. A document's own hash decides its split (`Document.held_out`), independent of
+    other documents. For fewer than `FEW` documents, or if a split would be empty, the end of each
+    document is validation: val_fraction of it, plus the rest of its first line.
 
     Args:
         read: starts a new pass over the documents; it is read until both splits have a document
-        max_bytes: stop before the document that would exceed this many UTF-8 bytes; None for no limit
+        max_bytes: stop before the document that would exceed this many UTF-8 bytes; None for no
+            limit
         val_fraction: fraction of the documents held out, or of each
 
     Attributes:
@@ -144,7 +151,9 @@ class SplitDocuments:
         ConfigError: there is no document, or none has more than one character
     """
 
-    def __init__(self, read: Callable[[], Iterator[Document]], max_bytes: int | None, val_fraction: float) -> None:
+    def __init__(
+        self, read: Callable[[], Iterator[Document]], max_bytes: int | None, val_fraction: float
+    ) -> None:
         self.read = read
         self.max_bytes = max_bytes
         self.val_fraction = val_fraction
@@ -183,7 +192,9 @@ class SplitDocuments:
             yield document
 
 
-def split_document(document: Document, val_fraction: float, *, cuts: bool) -> Iterator[tuple[Document, bool]]:
+def split_document(
+    document: Document, val_fraction: float, *, cuts: bool
+) -> Iterator[tuple[Document, bool]]:
     """Yield a document, or with `cuts` its start and its end, each with True if it is in validation."""
     if cuts:
         yield from _cut(document, val_fraction)

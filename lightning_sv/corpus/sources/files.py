@@ -18,7 +18,14 @@ from typing import Any, NoReturn
 from lightning_sv.atomic import file_sha256, reading
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.manifest import Manifest
-from lightning_sv.corpus.sources.document import BYTE_ORDER_MARK, Document, FileStates, Slice, Source, file_times
+from lightning_sv.corpus.sources.document import (
+    BYTE_ORDER_MARK,
+    Document,
+    FileStates,
+    Slice,
+    Source,
+    file_times,
+)
 from lightning_sv.errors import ConfigError, UnreadableError, expect
 
 #: 2 GiB, the largest window of the zstd format; the library's own limit is 128 MiB
@@ -29,8 +36,8 @@ _ZSTD_INPUT = 1 << 17  # compressed bytes per read
 def files_source(config: CorpusConfig, previous: Source | None, part_bytes: int) -> Source:
     """Return the documents of files, folders and globs, in the order of their names.
 
-    A file of lines or row groups that is larger than `part_bytes` has several slices. Files whose size and time are
-    those of the `previous` start are not hashed again.
+    A file of lines or row groups that is larger than `part_bytes` has several slices. Files whose
+    size and time are those of the `previous` start are not hashed again.
     """
     paths, left_out = source_files(config)
     states = file_states(paths, previous.files if previous else {})
@@ -193,7 +200,9 @@ class FileReader:
                 return row_groups(str(path), state, file, self.text_field, part_bytes)
         if size > part_bytes and format in LINES and not packed:
             starts = range(0, size, part_bytes)
-            return [Slice(str(path), at, min(at + part_bytes, size), part_bytes, state) for at in starts]
+            return [
+                Slice(str(path), at, min(at + part_bytes, size), part_bytes, state) for at in starts
+            ]
         return [Slice(str(path), n_bytes=size, state=state)]
 
     def read(self, piece: Slice) -> Iterator[Document]:
@@ -220,10 +229,16 @@ class FileReader:
                 try:
                     record = json.loads(text)
                 except (ValueError, RecursionError) as error:  # invalid JSON, or nested too deeply
-                    raise ConfigError(f"{where}: invalid JSON ({error}); repair or remove the line.") from None
+                    raise ConfigError(
+                        f"{where}: invalid JSON ({error}); repair or remove the line."
+                    ) from None
                 value = record.get(self.text_field) if isinstance(record, dict) else None
-                if isinstance(value, str) and self.errors != "strict":  # JSON can contain half of a surrogate pair
-                    record[self.text_field] = self._decoded(value.encode("utf-8", "surrogatepass"), where)
+                if (
+                    isinstance(value, str) and self.errors != "strict"
+                ):  # JSON can contain half of a surrogate pair
+                    record[self.text_field] = self._decoded(
+                        value.encode("utf-8", "surrogatepass"), where
+                    )
                 yield from record_documents(record, where, self.text_field)
 
     def parquet(self, path: Path, piece: Slice) -> Iterator[Document]:
@@ -235,7 +250,9 @@ class FileReader:
         """Yield one document per row of row groups of a `pyarrow.parquet.ParquetFile`."""
         groups = range(piece.start, table.num_row_groups if piece.stop is None else piece.stop)
         row = sum(table.metadata.row_group(group).num_rows for group in range(piece.start))
-        for batch in table.iter_batches(batch_size=1024, row_groups=list(groups), columns=[self.text_field]):
+        for batch in table.iter_batches(
+            batch_size=1024, row_groups=list(groups), columns=[self.text_field]
+        ):
             for value in _plain_column(batch.column(0)).to_pylist():
                 row += 1
                 where = f"{piece.name}, row {row}"
@@ -263,7 +280,9 @@ def _naming(path: Path) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:  # each compression and Parquet have errors of their own
-        raise ConfigError(f"{path}: cannot be read ({error}); download it again, or remove it.") from error
+        raise ConfigError(
+            f"{path}: cannot be read ({error}); download it again, or remove it."
+        ) from error
 
 
 def _lines_between(file: Any, piece: Slice) -> Iterator[bytes]:
@@ -285,7 +304,9 @@ def open_parquet(file: Any, name: str, text_field: str) -> Any:
     table = needs("pyarrow.parquet", name).ParquetFile(file, pre_buffer=True)
     names = table.schema_arrow.names
     if text_field not in names:
-        raise ConfigError(f"{name}: has no column {text_field!r} among {names}; set text_field to one.")
+        raise ConfigError(
+            f"{name}: has no column {text_field!r} among {names}; set text_field to one."
+        )
     return table
 
 
@@ -319,9 +340,13 @@ def _plain_column(column: Any) -> Any:
 def record_documents(record: Any, where: str, text_field: str) -> Iterator[Document]:
     """Yield the document of a record, as `text_documents`; reject a record without the text's key."""
     if not isinstance(record, dict):
-        raise ConfigError(f"{where}: expected a JSON object; write one object with a {text_field!r} key per line.")
+        raise ConfigError(
+            f"{where}: expected a JSON object; write one object with a {text_field!r} key per line."
+        )
     if text_field not in record:
-        raise ConfigError(f"{where}: has no {text_field!r} among {sorted(record)}; set text_field to the text's key.")
+        raise ConfigError(
+            f"{where}: has no {text_field!r} among {sorted(record)}; set text_field to the text's key."
+        )
     yield from text_documents(record[text_field], where, text_field)
 
 
@@ -463,7 +488,11 @@ def _files_now(manifest: Manifest) -> list[Path]:
     try:
         files, _ = source_files(CorpusConfig(**manifest.settings))
         return files
-    except (TypeError, ValueError, OSError):  # some text is gone, or this user may not read its folder
+    except (
+        TypeError,
+        ValueError,
+        OSError,
+    ):  # some text is gone, or this user may not read its folder
         # Path.is_file would raise
         return [Path(name) for name in manifest.sources or () if os.path.isfile(name)]  # noqa: PTH113
 

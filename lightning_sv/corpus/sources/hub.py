@@ -1,7 +1,8 @@
 """Documents from a Hugging Face dataset: row groups of its Parquet files, or else its rows streamed in order.
 
-The client of the hub repeats a request after a time-out, a lost connection or an answer 408, 429 or 5xx up to five
-times, after 1, 2, 4, 8 and 8 seconds. After that the preparation ends, and the next start goes on.
+The client of the hub repeats a request after a time-out, a lost connection or an answer 408, 429 or
+5xx up to five times, after 1, 2, 4, 8 and 8 seconds. After that the preparation ends, and the next
+start goes on.
 """
 
 import logging
@@ -14,7 +15,13 @@ from typing import Any
 
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.sources.document import Document, Slice, Source
-from lightning_sv.corpus.sources.files import FileReader, needs, open_parquet, record_documents, row_groups
+from lightning_sv.corpus.sources.files import (
+    FileReader,
+    needs,
+    open_parquet,
+    record_documents,
+    row_groups,
+)
 from lightning_sv.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -62,7 +69,9 @@ def _slices(config: CorpusConfig, name: str, revision: str | None, part_bytes: i
         if not all(str(file).endswith(".parquet") for file in files):
             return [Slice(name, state=revision or "")]
         with ThreadPoolExecutor(_THREADS) as pool:
-            groups = pool.map(lambda file: _row_groups(file, revision or "", config.text_field, part_bytes), files)
+            groups = pool.map(
+                lambda file: _row_groups(file, revision or "", config.text_field, part_bytes), files
+            )
             return list(chain.from_iterable(groups))
     except ConfigError:
         raise
@@ -76,7 +85,9 @@ def _data_files(config: CorpusConfig, name: str, revision: str | None) -> list[s
     builder = datasets.load_dataset_builder(name, config.hf_subset, revision=revision)
     files = builder.config.data_files or {}
     if config.hf_split not in files:
-        raise ConfigError(f"hf_split is {config.hf_split}; expected one of {sorted(files)}, the splits of {name}.")
+        raise ConfigError(
+            f"hf_split is {config.hf_split}; expected one of {sorted(files)}, the splits of {name}."
+        )
     return list(files[config.hf_split])
 
 
@@ -108,7 +119,9 @@ class HubReader:
                 yield from self._stream(piece)
                 return
             with _open(piece.name) as file:
-                yield from self._files.rows(open_parquet(file, piece.name, config.text_field), piece)
+                yield from self._files.rows(
+                    open_parquet(file, piece.name, config.text_field), piece
+                )
         except ConfigError:
             raise
         except Exception as error:  # readers can raise anything
@@ -118,7 +131,11 @@ class HubReader:
         config = self.config
         datasets = needs("datasets", config.source)
         rows = datasets.load_dataset(
-            piece.name, config.hf_subset, split=config.hf_split, streaming=True, revision=piece.state or None
+            piece.name,
+            config.hf_subset,
+            split=config.hf_split,
+            streaming=True,
+            revision=piece.state or None,
         )
         for row, record in enumerate(rows, 1):
             yield from record_documents(record, f"{config.source}, row {row}", config.text_field)

@@ -10,8 +10,9 @@ from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.sources.document import Document, Slice, Source
 from lightning_sv.errors import ConfigError
 
-# Distributions of requirements/lock.txt with a megabyte or more of Python. The list is fixed, so that a lock file
-# determines the corpus; absent packages are skipped, and the manifest lists the others.
+# Distributions of requirements/lock.txt with a megabyte or more of Python. The list is fixed, so
+# that a lock file determines the corpus; absent packages are skipped, and the manifest lists the
+# others.
 PACKAGES = (
     "fonttools", "huggingface_hub", "lightning", "litdata", "matplotlib", "mpmath", "networkx", "numpy", "pillow",
     "scipy", "sympy", "tensorboard", "torch", "torchmetrics",
@@ -28,17 +29,22 @@ def _installed() -> list[str]:
 def python_source(config: CorpusConfig, previous: Source | None, part_bytes: int) -> Source:
     """Return Python sources of the standard library and distributions, ordered by a hash of their text.
 
-    The order mixes the packages, so that a size limit samples all of them. Empty files and files that are not
-    UTF-8 are skipped. 'stdlib' has the distributions of `PACKAGES`, 'installed' has all.
+    The order mixes the packages, so that a size limit samples all of them. Empty files and files
+    that are not UTF-8 are skipped. 'stdlib' has the distributions of `PACKAGES`, 'installed' has
+    all.
     """
-    paths, packages, licences = _python_files(PACKAGES if config.source == "stdlib" else _installed())
+    paths, packages, licences = _python_files(
+        PACKAGES if config.source == "stdlib" else _installed()
+    )
     reader = PythonReader(config)
     found: list[tuple[bytes, Slice]] = []
     for path in paths:
         document = reader.document(path)
         if document is not None:
             digest = document.digest
-            found.append((digest[8:16], Slice(str(path), n_bytes=document.n_bytes, state=digest.hex())))
+            found.append(
+                (digest[8:16], Slice(str(path), n_bytes=document.n_bytes, state=digest.hex()))
+            )
     found.sort(key=lambda item: item[0])
 
     slices = [piece for _, piece in found]
@@ -57,7 +63,9 @@ class PythonReader:
         """Yield the document of a file, which must have its hash of the first reading."""
         document = self.document(Path(piece.name))
         if document is None or document.digest.hex() != piece.state:
-            raise ConfigError(f"{piece.name}: the file changed while it was being read; prepare the corpus again.")
+            raise ConfigError(
+                f"{piece.name}: the file changed while it was being read; prepare the corpus again."
+            )
         yield document
 
     def document(self, path: Path) -> Document | None:

@@ -18,7 +18,9 @@ class Line(NamedTuple):
     y: Array | Sequence[float]  #: shape (N,)
     marks: bool = False  #: if True, marks instead of a line
     spread: Array | None = None  #: half-width of a band, shape (N,)
-    colour: str | None = None  #: name in `plots.style.PALETTE` or of matplotlib; None for the next unused one
+    colour: str | None = (
+        None  #: name in `plots.style.PALETTE` or of matplotlib; None for the next unused one
+    )
 
 
 class Panel(NamedTuple):
@@ -34,10 +36,14 @@ class Panel(NamedTuple):
     x_limits: tuple[float, float] | None = None
 
 
-def ratio_panel(title: str, ours: str, theirs: str, lines: Sequence[Line], limits: tuple[float, float]) -> Panel:
+def ratio_panel(
+    title: str, ours: str, theirs: str, lines: Sequence[Line], limits: tuple[float, float]
+) -> Panel:
     """Return log-log axes for L_ours(t) / L_theirs(t), with TeX indices that may be empty."""
     upper, lower = (f"L_{{{index}}}(t)" if index else "L(t)" for index in (ours, theirs))
-    return Panel(title, TIME, f"${upper} \\,/\\, {lower}$", lines, scale="xy", level=1.0, limits=limits)
+    return Panel(
+        title, TIME, f"${upper} \\,/\\, {lower}$", lines, scale="xy", level=1.0, limits=limits
+    )
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,9 @@ class Finding:
 
     stated: float | str  #: the paper's number, or its inequality in a few characters
     measured: float  #: our number
-    error: float | None  #: difference of the two, or the uncertainty of ours; None if neither is meaningful
+    error: (
+        float | None
+    )  #: difference of the two, or the uncertainty of ours; None if neither is meaningful
     agrees: bool  #: True if the measurement confirms the statement
     note: str = ""  #: one line of details
     panels: tuple[Panel, ...] = ()  #: panels of the picture
@@ -62,7 +70,9 @@ class Claim:
     statement: str  #: the statement as a formula
     conditions: str  #: conditions of this check
     check: Callable[[], Finding]  #: function that measures
-    expected: Literal["holds", "fails"] = "holds"  #: 'fails' for a limit: a statement with a known counterexample
+    expected: Literal["holds", "fails"] = (
+        "holds"  #: 'fails' for a limit: a statement with a known counterexample
+    )
 
 
 class Result(NamedTuple):
@@ -82,13 +92,26 @@ class Result(NamedTuple):
         """Return everything except the check and the pictures, for JSON."""
         claim = self.claim
         finding = self.finding
-        statement = {key: getattr(claim, key) for key in ("claim", "part", "source", "statement", "conditions")}
+        statement = {
+            key: getattr(claim, key)
+            for key in ("claim", "part", "source", "statement", "conditions")
+        }
         figures = {key: getattr(finding, key) for key in ("stated", "measured", "error")}
-        return {**statement, **figures, "verdict": self.verdict, "expected": claim.expected, "note": finding.note}
+        return {
+            **statement,
+            **figures,
+            "verdict": self.verdict,
+            "expected": claim.expected,
+            "note": finding.note,
+        }
 
 
 def claim(
-    name: str, source: str, part: str, conditions: str, expected: Literal["holds", "fails"] = "holds"
+    name: str,
+    source: str,
+    part: str,
+    conditions: str,
+    expected: Literal["holds", "fails"] = "holds",
 ) -> Callable[[Callable[[], Finding]], Claim]:
     """Turn a check into a `Claim` whose statement is the check's docstring; arguments as in `Claim`."""
 

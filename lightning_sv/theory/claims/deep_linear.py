@@ -58,8 +58,8 @@ def balanced(matrix: Array) -> list[Array]:
 def balanced_preconditioner(matrix: Array) -> Array:
     """Return K = (A Aᵀ)^½ ⊗ I + I ⊗ (Aᵀ A)^½ at a balanced state with product A, (c·d, c·d).
 
-    Arora et al., Theorem 1. Its eigenvectors are u_i v_jᵀ, its eigenvalues σ_i + σ_j: it acts on the spectrum, while
-    scale vectors act on channels.
+    Arora et al., Theorem 1. Its eigenvectors are u_i v_jᵀ, its eigenvalues σ_i + σ_j: it acts on
+    the spectrum, while scale vectors act on channels.
     """
     c, d = matrix.shape
     u, s, v = np.linalg.svd(matrix, full_matrices=False)
@@ -77,9 +77,9 @@ def singular_value(times: Array, target: float, start: float) -> Array:
 def end_rates(teacher: Array) -> tuple[float, float]:
     """Return the final decay rates of the residuals of f and of an aligned DLN, for a teacher σ u vᵀ of rank one.
 
-    f: √(1 + 4‖w*_j‖²) of its slowest nonzero column; DLN: 2σ. The DLN is therefore faster at the end iff
-    4σ² (1 − min v_j²) > 1, with the minimum over the nonzero v_j: never for one nonzero column, always for a large
-    teacher with several nonzero columns.
+    f: √(1 + 4‖w*_j‖²) of its slowest nonzero column; DLN: 2σ. The DLN is therefore faster at the
+    end iff 4σ² (1 − min v_j²) > 1, with the minimum over the nonzero v_j: never for one nonzero
+    column, always for a large teacher with several nonzero columns.
     """
     squares = (np.asarray(teacher, dtype=float) ** 2).sum(0)
     return float(np.sqrt(1 + 4 * squares[squares > 0].min())), 2 * float(np.sqrt(squares.sum()))
@@ -89,7 +89,9 @@ def end_rates(teacher: Array) -> tuple[float, float]:
 def _overhead() -> Finding:
     """γ adds d parameters, a second layer c·m + m·d − c·d."""
     d = 64
-    plain, scaled, deep = (sum(block.size for block in student.initial(d, d)) for student in (_G, _F, DeepLinear()))
+    plain, scaled, deep = (
+        sum(block.size for block in student.initial(d, d)) for student in (_G, _F, DeepLinear())
+    )
     note = f"c = d = {d}: {scaled - plain} and {deep - plain} parameters more than {plain}"
     return Finding(d, scaled - plain, None, scaled - plain == d and deep == 2 * d * d, note)
 
@@ -125,7 +127,9 @@ def _shares(students: Mapping[str, Student]) -> tuple[list[float], str]:
         shares = []
         for _ in range(100):
             blocks = [rng.standard_normal(block.shape) for block in student.initial(3, 3)]
-            k = student.preconditioner(balanced(blocks[0]) if isinstance(student, DeepLinear) else blocks)
+            k = student.preconditioner(
+                balanced(blocks[0]) if isinstance(student, DeepLinear) else blocks
+            )
             shares.append((k[apart] ** 2).sum() / (k**2).sum())
         means.append(float(np.mean(shares)))
     listed = ", ".join(f"{name} {mean:.2f}" for name, mean in zip(students, means, strict=True))
@@ -181,7 +185,9 @@ def _early() -> Finding:
         if teacher.name in ("scalar", "small row", "row (3, 1)", "full 2×2", "balanced 3×3"):
             lines.append(Line(f"DLN, {teacher.name}", *curve))
     lines.append(Line("f, full 2×2", *loss_ratio(_F, _G, TEACHERS[4].matrix)))
-    panel = ratio_panel("Against g: f ahead at once, the DLN late or never", "", "g", lines, (1e-4, 1e4))
+    panel = ratio_panel(
+        "Against g: f ahead at once, the DLN late or never", "", "g", lines, (1e-4, 1e4)
+    )
     never = sum(np.isinf(t) for t in overtakes)
     note = (
         f"DLN behind g at t = {EARLY}, f ahead, for {sum(behind)} of {len(TEACHERS)} teachers; it overtakes g from "
@@ -191,7 +197,10 @@ def _early() -> Finding:
 
 
 @claim(
-    "dln", 'ours; "an interesting direction for future work" there', "who ends faster", "rank one, aligned small start"
+    "dln",
+    'ours; "an interesting direction for future work" there',
+    "who ends faster",
+    "rank one, aligned small start",
 )
 def _regimes() -> Finding:
     """W* = σ u vᵀ: a DLN ends faster than f iff 4σ²(1 − min_j v_j²) > 1, v_j ≠ 0."""
@@ -202,7 +211,9 @@ def _regimes() -> Finding:
         right = rng.standard_normal(rng.integers(1, 5))
         teacher = np.outer(left, right)
         scaled, deep = end_rates(teacher * rng.uniform(0.4, 2) / np.linalg.norm(teacher))
-        if deep > 0.5 and abs(np.log(deep / scaled)) > 0.05:  # slower ones have not arrived; equal ones decide nothing
+        if (
+            deep > 0.5 and abs(np.log(deep / scaled)) > 0.05
+        ):  # slower ones have not arrived; equal ones decide nothing
             cases.append(teacher * deep / (2 * np.linalg.norm(teacher)))
     predicted = []
     measured = []
@@ -235,4 +246,6 @@ def _regimes() -> Finding:
         f"{len(cases)} teachers of rank one, aligned start of size 0.01, DLN faster in {share:.0%}; {wrong} against "
         "the closed form; error: largest of a rate, where the losses meet rounding"
     )
-    return Finding("iff 4σ²(1 − min v_j²) > 1", float(wrong), worst, not wrong and worst < 0.1, note, (panel,))
+    return Finding(
+        "iff 4σ²(1 − min v_j²) > 1", float(wrong), worst, not wrong and worst < 0.1, note, (panel,)
+    )

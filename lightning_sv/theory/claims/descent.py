@@ -2,7 +2,8 @@
 
 One step of SGD on ½‖γ ⊙ w − a*‖² in θ = (w, γ), with H, C of shape (2d, 2d):
 
-    E L(θ − η(∇L + ξ)) = Q + η²/2 P + o(η²),  Q = L − η‖∇L‖² + η²/2 ∇Lᵀ H ∇L,  P = E ξᵀHξ = Tr(H C),  C = E ξξᵀ
+    E L(θ − η(∇L + ξ)) = Q + η²/2 P + o(η²),  Q = L − η‖∇L‖² + η²/2 ∇Lᵀ H ∇L,  P = E ξᵀHξ = Tr(H C),
+     C = E ξξᵀ
 """
 
 from collections.abc import Callable, Iterator
@@ -127,12 +128,21 @@ def _expansion() -> Finding:
         covariance = _drawn(rng, SIGMA2)
         noise = noise_term(point.hessian, covariance)
         rest = [
-            abs(point.expected_loss(eta, covariance) - point.after_descent(eta) - eta**2 / 2 * noise) for eta in rates
+            abs(
+                point.expected_loss(eta, covariance) - point.after_descent(eta) - eta**2 / 2 * noise
+            )
+            for eta in rates
         ]
         slopes.append(float(np.polyfit(np.log(rates), np.log(rest), 1)[0]))
         if k < 4:
             lines.append(Line(f"state {k + 1}", rates, np.array(rest) / rates**2))
-    panel = Panel("What the expansion leaves out is o(η²)", "learning rate η", "|remainder| / η²", lines, scale="xy")
+    panel = Panel(
+        "What the expansion leaves out is o(η²)",
+        "learning rate η",
+        "|remainder| / η²",
+        lines,
+        scale="xy",
+    )
     slope = min(slopes)
     note = "exact expectation over two-point noise, 20 states: least slope of the remainder in η, on logarithmic axes"
     return Finding("> 2", slope, None, slope > 2, note, (panel,))
@@ -152,7 +162,13 @@ def _gd_term() -> Finding:
         eta = rng.uniform(0.01, 2)
         bound = _bound(point, eta, np.linalg.eigvalsh(point.hessian)[-1])
         worst = max(worst, (point.after_descent(eta) - bound) / (1 + abs(bound)))
-    return Finding("≤ 0", worst, None, worst <= 1e-12, f"{_STATES}, η from 0.01 to 2; largest excess over the bound")
+    return Finding(
+        "≤ 0",
+        worst,
+        None,
+        worst <= 1e-12,
+        f"{_STATES}, η from 0.01 to 2; largest excess over the bound",
+    )
 
 
 @_descent("GD step", "η < 2/λ_max", expected="fails")
@@ -167,16 +183,15 @@ def _true_step() -> Finding:
         excess.append(after > _bound(point, eta, sharpest) + 1e-12)
         rises += int(after > point.loss())
     share = float(np.mean(excess))
-    note = (
-        f"share of {COUNT:,} random states; the loss rises in {rises / COUNT:.0%}, though η λ_max < 2 where it starts"
-    )
+    note = f"share of {COUNT:,} random states; the loss rises in {rises / COUNT:.0%}, though η λ_max < 2 where it starts"
     return Finding(0.0, share, None, share == 0, note)
 
 
 @_descent("1 to 3 bounded", "models of E‖ξ‖²: σ², σ_0² + σ_1²‖∇L‖², σ² L")
 def _bounded() -> Finding:
     """P ≤ E‖ξ‖² λ_max."""
-    # One claim: P and the bounds of the three models are proportional to E‖ξ‖², so all have the same P / bound.
+    # One claim: P and the bounds of the three models are proportional to E‖ξ‖², so all have the
+    # same P / bound.
     worst = -np.inf
     tight = 0.0
     shares = []
@@ -192,7 +207,9 @@ def _bounded() -> Finding:
     return Finding("≤ 1", worst, None, worst <= 1 + 1e-12 and tight < 1e-10, note)
 
 
-def _equal(covariance: Callable[[Point], Any], stated: Callable[[Point], Any], *, near: bool = False) -> Finding:
+def _equal(
+    covariance: Callable[[Point], Any], stated: Callable[[Point], Any], *, near: bool = False
+) -> Finding:
     errors = []
     negative = []
     for point, _ in _points(near):
@@ -217,14 +234,18 @@ def _isotropic() -> Finding:
 @_descent("5 Hessian", "C = σ² ∇²L, at ‖e‖ = 0.01")
 def _hessian() -> Finding:
     """P = σ² ‖∇²L‖_F²."""
-    return _equal(lambda point: SIGMA2 * point.hessian, lambda point: SIGMA2 * _square(point), near=True)
+    return _equal(
+        lambda point: SIGMA2 * point.hessian, lambda point: SIGMA2 * _square(point), near=True
+    )
 
 
 @_descent("6 loss, Hessian", "C = 2L ∇²L, at ‖e‖ = 0.01")
 def _loss_and_hessian() -> Finding:
     """P = 2L ‖∇²L‖_F²."""
     return _equal(
-        lambda point: 2 * point.loss() * point.hessian, lambda point: 2 * point.loss() * _square(point), near=True
+        lambda point: 2 * point.loss() * point.hessian,
+        lambda point: 2 * point.loss() * _square(point),
+        near=True,
     )
 
 
@@ -241,7 +262,9 @@ def _printed() -> Finding:
 def _no_covariance() -> Finding:
     """σ² ∇²L is a covariance."""
     share = float(np.mean([np.linalg.eigvalsh(point.hessian)[0] < -1e-9 for point, _ in _points()]))
-    return Finding(0.0, share, None, share == 0, f"share of {_STATES} where ∇²L has a negative eigenvalue")
+    return Finding(
+        0.0, share, None, share == 0, f"share of {_STATES} where ∇²L has a negative eigenvalue"
+    )
 
 
 @_descent("6 and SGD", "z on the sphere, ‖e‖ → 0")

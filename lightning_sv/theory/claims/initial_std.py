@@ -2,17 +2,19 @@
 
 Beyond the paper.
 
-Setting: L(cW) = L(W) for every c > 0, as for a branch under DNP, y = γ_out ⊙ Norm(W(γ_in ⊙ x̂)). Then ⟨W, ∇L⟩ = 0 and
-∇L(cW) = ∇L(W) / c; the function changes by the relative step ‖ΔW‖ / ‖W‖. AdamW's update u = m̂ / √v̂ does not depend on
-the gradient's size:
+Setting: L(cW) = L(W) for every c > 0, as for a branch under DNP, y = γ_out ⊙ Norm(W(γ_in ⊙ x̂)).
+Then ⟨W, ∇L⟩ = 0 and ∇L(cW) = ∇L(W) / c; the function changes by the relative step ‖ΔW‖ / ‖W‖.
+AdamW's update u = m̂ / √v̂ does not depend on the gradient's size:
 
     W_(t+1) = (1 − η_t λ) W_t − η_t u_t
 
-Exactly (ε = 0): the start c W_0, rates c η_t and decay λ/c give c W_t. An initial std thus acts as a learning rate.
+Exactly (ε = 0): the start c W_0, rates c η_t and decay λ/c give c W_t. An initial std thus acts as
+a learning rate.
 
-If noise dominates the mean gradient, each g enters Σ u with total weight 1 for any β1, and is orthogonal to W:
-r² = ‖W‖² / n grows by η² per step, while a single update has rms √((1 − β1) / (1 + β1)), about 0.23 for β1 = 0.9. Known
-for constant rates as rotational equilibrium (Kosson et al., arXiv:2305.17212); here with the start and any schedule.
+If noise dominates the mean gradient, each g enters Σ u with total weight 1 for any β1, and is
+orthogonal to W: r² = ‖W‖² / n grows by η² per step, while a single update has rms √((1 − β1) / (1 +
+β1)), about 0.23 for β1 = 0.9. Known for constant rates as rotational equilibrium (Kosson et al.,
+arXiv:2305.17212); here with the start and any schedule.
 """
 
 from functools import cache, partial
@@ -49,7 +51,9 @@ def radii(start: float, rates: Array, decay: float) -> Array:
 
 def relative_steps(start: float, rates: Array, decay: float) -> Array:
     """Return ‖ΔW_t‖ / ‖W_t‖ = η_t √((1 − β1) / (1 + β1)) / r_t, shape (T,); arguments as in `radii`."""
-    return np.asarray(rates * np.sqrt((1 - _BETA1) / (1 + _BETA1)) / radii(start, rates, decay)[:-1])
+    return np.asarray(
+        rates * np.sqrt((1 - _BETA1) / (1 + _BETA1)) / radii(start, rates, decay)[:-1]
+    )
 
 
 def equilibrium(rate: float, decay: float) -> float:
@@ -70,15 +74,20 @@ def _equivalence() -> Finding:
 
     apart = {}
     for arm in ("dnp", "hg+dnp+or", "llama"):
-        apart[arm] = float(np.abs(losses_of_rescaled(arm, 4.0) - losses_of_rescaled(arm, 1.0)).max())
+        apart[arm] = float(
+            np.abs(losses_of_rescaled(arm, 4.0) - losses_of_rescaled(arm, 1.0)).max()
+        )
     worst = max(apart["dnp"], apart["hg+dnp+or"])
-    note = "c = 4, 8 steps of our models in float64; largest difference of the losses: " + ", ".join(
-        f"{arm} {value:.1e}" for arm, value in apart.items()
+    note = (
+        "c = 4, 8 steps of our models in float64; largest difference of the losses: "
+        + ", ".join(f"{arm} {value:.1e}" for arm, value in apart.items())
     )
     return Finding(0.0, worst, worst, worst < 1e-9 and apart["llama"] > 0.1, note)
 
 
-@_init_std("r(t)", f"white noise orthogonal to W, η = {PEAK}, λ = {DECAY}, std {STDS[0]} to {STDS[-1]}")
+@_init_std(
+    "r(t)", f"white noise orthogonal to W, η = {PEAK}, λ = {DECAY}, std {STDS[0]} to {STDS[-1]}"
+)
 def _simulated() -> Finding:
     """r²_(t+1) = (1 − ηλ)² r²_t + η², ‖ΔW‖/‖W‖ = η √((1 − β1)/(1 + β1)) / r."""
     from lightning_sv.theory.toy_training import simulate_radius
@@ -90,7 +99,10 @@ def _simulated() -> Finding:
         radius, relative = simulate_radius(std, steps, DECAY)
         stated = radii(std, steps, DECAY)
         settled = slice(SETTLED, None)
-        for ours, theirs in ((radius[:-1], stated[:-1]), (relative, relative_steps(std, steps, DECAY))):
+        for ours, theirs in (
+            (radius[:-1], stated[:-1]),
+            (relative, relative_steps(std, steps, DECAY)),
+        ):
             window = np.convolve(ours[settled] / theirs[settled], np.full(50, 1 / 50), "valid")
             worst = max(worst, float(np.abs(window - 1).max()))
         at = np.unique(np.geomspace(1, 3000, 60).astype(int)) - 1
@@ -140,7 +152,9 @@ def _radius_in_training() -> Finding:
         lines.append(Line(label, np.arange(STEPS + 1), mean, colour=_COLOURS[arm]))
         if arm == ARMS[-1]:
             label = "closed form" if std == STDS[0] else ""
-            lines.append(Line(label, np.arange(0, STEPS + 1, 10), stated[::10], marks=True, colour="grey"))
+            lines.append(
+                Line(label, np.arange(0, STEPS + 1, 10), stated[::10], marks=True, colour="grey")
+            )
     factor = 1.0
     for (arm, _), (high, low) in ratios.items():
         if arm == "dnp":
@@ -167,11 +181,26 @@ def _by_std(title: str, y: str, values: dict[str, Array], scale: Literal["x", "x
 @_init_std("the step alone", _RUNS, expected="fails")
 def _step_explains() -> Finding:
     """llama's relative step depends on the std more than dnp's."""
-    steps = {arm: np.array([_runs()[arm, std].steps[STEPS // 10 :].mean() for std in STDS]) for arm in ARMS}
+    steps = {
+        arm: np.array([_runs()[arm, std].steps[STEPS // 10 :].mean() for std in STDS])
+        for arm in ARMS
+    }
     spans = {arm: float(values.max() / values.min()) for arm, values in steps.items()}
-    panel = _by_std("The relative step depends on the std in both", "mean ‖ΔW‖ / ‖W‖ after the warm-up", steps, "xy")
+    panel = _by_std(
+        "The relative step depends on the std in both",
+        "mean ‖ΔW‖ / ‖W‖ after the warm-up",
+        steps,
+        "xy",
+    )
     note = f"largest over least mean step: llama {spans['llama']:.0f}, dnp {spans['dnp']:.0f}"
-    return Finding("> 1.5", spans["llama"] / spans["dnp"], None, spans["llama"] > 1.5 * spans["dnp"], note, (panel,))
+    return Finding(
+        "> 1.5",
+        spans["llama"] / spans["dnp"],
+        None,
+        spans["llama"] > 1.5 * spans["dnp"],
+        note,
+        (panel,),
+    )
 
 
 @_init_std("loss", _RUNS)
@@ -179,7 +208,16 @@ def _loss() -> Finding:
     """the loss depends on the std less than half as much under dnp."""
     losses = {arm: np.array([_runs()[arm, std].loss for std in STDS]) for arm in ARMS}
     spreads = {arm: float(np.ptp(values)) for arm, values in losses.items()}
-    panel = _by_std("The loss depends on the std under llama", "loss on held-out text, nats per byte", losses, "x")
-    note = "; ".join(f"{arm} {', '.join(f'{x:.3f}' for x in values)}" for arm, values in losses.items())
+    panel = _by_std(
+        "The loss depends on the std under llama",
+        "loss on held-out text, nats per byte",
+        losses,
+        "x",
+    )
+    note = "; ".join(
+        f"{arm} {', '.join(f'{x:.3f}' for x in values)}" for arm, values in losses.items()
+    )
     share = spreads["dnp"] / spreads["llama"]
-    return Finding("< 0.5", share, None, share < 0.5, f"spread of dnp over llama's; losses: {note}", (panel,))
+    return Finding(
+        "< 0.5", share, None, share < 0.5, f"spread of dnp over llama's; losses: {note}", (panel,)
+    )

@@ -44,7 +44,13 @@ def _anywhere(name: str, blocks: list[Array], teacher: Array) -> Finding:
         f"{name.upper()} (i): off the trajectory {pairing.student.name} can be slower",
         [
             Line("at least as fast", rates.guard[fast], ratio[fast], marks=True, colour="blue"),
-            Line(f"slower: {share:.0%} of all", rates.guard[slow], ratio[slow], marks=True, colour="vermillion"),
+            Line(
+                f"slower: {share:.0%} of all",
+                rates.guard[slow],
+                ratio[slow],
+                marks=True,
+                colour="vermillion",
+            ),
         ],
         limits=(0.03, 300),
     )
@@ -61,8 +67,8 @@ def _anywhere(name: str, blocks: list[Array], teacher: Array) -> Finding:
 def _any_teacher(name: str, largest: int, also: Array) -> Finding:
     """Search all teachers (a, b), 1 ≤ b ≤ a ≤ largest, by increasing norm: columns or rows, as `also`.
 
-    Signs and order of the entries do not matter: all flows are equivariant under them. Rows (a, a) are omitted,
-    because they are balanced.
+    Signs and order of the entries do not matter: all flows are equivariant under them. Rows (a, a)
+    are omitted, because they are balanced.
     """
     student = STUDENTS[name]
     holding: list[tuple[Array, Curve]] = []
@@ -82,7 +88,9 @@ def _any_teacher(name: str, largest: int, also: Array) -> Finding:
         f"{len(failing)} of {searched} whole-number teachers fail; smallest {words(teacher)}: "
         f"{_course(curve)}; smaller in norm {words(also)}: {_course(other[1])}"
     )
-    return Finding("< 1", curve.peak[0], None, not failing, note, (panel, _decay_panel(student, teacher)))
+    return Finding(
+        "< 1", curve.peak[0], None, not failing, note, (panel, _decay_panel(student, teacher))
+    )
 
 
 def _whole_number_teachers(largest: int, shape: tuple[int, ...]) -> list[Array]:
@@ -115,35 +123,47 @@ def _course(curve: Curve) -> str:
     return f"above 1 from t = {curve.first_above(1):.2f}, {ratio:.2f} at t = {at:.2f}{end}"
 
 
-@_limit("Theorem 3.1 and D.1 (i), as printed", "DP (i)", "every parameter standard normal, c, d ≤ 4")
+@_limit(
+    "Theorem 3.1 and D.1 (i), as printed", "DP (i)", "every parameter standard normal, c, d ≤ 4"
+)
 def _double_anywhere() -> Finding:
     """dL_φ/dt ≤ dL_f/dt at any state with γ = γb, W_f = diag(γa) W_φ."""
     return _anywhere("dp", [np.zeros((1, 1)), np.array([0.5]), np.ones(1)], np.array([[0.5]]))
 
 
 @_limit(
-    "Theorem D.1 (iii) without its condition", "DP (iii)", "W* = (a, b)ᵀ, whole numbers up to 7, no matching; t ≤ 4"
+    "Theorem D.1 (iii) without its condition",
+    "DP (iii)",
+    "W* = (a, b)ᵀ, whole numbers up to 7, no matching; t ≤ 4",
 )
 def _double_any_teacher() -> Finding:
     """L_φ(t) < L_f(t) for every t > 0 and any W* ≠ 0."""
     return _any_teacher("dp", 7, np.array([[1], [0.5]]))
 
 
-@_limit("Theorem 3.2 and D.2 (i), as printed", "OR (i)", "every parameter standard normal, c, d ≤ 4")
+@_limit(
+    "Theorem 3.2 and D.2 (i), as printed", "OR (i)", "every parameter standard normal, c, d ≤ 4"
+)
 def _original_anywhere() -> Finding:
     """dL_ψ/dt ≤ dL_f/dt at any state with W_f = W_ψ, γ = β Norm(α)."""
-    return _anywhere("or", [np.array([[0, 0.5]]), np.array([1, 0.5]), np.array([0.5])], np.array([[0, 0.5]]))
+    return _anywhere(
+        "or", [np.array([[0, 0.5]]), np.array([1, 0.5]), np.array([0.5])], np.array([[0, 0.5]])
+    )
 
 
 @_limit(
-    "Theorem D.2 (iii) without its condition", "OR (iii)", "W* = (a, b), whole numbers up to 10, not balanced; t ≤ 4"
+    "Theorem D.2 (iii) without its condition",
+    "OR (iii)",
+    "W* = (a, b), whole numbers up to 10, not balanced; t ≤ 4",
 )
 def _original_any_teacher() -> Finding:
     """L_ψ(t) < L_f(t) for every t > 0 and any W* ≠ 0, d > 1."""
     return _any_teacher("or", 10, np.array([[4, 0.01]]))
 
 
-@_limit("Theorem 2.2 without W(0) = 0", "Theorem 1", "c = d = 1, W(0) and W* multiples of 1/2 up to 2")
+@_limit(
+    "Theorem 2.2 without W(0) = 0", "Theorem 1", "c = d = 1, W(0) and W* multiples of 1/2 up to 2"
+)
 def _nonzero_start() -> Finding:
     """L_f(t) < L_g(t) for every t > 0 from the same W(0), γ(0) = 1."""
     steps = np.arange(1, 5) / 2
@@ -153,7 +173,13 @@ def _nonzero_start() -> Finding:
     for w, target in cases:
         start = np.array([[w]])
         if w != target:
-            curve = loss_ratio(_F, STUDENTS["g"], [[target]], TIMES[TIMES < 5], initial=([start, np.ones(1)], [start]))
+            curve = loss_ratio(
+                _F,
+                STUDENTS["g"],
+                [[target]],
+                TIMES[TIMES < 5],
+                initial=([start, np.ones(1)], [start]),
+            )
             if curve.peak[0] > 1 + EQUAL:
                 failing.append((w, target, curve))
     lines = [Line(f"W(0) = {w:g}, W* = {target:g}", *curve) for w, target, curve in failing[:4]]

@@ -1,6 +1,7 @@
 """HG, AP and DP: a scale vector per branch, behind the matrix, and on both sides.
 
-HG is slower than a shared vector from W(0) = 0. AP mirrors a vector in front, and DP is faster than one in front.
+HG is slower than a shared vector from W(0) = 0. AP mirrors a vector in front, and DP is faster than
+one in front.
 """
 
 from fractions import Fraction
@@ -10,7 +11,16 @@ import numpy as np
 
 from lightning_sv.theory.claims.base import Finding, Line, Panel, claim, ratio_panel
 from lightning_sv.theory.claims.shared_checks import at_an_instant, early, throughout
-from lightning_sv.theory.flow import EQUAL, FLOOR, MARGIN, TIMES, Curve, flow, loss_ratio, loss_series
+from lightning_sv.theory.flow import (
+    EQUAL,
+    FLOOR,
+    MARGIN,
+    TIMES,
+    Curve,
+    flow,
+    loss_ratio,
+    loss_series,
+)
 from lightning_sv.theory.series import Array
 from lightning_sv.theory.students import STUDENTS, TEACHERS, Teacher, branch_of
 
@@ -82,7 +92,11 @@ def _hg_throughout() -> Finding:
 
 
 @claim(
-    "hg", 'Section 3.1: separate vectors let "the induced preconditioners adapt"', "faster", _HG_START, expected="fails"
+    "hg",
+    'Section 3.1: separate vectors let "the induced preconditioners adapt"',
+    "faster",
+    _HG_START,
+    expected="fails",
 )
 def _hg_ahead() -> Finding:
     """L_HG(t) < L_f(t) for some W* and t > 0."""
@@ -100,10 +114,18 @@ def _hg_course(a: float, b: float) -> Curve:
     """Return L_HG / L_f from W(0) = (a, b)ᵀ to W* = (2a, b/2)ᵀ."""
     start = np.array([[a], [b]])
     blocks = ([start, np.ones((2, 1))], [start, np.ones(1)])
-    return loss_ratio(_HG, _F, np.array([[2 * a], [b / 2]]), np.linspace(0.02, 4, 200), initial=blocks)
+    return loss_ratio(
+        _HG, _F, np.array([[2 * a], [b / 2]]), np.linspace(0.02, 4, 200), initial=blocks
+    )
 
 
-@claim("hg", "Section 3.1, Figure 4; ours", "W(0) ≠ 0", "d = 1, W(0) from 1/2 to 2, γ = 1; t ≤ 4", expected="fails")
+@claim(
+    "hg",
+    "Section 3.1, Figure 4; ours",
+    "W(0) ≠ 0",
+    "d = 1, W(0) from 1/2 to 2, γ = 1; t ≤ 4",
+    expected="fails",
+)
 def _hg_grow_and_shrink() -> Finding:
     """L_HG(t) < L_f(t) for every t where one branch doubles and one halves."""
     grid = (0.5, 1.0, 1.5, 2.0)
@@ -189,7 +211,9 @@ def _ahead_for_any_teacher() -> Finding:
             behind.append(teacher.name)
             if early_difference < 0:
                 overtaken.append(teacher.name)
-    panel = ratio_panel("AP against f: the teacher decides which loss is lower", "AP", "f", lines[:6], (1e-3, 1e3))
+    panel = ratio_panel(
+        "AP against f: the teacher decides which loss is lower", "AP", "f", lines[:6], (1e-3, 1e3)
+    )
     note = (
         f"behind at some time for {len(behind)} of {len(TEACHERS)} teachers; ahead early and overtaken later, as in "
         f"the paper's Figure 5, for {len(overtaken)}: {', '.join(overtaken) or 'none'}"
@@ -212,4 +236,6 @@ def _early() -> Finding:
 @claim("dp", _SOURCE, "(iii)", f"{_START}; the support of W* is a matching")
 def _throughout() -> Finding:
     """L_φ(t) < L_f(t) for every t > 0."""
-    return throughout("dp", "f", "(iii) φ stays below f: matching support", [t for t in TEACHERS if t.matching])
+    return throughout(
+        "dp", "f", "(iii) φ stays below f: matching support", [t for t in TEACHERS if t.matching]
+    )

@@ -7,7 +7,14 @@ import numpy as np
 from lightning_sv.theory.claims.base import Finding, claim
 from lightning_sv.theory.claims.shared_checks import at_an_instant, early, throughout
 from lightning_sv.theory.series import Array
-from lightning_sv.theory.students import STUDENTS, TEACHERS, branch_of, exponential, original_space, preconditioner
+from lightning_sv.theory.students import (
+    STUDENTS,
+    TEACHERS,
+    branch_of,
+    exponential,
+    original_space,
+    preconditioner,
+)
 
 _SOURCE = "Theorem 3.2 and Theorem D.2"
 _START = "W(0) = 0, γ = 1, α = 1, β = 1 at t = 0"
@@ -53,7 +60,9 @@ def _early() -> Finding:
 @claim("or", _SOURCE, "(iii)", f"{_START}; d > 1, columns of W* of equal positive norm")
 def _throughout() -> Finding:
     """L_ψ(t) < L_f(t) for every t > 0."""
-    return throughout("or", "f", "(iii) ψ stays below f: balanced columns", [t for t in TEACHERS if t.balanced])
+    return throughout(
+        "or", "f", "(iii) ψ stays below f: balanced columns", [t for t in TEACHERS if t.balanced]
+    )
 
 
 @claim("or", "Section 3.3", "P", "α ≠ 0, β ≠ 0")
@@ -86,7 +95,9 @@ def _exponential() -> Finding:
         stated = stated_exponential(alpha, beta)
         worst = max(worst, float(np.abs(ours - stated).max() / np.abs(ours).max()))
         start = preconditioner(exponential, [np.zeros(d), np.zeros(1)])
-        along = max(along, float(np.abs(start - stated_preconditioner(np.ones(d), np.ones(1))).max()))
+        along = max(
+            along, float(np.abs(start - stated_preconditioner(np.ones(d), np.ones(1))).max())
+        )
     note = f"J Jᵀ by differentiation, 300 random states; at γ = 1 it is OR's P ({along:.0e}): d along γ, 1 across"
     return Finding(0.0, worst, worst, max(worst, along) < 1e-12, note)
 
@@ -100,9 +111,10 @@ def _exponential_early() -> Finding:
 def table_1(name: str, blocks: list[Array]) -> Array:
     """Return K = D² + (u W)(u W)ᵀ ∘ P_v + (W v)(W v)ᵀ ∘ P_u of A = U ∘ W ∘ V for one design, (c·d, c·d).
 
-    u and v are the scale of each entry of W on the output and input side; P_u and P_v are J Jᵀ of these fields in their
-    own parameters. Entries of u W, W v are those of U ∘ W and W ∘ V, flattened by rows; D² is diag(U ∘ U ∘ V ∘ V). If a
-    design has no vector on a side, the field is 1 and P is 0.
+    u and v are the scale of each entry of W on the output and input side; P_u and P_v are J Jᵀ of
+    these fields in their own parameters. Entries of u W, W v are those of U ∘ W and W ∘ V,
+    flattened by rows; D² is diag(U ∘ U ∘ V ∘ V). If a design has no vector on a side, the field is
+    1 and P is 0.
     """
     w, *scales = blocks
     c, d = w.shape
@@ -132,10 +144,17 @@ def table_1(name: str, blocks: list[Array]) -> Array:
         p_v = np.kron(np.ones((c, c)), stated_exponential(*scales))
     by_u = (u * w).ravel()
     by_v = (w * v).ravel()
-    return np.asarray(np.diag((u * v).ravel() ** 2) + np.outer(by_u, by_u) * p_v + np.outer(by_v, by_v) * p_u)
+    return np.asarray(
+        np.diag((u * v).ravel() ** 2) + np.outer(by_u, by_u) * p_v + np.outer(by_v, by_v) * p_u
+    )
 
 
-@claim("table1", "Section 3.4, Table 1; the formula is ours", "J Jᵀ", "any state of f, HG, AP, DP, OR, ER; c, d ≤ 4")
+@claim(
+    "table1",
+    "Section 3.4, Table 1; the formula is ours",
+    "J Jᵀ",
+    "any state of f, HG, AP, DP, OR, ER; c, d ≤ 4",
+)
 def _unified() -> Finding:
     """vec(Ȧ) = −K ∇L with K = diag(U²V²) + (UW)(UW)ᵀ∘P_v + (WV)(WV)ᵀ∘P_u."""
     rng = np.random.default_rng(0)
@@ -145,7 +164,9 @@ def _unified() -> Finding:
             c, d = (int(n) for n in rng.integers(1, 5, 2))
             blocks = [rng.standard_normal(block.shape) for block in STUDENTS[name].initial(c, d)]
             k = STUDENTS[name].preconditioner(blocks)
-            worst[name] = max(worst[name], float(np.abs(table_1(name, blocks) - k).max() / np.abs(k).max()))
+            worst[name] = max(
+                worst[name], float(np.abs(table_1(name, blocks) - k).max() / np.abs(k).max())
+            )
     note = "J Jᵀ by differentiation against the formula, 60 random states each: " + ", ".join(
         f"{name} {error:.0e}" for name, error in worst.items()
     )

@@ -1,7 +1,7 @@
 """Checks shared by the theorems of several students: (i) at an instant, (ii) early, (iii) throughout.
 
-The proofs of (i) use more than the statements: γa_i² ≥ 1 (DP) and ρ ≥ 1 (OR), which the standard initialization
-preserves and a state off the trajectory may violate. `guard` is that number.
+The proofs of (i) use more than the statements: γa_i² ≥ 1 (DP) and ρ ≥ 1 (OR), which the standard
+initialization preserves and a state off the trajectory may violate. `guard` is that number.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,13 +46,19 @@ class Pairing(NamedTuple):
 
     student: Student
     guard_name: str
-    standard: Callable[[list[Array]], list[Array]]  #: function from the student's parameters to (W, γ) of f
+    standard: Callable[
+        [list[Array]], list[Array]
+    ]  #: function from the student's parameters to (W, γ) of f
     guard: Callable[[list[Array]], float]  #: number that must be at least 1 in the proof
 
     def rates(self, states: Sequence[State]) -> Rates:
         """Return the guard and dL/dt of both at every state."""
         rows = [
-            (self.guard(blocks), self.student.rate(blocks, teacher), _F.rate(self.standard(blocks), teacher))
+            (
+                self.guard(blocks),
+                self.student.rate(blocks, teacher),
+                _F.rate(self.standard(blocks), teacher),
+            )
             for blocks, teacher in states
         ]
         return Rates(*np.array(rows).T)
@@ -66,7 +72,9 @@ class Pairing(NamedTuple):
     def panel(self, title: str, lines: Sequence[Line], **limits: tuple[float, float]) -> Panel:
         """Return log-log axes for the ratio of the rates as a function of the guard."""
         ratio = f"$(dL_{{{self.student.name}}}/dt) \\,/\\, (dL_f/dt)$"
-        return Panel(title, f"{self.guard_name} of the state", ratio, lines, scale="xy", level=1.0, **limits)
+        return Panel(
+            title, f"{self.guard_name} of the state", ratio, lines, scale="xy", level=1.0, **limits
+        )
 
 
 PAIRINGS = {
@@ -95,14 +103,20 @@ def at_an_instant(name: str) -> Finding:
     off: list[State] = []
     for _ in range(40):
         teacher = rng.standard_normal(rng.integers(1, 5, 2))
-        on += [State(blocks, teacher) for blocks in flow(pairing.student, teacher, np.linspace(0.05, 3, 20)).states]
+        on += [
+            State(blocks, teacher)
+            for blocks in flow(pairing.student, teacher, np.linspace(0.05, 3, 20)).states
+        ]
     while len(off) < 2000:
         state = pairing.random(rng)
         if pairing.guard(state.blocks) >= 1:
             off.append(state)
     violations = 0
     lines = []
-    for label, colour, states in (("off the trajectory, guarded", "orange", off), ("on the trajectory", "blue", on)):
+    for label, colour, states in (
+        ("off the trajectory, guarded", "orange", off),
+        ("on the trajectory", "blue", on),
+    ):
         rates = pairing.rates(states)
         violations += int(rates.violate.sum())
         moving = rates.standard < -1e-12
@@ -158,7 +172,11 @@ def early(name: str, stated: Callable[[Array], Fraction]) -> Finding:
     relative = abs(ode_fit(name, shown) / float(series[3]) - 1)
     times = np.geomspace(0.01, 0.5, 60)
     lines = [
-        Line(teacher.name, times, difference(name, teacher.matrix, times) / (float(stated(teacher.matrix)) * times**3))
+        Line(
+            teacher.name,
+            times,
+            difference(name, teacher.matrix, times) / (float(stated(teacher.matrix)) * times**3),
+        )
         for teacher in [teacher for teacher in TEACHERS if stated(teacher.matrix)][:5]
     ]
     panel = Panel(
@@ -179,12 +197,18 @@ def early(name: str, stated: Callable[[Array], Fraction]) -> Finding:
     return Finding(float(stated(shown)), float(series[3]), worst, agrees, note, (panel,))
 
 
-def throughout(name: str, behind: str, title: str, teachers: Sequence[Teacher] = TEACHERS) -> Finding:
+def throughout(
+    name: str, behind: str, title: str, teachers: Sequence[Teacher] = TEACHERS
+) -> Finding:
     """Check (iii): the loss of one student stays below that of a second, for teachers that satisfy the condition."""
     student = STUDENTS[name]
     baseline = STUDENTS[behind]
-    below, curves = zip(*(stays_below(student, baseline, teacher.matrix) for teacher in teachers), strict=True)
-    lines = [Line(teacher.name, *curve) for teacher, curve in zip(teachers, curves, strict=True)][:6]
+    below, curves = zip(
+        *(stays_below(student, baseline, teacher.matrix) for teacher in teachers), strict=True
+    )
+    lines = [Line(teacher.name, *curve) for teacher, curve in zip(teachers, curves, strict=True)][
+        :6
+    ]
     panel = ratio_panel(title, student.name, baseline.name, lines, (1e-6, 3))
     note = (
         f"{len(teachers)} teachers; just after t = 0 by exact series, then until t = {TIMES[-1]:g} or "

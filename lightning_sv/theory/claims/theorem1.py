@@ -26,7 +26,9 @@ def _invariant() -> Finding:
     for teacher in TEACHERS:
         for w, gamma in flow(_F, teacher.matrix, TIMES).states:
             worst = max(worst, float(np.abs(gamma**2 - (w**2).sum(0) - 1).max()))
-    return Finding(1.0, 1.0 + worst, worst, worst < 1e-9, "the integrator does not know the invariant")
+    return Finding(
+        1.0, 1.0 + worst, worst, worst < 1e-9, "the integrator does not know the invariant"
+    )
 
 
 @claim("theorem1", "Appendix C.1, Step I", "L_g", "W(0) = 0")
@@ -36,7 +38,9 @@ def _plain_loss() -> Finding:
     times = TIMES[TIMES <= 5]
     for teacher in TEACHERS:
         start = 0.5 * float((teacher.matrix**2).sum())
-        errors.append(np.abs(flow(_G, teacher.matrix, times).loss / (start * np.exp(-2 * times)) - 1).max())
+        errors.append(
+            np.abs(flow(_G, teacher.matrix, times).loss / (start * np.exp(-2 * times)) - 1).max()
+        )
     shown = next(teacher for teacher in TEACHERS if teacher.name == "full 2×2")
     start = 0.5 * float((shown.matrix**2).sum())
     stated = start * np.exp(-2)
@@ -70,5 +74,13 @@ def _preconditioner() -> Finding:
         stated = np.zeros((c, d, c, d))
         for j in range(d):
             stated[:, j, :, j] = gamma[j] ** 2 * np.eye(c) + np.outer(w[:, j], w[:, j])
-        worst = max(worst, np.abs(_F.preconditioner([w, gamma]) - stated.reshape(c * d, c * d)).max())
-    return Finding(0.0, worst, worst, worst < 1e-12, "J Jᵀ by differentiation against the formula, 200 random states")
+        worst = max(
+            worst, np.abs(_F.preconditioner([w, gamma]) - stated.reshape(c * d, c * d)).max()
+        )
+    return Finding(
+        0.0,
+        worst,
+        worst,
+        worst < 1e-12,
+        "J Jᵀ by differentiation against the formula, 200 random states",
+    )

@@ -4,8 +4,8 @@ SGD in continuous time on ½‖γ ⊙ w − a*‖² with weight decay, by Euler�
 
     dw = −(γ ⊙ g + λ w) dt + √q dB_w,   dγ = −(w ⊙ g + μ γ) dt + √q dB_γ,   g = γ ⊙ w − a*
 
-Paper, Appendix "Proof of Theorem (Benefits of wd)"; q = η σ², learning rate times noise variance. Times are in
-units of the flow. Shapes: p paths, d coordinates, T recorded times, k values of μ.
+Paper, Appendix "Proof of Theorem (Benefits of wd)"; q = η σ², learning rate times noise variance.
+Times are in units of the flow. Shapes: p paths, d coordinates, T recorded times, k values of μ.
 """
 
 from collections.abc import Sequence
@@ -92,7 +92,9 @@ def simulate(setting: NoisyTraining, records: int = 80) -> Paths:
     for _ in range(records):
         for _ in range(per_record):
             pull = setting.dt * (gamma * w - goal)
-            kick = noise * rng.standard_normal((2, *shape[1:]))  # shared by all μ, so that differences are not noise
+            kick = noise * rng.standard_normal(
+                (2, *shape[1:])
+            )  # shared by all μ, so that differences are not noise
             w, gamma = keep_w * w - pull * gamma + kick[0], keep_gamma * gamma - pull * w + kick[1]
         states.append((w, gamma))
     times = np.arange(records + 1) * per_record * setting.dt
@@ -131,7 +133,9 @@ def _mean_line(label: str, times: Array, values: Array, colour: str) -> Line:
 
 def _bounds(paths: Paths) -> tuple[Array, Array]:
     d = len(_SETTING.target)
-    return _SETTING.bound(_SETTING.mus[1], d, paths.times), _SETTING.bound(_SETTING.lam, 0.0, paths.times)
+    return _SETTING.bound(_SETTING.mus[1], d, paths.times), _SETTING.bound(
+        _SETTING.lam, 0.0, paths.times
+    )
 
 
 @claim("weight-decay", _SOURCE, "μ = 0: γ", _CONDITIONS)
@@ -151,7 +155,9 @@ def _no_decay_grows() -> Finding:
         ],
     )
     low = ratio - _Z * error
-    means = ", ".join(f"{paths.gamma[np.searchsorted(paths.times, t), 0].mean():.1f}" for t in (0, 30, 100, 400))
+    means = ", ".join(
+        f"{paths.gamma[np.searchsorted(paths.times, t), 0].mean():.1f}" for t in (0, 30, 100, 400)
+    )
     note = f"99% lower bound {low:.2f}; E‖γ‖² at t = 0, 30, 100, 400: {means}"
     return Finding("> 1.5", ratio, error, low > 1.5, note, (panel,))
 
@@ -161,7 +167,9 @@ def _no_decay_sharpens() -> Finding:
     """λ_max, Tr, ‖·‖_F of ∇²L grow too."""
     paths = _paths()
     quarter = len(paths.times) // 4
-    found = {label: growth(each[-1, 0], each[quarter, 0]) for label, each in paths.sharpness.items()}
+    found = {
+        label: growth(each[-1, 0], each[quarter, 0]) for label, each in paths.sharpness.items()
+    }
     lines = []
     for k, (mu, colours) in enumerate(zip(_SETTING.mus, _COLOURS, strict=True)):
         for (label, each), colour in zip(paths.sharpness.items(), colours, strict=True):
@@ -178,7 +186,9 @@ def _no_decay_sharpens() -> Finding:
         scale="y",
         limits=(0.8, 150),
     )
-    return Finding("> 1.5", found[weakest][0], found[weakest][1], min(lows.values()) > 1.5, note, (panel,))
+    return Finding(
+        "> 1.5", found[weakest][0], found[weakest][1], min(lows.values()) > 1.5, note, (panel,)
+    )
 
 
 @claim("weight-decay", _SOURCE, "μ > 0: slope", _CONDITIONS)
@@ -198,7 +208,9 @@ def _decay_settles() -> Finding:
         narrow = (abs(slope) + _Z2 * error) * window < 0.1 * values.mean()
         settled.append(abs(slope) < _Z2 * error and narrow)
         found[label] = (slope, error, float(values.mean()))
-    others = ", ".join(f"{label} {found[label][0]:.1e} ± {found[label][1]:.1e}" for label in paths.sharpness)
+    others = ", ".join(
+        f"{label} {found[label][0]:.1e} ± {found[label][1]:.1e}" for label in paths.sharpness
+    )
     note = (
         f"slope of E‖γ‖² from t = {window:g} and its standard error; holds when 0 lies in the 99% interval of every "
         f"slope; level {found['‖γ‖²'][2]:.2f}; {others}"
@@ -212,7 +224,11 @@ def _below_bounds() -> Finding:
     paths = _paths()
     gamma_bound, w_bound = _bounds(paths)
     shares = []
-    for values, bound in ((paths.gamma[:, 1], gamma_bound), (paths.w[:, 0], w_bound), (paths.w[:, 1], w_bound)):
+    for values, bound in (
+        (paths.gamma[:, 1], gamma_bound),
+        (paths.w[:, 0], w_bound),
+        (paths.w[:, 1], w_bound),
+    ):
         upper = values.mean(-1) + _Z * values.std(-1, ddof=1) / np.sqrt(values.shape[-1])
         shares.append(float((upper[1:] / bound[1:]).max()))
     names = "E‖γ‖² (μ > 0) {:.2f}, E‖w‖² (μ = 0) {:.2f}, E‖w‖² (μ > 0) {:.2f}"
@@ -230,6 +246,14 @@ def _closed_forms() -> Finding:
         hessian = dense_hessian(w, gamma, target)
         blocks = Point(np.concatenate([w, gamma]), target).hessian
         oracle = np.linalg.eigvalsh(hessian)[-1], np.trace(hessian), np.linalg.norm(hessian)
-        apart = [abs(a - b) for a, b in zip(sharpness(w, gamma, target).values(), oracle, strict=True)]
+        apart = [
+            abs(a - b) for a, b in zip(sharpness(w, gamma, target).values(), oracle, strict=True)
+        ]
         worst = float(max(worst, np.abs(hessian - blocks).max(), *apart))
-    return Finding(0.0, worst, worst, worst < 1e-10, "blocks, λ_max, trace and Frobenius norm of 60 random states")
+    return Finding(
+        0.0,
+        worst,
+        worst,
+        worst < 1e-10,
+        "blocks, λ_max, trace and Frobenius norm of 60 random states",
+    )
