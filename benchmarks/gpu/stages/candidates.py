@@ -14,6 +14,7 @@ from unittest.mock import patch
 import torch._functorch.config as functorch
 
 from benchmarks.gpu.clock import Clock, clock_of
+from benchmarks.gpu.joint_products import joint_products
 from benchmarks.gpu.process import Task
 from benchmarks.gpu.sizes import Size
 from benchmarks.gpu.stages.overhead import time_arms
@@ -60,6 +61,7 @@ CANDIDATES: dict[str, Candidate] = {
         context=lambda: patch.object(cross_entropy, "GRAM_FROM_ON_GPU", 1 << 30), arms=("unified",)
     ),
     "narrow residual": Candidate(settings={"residual": "narrow"}),
+    "one product per norm": Candidate(context=joint_products),
     "max_autotune": Candidate(inductor={"max_autotune": True}),
     "CUDA graphs": Candidate(inductor={"triton.cudagraphs": True}, sizes=("0.12b",)),
     "the model as one graph": Candidate(settings={"compile": "model"}, sizes=("0.12b",)),
