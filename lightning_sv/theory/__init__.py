@@ -10,5 +10,13 @@ from lightning_sv.theory.flow import difference_series, flow, loss_ratio
 from lightning_sv.theory.students import STUDENTS, TEACHERS, Scaled, Student, Teacher
 
 __all__ = [
-    "CLAIMS", "STUDENTS", "TEACHERS", "Scaled", "Student", "Teacher", "difference_series", "flow", "loss_ratio",
-]  # fmt: skip
+    "CLAIMS",
+    "STUDENTS",
+    "TEACHERS",
+    "Scaled",
+    "Student",
+    "Teacher",
+    "difference_series",
+    "flow",
+    "loss_ratio",
+]

@@ -1,4 +1,7 @@
-"""Gradient flow θ̇ = −∇L(θ) of a student: accurate integration, exact power series, and comparison of two students."""
+"""Gradient flow θ̇ = −∇L(θ) of a student.
+
+Accurate integration, exact power series, and comparison of two students.
+"""
 
 import itertools
 import reprlib
@@ -47,7 +50,9 @@ def flow(
     *,
     initial: list[Array] | None = None,
 ) -> Flow:
-    """Integrate θ̇ = −∇L(θ) from t = 0 by a Runge-Kutta method of order 8, or by LSODA if the flow is stiff.
+    """Integrate θ̇ = −∇L(θ) from t = 0.
+
+    By a Runge-Kutta method of order 8, or by LSODA if the flow is stiff.
 
     Args:
         student: model with loss and gradient
@@ -109,7 +114,7 @@ def _increasing(times: Sequence[float] | Array) -> Array:
 
 
 class _GradientFlow:
-    """The differential equation θ̇ = −∇L(θ) of a student, with its parameters joined into one vector θ."""
+    """Equation θ̇ = −∇L(θ) of a student whose parameters are joined into one vector θ."""
 
     def __init__(self, student: Student, target: Array, blocks: list[Array]):
         self.student = student
@@ -138,7 +143,7 @@ class _GradientFlow:
         check_analytic(self.student.effective, self.blocks)
 
     def solve(self, at: Array) -> Any:
-        """Integrate with the method for smooth flows, and if it takes too long, with the one for stiff flows."""
+        """Integrate with the method for smooth flows; if it is slow, with that for stiff flows."""
         for method, limit in (("DOP853", STIFF), ("LSODA", 4 * STIFF)):
             with suppress(_Stiff):
                 return self._integrate(at, method, limit)
@@ -162,7 +167,9 @@ class _GradientFlow:
 
 
 def power_series(student: Student, teacher: Any, order: int) -> list[Array]:
-    """Return the exact power series of the parameters: θ_(k+1) = −[tᵏ] ∇L(θ_0 + ... + θ_k tᵏ) / (k + 1).
+    """Return the exact power series of the parameters.
+
+    θ_(k+1) = −[tᵏ] ∇L(θ_0 + ... + θ_k tᵏ) / (k + 1).
 
     Args:
         student: the model; its parameters at t = 0 must be rational, and so must A there
@@ -213,7 +220,10 @@ class Curve(NamedTuple):
         return float(self.values[k]), float(self.times[k])
 
     def first_above(self, level: float) -> float:
-        """Return the first time at which the value exceeds `level`, linear between times; infinite if it never does."""
+        """Return the first time at which the value exceeds `level`, linear between times.
+
+        It is infinite if the value never does.
+        """
         above = self.values > level
         if not above.any():
             return float("inf")

@@ -62,7 +62,9 @@ def join(blocks: Sequence[Array]) -> Array:
 
 
 def jacobian(function: Callable[..., Any], blocks: Sequence[Array]) -> Array:
-    """Return the derivatives of the function's value by the entries of the blocks, (size of the value, n).
+    """Return the derivatives of the function's value by the entries of the blocks.
+
+    Their shape is (size of the value, n).
 
     Exact for Fractions and PowerSeries: x + ε with ε² = 0 is a series of order 1. For floats ε is
     2⁻¹⁰⁰ i, which needs no difference, so that the error is one of rounding (Squire and Trapp
@@ -83,7 +85,7 @@ def jacobian(function: Callable[..., Any], blocks: Sequence[Array]) -> Array:
 
 
 def check_analytic(function: Callable[..., Any], blocks: Sequence[Array]) -> None:
-    """Check near the blocks that `jacobian` of floats agrees with a difference, along one direction."""
+    """Check that `jacobian` of floats agrees with a difference along one direction."""
     start = join(blocks).astype(float)
     cosine = np.cos(np.arange(start.size))
     # Zeros are moved, because the derivative by a scale vector is 0 at W = 0. Small entries take
@@ -113,7 +115,9 @@ def exact(values: Any) -> Array:
 
 
 class PowerSeries:
-    """c_0 + c_1 t + ... + c_n t^n + O(t^(n+1)), every c_k a Fraction, or a series in a different variable.
+    """c_0 + c_1 t + ... + c_n t^n + O(t^(n+1)).
+
+    Every c_k is a Fraction, or a series in a different variable.
 
     Results have the order of the shorter operand; an int or a Fraction is exact to any order.
 
@@ -183,7 +187,10 @@ class PowerSeries:
     __rmul__ = __mul__
 
     def sqrt(self) -> "PowerSeries":
-        """Return the root r with r² = self and r_0 > 0; c_0 must be the square of a positive rational."""
+        """Return the root r with r² = self and r_0 > 0.
+
+        c_0 must be the square of a positive rational.
+        """
         first = self.coefficients[0]
         roots = [first.sqrt() if isinstance(first, PowerSeries) else _root(first)]
         for k in range(1, len(self.coefficients)):

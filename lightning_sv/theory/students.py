@@ -43,16 +43,19 @@ class Student(ABC):
         return np.asarray(residual.ravel() @ jacobian(self.effective, blocks))
 
     def preconditioner(self, blocks: list[Array]) -> Array:
-        """Return K = J Jᵀ of A by the parameters, so that vec(Ȧ) = −K vec(A − W*); shape (c·d, c·d)."""
+        """Return K = J Jᵀ of A by the parameters, (c·d, c·d): vec(Ȧ) = −K vec(A − W*)."""
         return preconditioner(self.effective, blocks)
 
     def rate(self, blocks: list[Array], teacher: Array) -> float:
-        """Return dL/dt of the flow at these parameters: −∇L · `gradient`, which is −‖∇L‖² of the gradient flow."""
+        """Return dL/dt of the flow: −∇L · `gradient`, which is −‖∇L‖² of the gradient flow."""
         return float(-Student.gradient(self, blocks, teacher) @ self.gradient(blocks, teacher))
 
 
 def preconditioner(function: Callable[..., Any], blocks: Sequence[Array]) -> Array:
-    """Return J Jᵀ with J = ∂vec(function)/∂blocks, flattened by rows: the flow of L moves the value by −J Jᵀ ∇L."""
+    """Return J Jᵀ with J = ∂vec(function)/∂blocks, flattened by rows.
+
+    The flow of L moves the value by −J Jᵀ ∇L.
+    """
     if join(blocks).dtype != object:
         check_analytic(function, blocks)
     j = jacobian(function, blocks)
@@ -85,7 +88,7 @@ class Scaled(Student):
 
 
 def original_space(alpha: Any, beta: Any) -> Any:
-    """Return γ = β·Norm(α) of OR, Norm(α) = α / rms(α) (paper, Section 3.3); α (d,), β (1,) -> (d,)."""
+    """Return γ = β·α / rms(α) of OR (paper, Section 3.3); α (d,), β (1,) -> (d,)."""
     return alpha * (beta / np.sqrt((alpha * alpha).mean()))
 
 
@@ -95,7 +98,7 @@ def exponential(alpha: Any, beta: Any) -> Any:
 
 
 def branch_of(c: int) -> Array:
-    """Return the branch of each of c rows under HG, shape (c,); each of two branches has half of the rows."""
+    """Return the branch of each of c rows under HG, (c,); two branches have half of them each."""
     return np.arange(c) * min(2, c) // c
 
 

@@ -1,4 +1,4 @@
-"""Short trainings of the package's models and of AdamW on noise, to measure the theory's quantities.
+"""Short trainings of the package's models and of AdamW on noise, to measure quantities.
 
 A Llama of 32 channels and two blocks trains on bytes of the standard library's sources, in seconds.
 """
@@ -61,7 +61,7 @@ def batches(steps: int) -> Tensor:
 def small_model(
     strategy: str, factor: float, head: bool = False, eps: float = 1e-5
 ) -> tuple[Backbone, list[Tensor]]:
-    """Return a Llama and its matrices that read a normalized input, times a factor; optionally with the lm_head.
+    """Return a Llama and its matrices that read a normalized input, times a factor.
 
     Equal seeds give equal matrices under every strategy. The returned ones are scale-invariant
     under dnp.
@@ -122,7 +122,9 @@ def _relative_changes(old: list[Tensor], new: list[Tensor]) -> list[float]:
 
 
 def losses_of_rescaled(strategy: str, factor: float, steps: int = 8) -> Array:
-    """Return losses of a float64 run with c times the readers' matrices and rates and 1/c of their decay, (steps,).
+    """Return losses, (steps,), of a float64 run with its readers rescaled by c.
+
+    Their matrices and rates are multiplied by c, their decay by 1/c.
 
     The ε of the norms and of AdamW are negligible, so matrices behind a norm are scale-invariant up
     to rounding. Powers of 2 for c cause no rounding.
@@ -139,7 +141,9 @@ def losses_of_rescaled(strategy: str, factor: float, steps: int = 8) -> Array:
 
 
 def simulate_radius(start: float, rates: Array, decay: float) -> tuple[Array, Array]:
-    """Run AdamW (β = 0.9, 0.95, no ε) on ⟨ξ_t, W/‖W‖⟩ with fresh ξ_t ~ N(0, I_n): scale-invariant noise.
+    """Run AdamW (β = 0.9, 0.95, no ε) on scale-invariant noise.
+
+    The loss is ⟨ξ_t, W/‖W‖⟩ with fresh ξ_t ~ N(0, I_n).
 
     Return r before every step and after the last, (T + 1,), and ‖ΔW‖ / ‖W‖ of every step without
     its decay, (T,).

@@ -1,13 +1,21 @@
-"""Table of the claims that `lightning-sv theory` checks, in this order: each function with the decorator `claim`."""
+"""Table of the claims that `lightning-sv theory` checks: each function decorated by `claim`."""
 
 from collections.abc import Iterator
 from importlib import import_module
 
 from lightning_sv.theory.claims.base import Claim, Finding, Result
 
+#: files in the order of the table
 _FILES = (
-    "theorem1", "weight_decay", "descent", "placement", "reparameterization", "deep_linear", "limits", "initial_std"
-)  # fmt: skip
+    "theorem1",
+    "weight_decay",
+    "descent",
+    "placement",
+    "reparameterization",
+    "deep_linear",
+    "limits",
+    "initial_std",
+)
 
 
 def _claims() -> Iterator[Claim]:

@@ -1,4 +1,7 @@
-"""Claims of the paper, their checks, results and plots; plots are data, drawn by `plots.theory_plots`."""
+"""Claims of the paper, their checks, results and plots.
+
+Plots are data here; `plots.theory_plots` draws them.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -113,7 +116,7 @@ def claim(
     conditions: str,
     expected: Literal["holds", "fails"] = "holds",
 ) -> Callable[[Callable[[], Finding]], Claim]:
-    """Turn a check into a `Claim` whose statement is the check's docstring; arguments as in `Claim`."""
+    """Turn a check into a `Claim` with its docstring as statement; arguments as in `Claim`."""
 
     def make(check: Callable[[], Finding]) -> Claim:
         statement = " ".join((check.__doc__ or "").split()).removesuffix(".")

@@ -1,4 +1,6 @@
-"""Comparison with two-layer deep linear networks (Arora et al., arXiv:1802.06509; paper, Appendix C.1).
+"""Comparison with two-layer deep linear networks.
+
+Arora et al., arXiv:1802.06509; paper, Appendix C.1.
 
 Shapes: c outputs, d inputs, m = min(c, d) hidden units.
 """
@@ -50,7 +52,10 @@ class DeepLinear(Student):
 
 
 def balanced(matrix: Array) -> list[Array]:
-    """Return (U √S, √S Vᵀ) with product `matrix` = U S Vᵀ and W_2ᵀ W_2 = W_1 W_1ᵀ; shapes (c, m), (m, d)."""
+    """Return (U √S, √S Vᵀ), shapes (c, m) and (m, d), with product `matrix` = U S Vᵀ.
+
+    The factors are balanced: W_2ᵀ W_2 = W_1 W_1ᵀ.
+    """
     u, s, v = np.linalg.svd(matrix, full_matrices=False)
     return [u * np.sqrt(s), np.sqrt(s)[:, None] * v]
 
@@ -67,7 +72,9 @@ def balanced_preconditioner(matrix: Array) -> Array:
 
 
 def singular_value(times: Array, target: float, start: float) -> Array:
-    """Return s(t) = σ / (1 + (σ/s_0 − 1) e^(−2σt)), (T,), from ṡ = 2s(σ − s) (Saxe et al., arXiv:1312.6120).
+    """Return s(t) = σ / (1 + (σ/s_0 − 1) e^(−2σt)), (T,), the solution of ṡ = 2s(σ − s).
+
+    Saxe et al., arXiv:1312.6120.
 
     σ > 0 is the teacher's singular value in a direction, s_0 > 0 the initial one of the product.
     """
@@ -75,7 +82,9 @@ def singular_value(times: Array, target: float, start: float) -> Array:
 
 
 def end_rates(teacher: Array) -> tuple[float, float]:
-    """Return the final decay rates of the residuals of f and of an aligned DLN, for a teacher σ u vᵀ of rank one.
+    """Return the final decay rates of the residuals of f and of an aligned DLN.
+
+    The teacher is σ u vᵀ, of rank one.
 
     f: √(1 + 4‖w*_j‖²) of its slowest nonzero column; DLN: 2σ. The DLN is therefore faster at the
     end iff 4σ² (1 − min v_j²) > 1, with the minimum over the nonzero v_j: never for one nonzero
@@ -110,12 +119,17 @@ def _spectral() -> Finding:
         values = (s[:, None] + s).ravel()
         off = np.abs(ours @ modes.T - modes.T * values).max()
         worst = max(worst, float(max(np.abs(ours - stated).max(), off) / np.abs(stated).max()))
-    note = "J Jᵀ by differentiation against the formula, and its eigenvectors u_i v_jᵀ with σ_i + σ_j; 200 states"
+    note = (
+        "J Jᵀ by differentiation against the formula, "
+        "and its eigenvectors u_i v_jᵀ with σ_i + σ_j; 200 states"
+    )
     return Finding(0.0, worst, worst, worst < 1e-12, note)
 
 
 def _shares(students: Mapping[str, Student]) -> tuple[list[float], str]:
-    """Return the mean fraction of ‖K‖_F² between input channels, 0 if each has its own preconditioner, and a note.
+    """Return the mean fraction of ‖K‖_F² between input channels, and a note.
+
+    The fraction is 0 if each channel has its own preconditioner.
 
     The mean is over random states, c = d = 3, balanced for a DLN.
     """
@@ -190,8 +204,9 @@ def _early() -> Finding:
     )
     never = sum(np.isinf(t) for t in overtakes)
     note = (
-        f"DLN behind g at t = {EARLY}, f ahead, for {sum(behind)} of {len(TEACHERS)} teachers; it overtakes g from "
-        f"t = {min(overtakes):.2f} on at the earliest, up to t = {TIMES[-1]:g} not at all for {never}"
+        f"DLN behind g at t = {EARLY}, f ahead, for {sum(behind)} of {len(TEACHERS)} teachers; "
+        f"it overtakes g from t = {min(overtakes):.2f} on at the earliest, "
+        f"up to t = {TIMES[-1]:g} not at all for {never}"
     )
     return Finding(len(TEACHERS), float(sum(behind)), None, all(behind), note, (panel,))
 
@@ -243,7 +258,8 @@ def _regimes() -> Finding:
     )
     share = float(np.mean(np.array(predicted) > 1))
     note = (
-        f"{len(cases)} teachers of rank one, aligned start of size 0.01, DLN faster in {share:.0%}; {wrong} against "
+        f"{len(cases)} teachers of rank one, aligned start of size 0.01, "
+        f"DLN faster in {share:.0%}; {wrong} against "
         "the closed form; error: largest of a rate, where the losses meet rounding"
     )
     return Finding(

@@ -64,14 +64,17 @@ class Point(NamedTuple):
         return float(self.loss() - rate * g @ g + rate**2 / 2 * g @ self.hessian @ g)
 
     def expected_loss(self, rate: float, covariance: Array) -> float:
-        """Return E L(θ − η(∇L + ξ)), exact, for ξ = ±√n √λ_k v_k with equal probabilities and the given covariance."""
+        """Return E L(θ − η(∇L + ξ)), exact, for noise with the given covariance.
+
+        ξ = ±√n √λ_k v_k with equal probabilities.
+        """
         values, vectors = np.linalg.eigh(covariance)
         noise = (vectors * np.sqrt(values.size * np.maximum(values, 0))).T
         both = np.concatenate([noise, -noise])
         return float(self.loss(self.theta - rate * (self.gradient + both)).mean())
 
     def one_sample_covariance(self) -> Array:
-        """Return C of SGD on single samples, ∇ = Jᵀz⟨e, z⟩ with z uniform on the sphere of radius √d.
+        """Return C of SGD on single samples, ∇ = Jᵀz⟨e, z⟩, z uniform on the sphere of radius √d.
 
         From E[zzᵀ⟨e, z⟩²] = d/(d+2) (‖e‖² I + 2eeᵀ): C = Jᵀ(d/(d+2) ‖e‖² I + (d−2)/(d+2) eeᵀ)J.
         """
@@ -92,7 +95,10 @@ def random_point(rng: np.random.Generator, d: int = 4) -> Point:
 
 
 def near_interpolation(rng: np.random.Generator, distance: float, d: int = 4) -> Point:
-    """Return a point with standard normal θ and a* at this distance from γ ⊙ w in a random direction."""
+    """Return a point with standard normal θ, and a* at this distance from γ ⊙ w.
+
+    Its direction is random.
+    """
     theta = rng.standard_normal(2 * d)
     away = rng.standard_normal(d)
     w, gamma = np.split(theta, 2)
@@ -144,7 +150,10 @@ def _expansion() -> Finding:
         scale="xy",
     )
     slope = min(slopes)
-    note = "exact expectation over two-point noise, 20 states: least slope of the remainder in η, on logarithmic axes"
+    note = (
+        "exact expectation over two-point noise, 20 states: "
+        "least slope of the remainder in η, on logarithmic axes"
+    )
     return Finding("> 2", slope, None, slope > 2, note, (panel,))
 
 
@@ -183,7 +192,10 @@ def _true_step() -> Finding:
         excess.append(after > _bound(point, eta, sharpest) + 1e-12)
         rises += int(after > point.loss())
     share = float(np.mean(excess))
-    note = f"share of {COUNT:,} random states; the loss rises in {rises / COUNT:.0%}, though η λ_max < 2 where it starts"
+    note = (
+        f"share of {COUNT:,} random states; the loss rises in {rises / COUNT:.0%}, "
+        "though η λ_max < 2 where it starts"
+    )
     return Finding(0.0, share, None, share == 0, note)
 
 
@@ -202,8 +214,8 @@ def _bounded() -> Finding:
         top = SIGMA2 * np.outer(vectors[:, -1], vectors[:, -1])
         worst = max(worst, shares[-1])
         tight = max(tight, abs(noise_term(point.hessian, top) / bound - 1))
-    note = f"{_STATES}: largest P / bound of random noise, its median {np.median(shares):.2f}; noise along the "
-    note += f"sharpest direction reaches the bound within {tight:.0e}"
+    note = f"{_STATES}: largest P / bound of random noise, its median {np.median(shares):.2f}; "
+    note += f"noise along the sharpest direction reaches the bound within {tight:.0e}"
     return Finding("≤ 1", worst, None, worst <= 1 + 1e-12 and tight < 1e-10, note)
 
 
@@ -220,7 +232,8 @@ def _equal(
         negative.append(max(0.0, -float(values[0])) / float(values[-1]))
     worst = max(errors)
     share = np.mean(np.array(negative) > 1e-12)
-    note = f"{COUNT:,} states; negative variances in {share:.0%}, of which the most negative over the largest: "
+    note = f"{COUNT:,} states; negative variances in {share:.0%}, "
+    note += "of which the most negative over the largest: "
     note += f"median {np.median(negative):.0e}, largest {max(negative):.2g}"
     return Finding(0.0, worst, worst, worst < 1e-10, note)
 
@@ -302,7 +315,8 @@ def _true_noise() -> Finding:
     low, high = spans[0]
     inside = least * 0.95 <= low and high <= most * 1.05
     note = (
-        f"P of single samples over 2L‖H‖_F² at ‖e‖ = {distances[0]:g}: {low:.2f} to {high:.2f}, between d/(d+2) and "
+        f"P of single samples over 2L‖H‖_F² at ‖e‖ = {distances[0]:g}: {low:.2f} to {high:.2f}, "
+        "between d/(d+2) and "
         f"(2d−2)/(d+2) as derived; at ‖e‖ = 3 from {spans[-1][0]:.2f} to {spans[-1][1]:.2f}"
     )
     return Finding(f"{least:.2f} to {most:.2f}", medians[0], None, inside, note, (panel,))

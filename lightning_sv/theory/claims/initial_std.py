@@ -1,4 +1,6 @@
-"""Initial std under AdamW with decay: the effective step, and why the std matters for llama but not for dnp.
+"""Initial std under AdamW with decay: the effective step.
+
+It explains why the std matters for llama but not for dnp.
 
 Beyond the paper.
 
@@ -35,14 +37,20 @@ PEAK = 0.006
 DECAY = 0.1
 _BETA1 = 0.9  # of AdamW, as in all runs here
 _COLOURS = {"llama": "vermillion", "dnp": "blue"}
-_RUNS = f"our Llama and its dnp, d = 32, {STEPS} steps of AdamW, η = {PEAK}, λ = {DECAY}, std {STDS[0]} to {STDS[-1]}"
+_RUNS = (
+    f"our Llama and its dnp, d = 32, {STEPS} steps of AdamW, η = {PEAK}, λ = {DECAY}, "
+    f"std {STDS[0]} to {STDS[-1]}"
+)
 #: the first steps of AdamW are larger, because its second moment averages few values
 SETTLED = 100
 _init_std = partial(claim, "init-std", "ours; beyond the paper")
 
 
 def radii(start: float, rates: Array, decay: float) -> Array:
-    """Return r of r²_(t+1) = (1 − η_t λ)² r²_t + η_t², (T + 1,): the rms of W from r_0 on; rates η_t (T,), decay λ."""
+    """Return r of r²_(t+1) = (1 − η_t λ)² r²_t + η_t², (T + 1,): the rms of W from r_0 on.
+
+    The rates η_t have shape (T,); the decay is λ.
+    """
     squares = [start**2]
     for rate in rates:
         squares.append((1 - rate * decay) ** 2 * squares[-1] + rate**2)
@@ -50,7 +58,7 @@ def radii(start: float, rates: Array, decay: float) -> Array:
 
 
 def relative_steps(start: float, rates: Array, decay: float) -> Array:
-    """Return ‖ΔW_t‖ / ‖W_t‖ = η_t √((1 − β1) / (1 + β1)) / r_t, shape (T,); arguments as in `radii`."""
+    """Return ‖ΔW_t‖ / ‖W_t‖ = η_t √((1 − β1) / (1 + β1)) / r_t, (T,); arguments as in `radii`."""
     return np.asarray(
         rates * np.sqrt((1 - _BETA1) / (1 + _BETA1)) / radii(start, rates, decay)[:-1]
     )
@@ -62,7 +70,10 @@ def equilibrium(rate: float, decay: float) -> float:
 
 
 def memory(start: float, rate: float, decay: float) -> float:
-    """Return log(1 + r_0²/r_∞²) / (−2 log(1 − ηλ)), the steps after which half of r² is due to the optimizer."""
+    """Return log(1 + r_0²/r_∞²) / (−2 log(1 − ηλ)) steps.
+
+    After them half of r² is due to the optimizer.
+    """
     share = start**2 / equilibrium(rate, decay) ** 2
     return float(np.log1p(share) / (-2 * np.log1p(-rate * decay)))
 

@@ -65,7 +65,9 @@ def _anywhere(name: str, blocks: list[Array], teacher: Array) -> Finding:
 
 
 def _any_teacher(name: str, largest: int, also: Array) -> Finding:
-    """Search all teachers (a, b), 1 ≤ b ≤ a ≤ largest, by increasing norm: columns or rows, as `also`.
+    """Search all teachers (a, b), 1 ≤ b ≤ a ≤ largest, by increasing norm.
+
+    They are columns, or rows if `also` is one.
 
     Signs and order of the entries do not matter: all flows are equivariant under them. Rows (a, a)
     are omitted, because they are balanced.
@@ -94,7 +96,7 @@ def _any_teacher(name: str, largest: int, also: Array) -> Finding:
 
 
 def _whole_number_teachers(largest: int, shape: tuple[int, ...]) -> list[Array]:
-    """Return the teachers (a, b), 1 ≤ b ≤ a ≤ largest, by increasing norm; without (a, a) for rows."""
+    """Return the teachers (a, b), 1 ≤ b ≤ a ≤ largest, by increasing norm; rows lack (a, a)."""
     is_column = shape[0] > 1
     pairs = []
     for a in range(1, largest + 1):
@@ -105,7 +107,10 @@ def _whole_number_teachers(largest: int, shape: tuple[int, ...]) -> list[Array]:
 
 
 def _decay_panel(student: Student, teacher: Array) -> Panel:
-    """Plot the decay rate of the residual, −½ d log L / dt: the slower final direction falls behind."""
+    """Plot the decay rate of the residual, −½ d log L / dt.
+
+    The slower final direction falls behind.
+    """
     times = np.linspace(0.02, 3.5, 120)
     lines = []
     for each in (_F, student):
@@ -185,5 +190,8 @@ def _nonzero_start() -> Finding:
     lines = [Line(f"W(0) = {w:g}, W* = {target:g}", *curve) for w, target, curve in failing[:4]]
     panel = ratio_panel("Theorem 1 needs W(0) = 0", "f", "g", lines, (0.01, 100))
     w, target, curve = failing[0]
-    note = f"{len(failing)} of {len(cases)} scalar cases fail; smallest W(0) = {w:g}, W* = {target:g}: {_course(curve)}"
+    note = (
+        f"{len(failing)} of {len(cases)} scalar cases fail; "
+        f"smallest W(0) = {w:g}, W* = {target:g}: {_course(curve)}"
+    )
     return Finding("< 1", curve.peak[0], None, not failing, note, (panel,))

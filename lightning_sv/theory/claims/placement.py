@@ -39,14 +39,19 @@ def by_branch(matrix: Array) -> Array:
 
 
 def hg_coefficient(teacher: Array) -> Fraction:
-    """Return (2/3) Σ_j [(Σ_k s_kj)² − Σ_k s_kj²] >= 0, s_kj = ‖column j of branch k of W*‖²; teacher in Fractions."""
+    """Return (2/3) Σ_j [(Σ_k s_kj)² − Σ_k s_kj²] >= 0; teacher in Fractions.
+
+    s_kj is ‖column j of branch k of W*‖².
+    """
     squares = by_branch(teacher * teacher)
     return Fraction(2, 3) * Fraction((squares.sum(0) ** 2).sum() - (squares**2).sum())
 
 
 @claim("hg", "Section 3.1; ours", "(i)", "any state with γ_1 = γ_2 = γ")
 def _hg_at_an_instant() -> Finding:
-    """dL_HG/dt − dL_f/dt = Σ_j [(Σ_k p_kj)² − Σ_k p_kj²], p_k = −∂L/∂γ_k: HG is faster where branches disagree."""
+    """dL_HG/dt − dL_f/dt = Σ_j [(Σ_k p_kj)² − Σ_k p_kj²], p_k = −∂L/∂γ_k:
+    HG is faster where branches disagree.
+    """  # noqa: D205 (one statement)
     rng = np.random.default_rng(0)
     worst = 0.0
     wrong = 0
@@ -74,7 +79,8 @@ def _hg_at_an_instant() -> Finding:
         [Line("random states", cross_terms[:1000], ratios[:1000], marks=True)],
         level=1.0,
     )
-    note = f"{count} random states, HG faster in {ahead:.0%}; {wrong} against the sign of the cross terms"
+    note = f"{count} random states, HG faster in {ahead:.0%}; "
+    note += f"{wrong} against the sign of the cross terms"
     return Finding(0.0, worst, worst, worst < 1e-12 and not wrong, note, (panel,))
 
 
@@ -86,7 +92,9 @@ def _hg_early() -> Finding:
 
 @claim("hg", "ours", "(iii)", f"{_HG_START}; two branches share a column of W*")
 def _hg_throughout() -> Finding:
-    """L_f(t) < L_HG(t) for every t > 0: rate √(1 + 4‖a_j‖²) of whole columns against √(1 + 4‖a_kj‖²)."""
+    """L_f(t) < L_HG(t) for every t > 0:
+    rate √(1 + 4‖a_j‖²) of whole columns against √(1 + 4‖a_kj‖²).
+    """  # noqa: D205 (one statement)
     teachers = [teacher for teacher in TEACHERS if hg_coefficient(teacher.matrix) > 0]
     return throughout("f", "hg", "(iii) f stays below HG: branches share an input", teachers)
 
@@ -104,8 +112,9 @@ def _hg_ahead() -> Finding:
     behind = sum(curve.peak[0] > 1 + EQUAL for curve in curves)
     least = min(float(curve.values.min()) for curve in curves)
     note = (
-        f"least L_HG / L_f of {len(TEACHERS)} teachers; behind for {behind}, equal for the others: a shared γ is moved "
-        "by every branch, P = γ² I + wwᵀ grows with each; what HG gains in training is not this mechanism from W(0) = 0"
+        f"least L_HG / L_f of {len(TEACHERS)} teachers; behind for {behind}, equal for the others: "
+        "a shared γ is moved by every branch, P = γ² I + wwᵀ grows with each; "
+        "what HG gains in training is not this mechanism from W(0) = 0"
     )
     return Finding("< 1", least, None, least < 1 - EQUAL, note)
 
@@ -135,7 +144,8 @@ def _hg_grow_and_shrink() -> Finding:
     panel = ratio_panel("One branch doubles, one halves: HG and f", "HG", "f", lines, (1e-3, 1e3))
     share = float(np.mean([curve.peak[0] < 1 - MARGIN for curve in curves.values()]))
     first = np.mean([curve.values[0] < 1 for curve in curves.values()])
-    note = f"share of {len(curves)} starts where HG stays ahead up to t = 4; ahead at first in {first:.0%}"
+    note = f"share of {len(curves)} starts where HG stays ahead up to t = 4; "
+    note += f"ahead at first in {first:.0%}"
     return Finding(1.0, share, None, share == 1, note, (panel,))
 
 
@@ -146,7 +156,10 @@ def dp_coefficient(teacher: Array) -> Fraction:
 
 
 def ap_coefficient(teacher: Array) -> Fraction:
-    """Return −(2/3)(Σ_i ‖W*_i:‖⁴ − Σ_j ‖w*_j‖⁴), DP's rows minus f's columns; teacher in Fractions."""
+    """Return −(2/3)(Σ_i ‖W*_i:‖⁴ − Σ_j ‖w*_j‖⁴); teacher in Fractions.
+
+    DP's rows minus f's columns.
+    """
     return dp_coefficient(teacher) - dp_coefficient(teacher.T)
 
 
@@ -163,7 +176,8 @@ def _mirror() -> Finding:
         theirs = flow(_F, teacher.matrix.T, times).loss
         alive = theirs > FLOOR * theirs[0] * 1e4
         worst = max(worst, float(np.abs(ours[alive] / theirs[alive] - 1).max()))
-    note = f"{len(TEACHERS)} teachers: equal series to t⁵ exactly, integrated losses up to t = 4 within the error"
+    note = f"{len(TEACHERS)} teachers: equal series to t⁵ exactly, "
+    note += "integrated losses up to t = 4 within the error"
     return Finding(1.0, 1.0 + worst, worst, exact and worst < 1e-6, note)
 
 
@@ -215,7 +229,8 @@ def _ahead_for_any_teacher() -> Finding:
         "AP against f: the teacher decides which loss is lower", "AP", "f", lines[:6], (1e-3, 1e3)
     )
     note = (
-        f"behind at some time for {len(behind)} of {len(TEACHERS)} teachers; ahead early and overtaken later, as in "
+        f"behind at some time for {len(behind)} of {len(TEACHERS)} teachers; "
+        "ahead early and overtaken later, as in "
         f"the paper's Figure 5, for {len(overtaken)}: {', '.join(overtaken) or 'none'}"
     )
     return Finding("< 1", max(curve.peak[0] for curve in curves), None, not behind, note, (panel,))

@@ -1,4 +1,7 @@
-"""OR and ER: separate magnitude and direction are faster than γ itself. Table 1: preconditioners of all designs."""
+"""OR and ER: separate magnitude and direction are faster than γ itself.
+
+Table 1: preconditioners of all designs.
+"""
 
 from fractions import Fraction
 
@@ -28,7 +31,10 @@ def or_coefficient(teacher: Array) -> Fraction:
 
 
 def stated_preconditioner(alpha: Array, beta: Array) -> Array:
-    """Return P = d ĝĝᵀ + ρ (I − ĝĝᵀ), ĝ = γ/‖γ‖, ρ = β²d/‖α‖² (paper, Section 3.3); α (d,), β (1,) -> (d, d)."""
+    """Return P = d ĝĝᵀ + ρ (I − ĝĝᵀ), ĝ = γ/‖γ‖, ρ = β²d/‖α‖²; α (d,), β (1,) -> (d, d).
+
+    Paper, Section 3.3.
+    """
     d = alpha.size
     gamma = original_space(alpha, beta)
     along = np.outer(gamma, gamma) / (gamma @ gamma)
@@ -37,7 +43,9 @@ def stated_preconditioner(alpha: Array, beta: Array) -> Array:
 
 
 def stated_exponential(alpha: Array, beta: Array) -> Array:
-    """Return P = diag(γ²) + (1 − 1/d) γγᵀ, from ∂γ/∂α = diag(γ)(I − 11ᵀ/d), ∂γ/∂β = γ; α (d,), β (1,) -> (d, d).
+    """Return P = diag(γ²) + (1 − 1/d) γγᵀ; α (d,), β (1,) -> (d, d).
+
+    It follows from ∂γ/∂α = diag(γ)(I − 11ᵀ/d) and ∂γ/∂β = γ.
 
     The paper has no formula (Table 1: "multiplicative/log-space scale metric").
     """
@@ -98,7 +106,8 @@ def _exponential() -> Finding:
         along = max(
             along, float(np.abs(start - stated_preconditioner(np.ones(d), np.ones(1))).max())
         )
-    note = f"J Jᵀ by differentiation, 300 random states; at γ = 1 it is OR's P ({along:.0e}): d along γ, 1 across"
+    note = "J Jᵀ by differentiation, 300 random states; "
+    note += f"at γ = 1 it is OR's P ({along:.0e}): d along γ, 1 across"
     return Finding(0.0, worst, worst, max(worst, along) < 1e-12, note)
 
 
@@ -109,7 +118,7 @@ def _exponential_early() -> Finding:
 
 
 def table_1(name: str, blocks: list[Array]) -> Array:
-    """Return K = D² + (u W)(u W)ᵀ ∘ P_v + (W v)(W v)ᵀ ∘ P_u of A = U ∘ W ∘ V for one design, (c·d, c·d).
+    """Return K = D² + (u W)(u W)ᵀ ∘ P_v + (W v)(W v)ᵀ ∘ P_u of A = U ∘ W ∘ V, (c·d, c·d).
 
     u and v are the scale of each entry of W on the output and input side; P_u and P_v are J Jᵀ of
     these fields in their own parameters. Entries of u W, W v are those of U ∘ W and W ∘ V,

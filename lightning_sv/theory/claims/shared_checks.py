@@ -1,4 +1,4 @@
-"""Checks shared by the theorems of several students: (i) at an instant, (ii) early, (iii) throughout.
+"""Checks shared by several theorems: (i) at an instant, (ii) early, (iii) throughout.
 
 The proofs of (i) use more than the statements: γa_i² ≥ 1 (DP) and ρ ≥ 1 (OR), which the standard
 initialization preserves and a state off the trajectory may violate. `guard` is that number.
@@ -28,7 +28,10 @@ class State(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """The guard of some states, and dL/dt of a student and of the standard model f there; each of shape (N,)."""
+    """Guard of some states, and dL/dt of a student and of the standard model f there.
+
+    Each has shape (N,).
+    """
 
     guard: Array
     student: Array
@@ -129,7 +132,8 @@ def at_an_instant(name: str) -> Finding:
         x_limits=(0.8, 1.5 * max(np.quantile(line.x, 0.99) for line in lines)),
     )
     least = min(np.min(line.y) for line in lines)
-    note = f"{violations} violations in {len(on)} states on and {len(off)} off the trajectory; least ratio {least:.6f}"
+    note = f"{violations} violations in {len(on)} states on and {len(off)} off the trajectory; "
+    note += f"least ratio {least:.6f}"
     return Finding(0.0, violations, None, violations == 0, note, (panel,))
 
 
@@ -150,7 +154,7 @@ def difference(name: str, teacher: Array, times: Array) -> Array:
 
 
 def ode_fit(name: str, teacher: Array) -> float:
-    """Fit the coefficient of t³ in L_student − L_f to integrated flows below `FIT_UNTIL`, without series."""
+    """Fit the coefficient of t³ in L_student − L_f to integrated flows below `FIT_UNTIL`."""
     times = np.linspace(0.004, FIT_UNTIL, 40)
     powers = np.stack([(times / FIT_UNTIL) ** k for k in range(3, 10)], axis=-1)
     solution = np.linalg.lstsq(powers, difference(name, teacher, times), rcond=None)[0]
@@ -158,7 +162,10 @@ def ode_fit(name: str, teacher: Array) -> float:
 
 
 def early(name: str, stated: Callable[[Array], Fraction]) -> Finding:
-    """Check (ii): the coefficient of t³ from exact power series is the paper's, for every teacher in Fractions."""
+    """Check (ii): the coefficient of t³ from exact power series is the paper's for all teachers.
+
+    Teachers are in Fractions.
+    """
     student = STUDENTS[name]
     matrices = [*(teacher.matrix for teacher in TEACHERS), *rational_teachers(12)]
     errors = []
@@ -189,7 +196,8 @@ def early(name: str, stated: Callable[[Array], Fraction]) -> Finding:
         limits=(0, 1.15),
     )
     note = (
-        f"exact in all of {len(matrices)} teachers, shown for 2×3; the fit of the integrated flows below "
+        f"exact in all of {len(matrices)} teachers, shown for 2×3; "
+        "the fit of the integrated flows below "
         f"t = {FIT_UNTIL} is off by {relative:.0e}; t⁴ / t³ = {float(series[4] / series[3]):.2f}"
     )
     worst = float(max(errors))
@@ -200,7 +208,10 @@ def early(name: str, stated: Callable[[Array], Fraction]) -> Finding:
 def throughout(
     name: str, behind: str, title: str, teachers: Sequence[Teacher] = TEACHERS
 ) -> Finding:
-    """Check (iii): the loss of one student stays below that of a second, for teachers that satisfy the condition."""
+    """Check (iii): the loss of one student stays below that of a second.
+
+    The teachers satisfy the condition.
+    """
     student = STUDENTS[name]
     baseline = STUDENTS[behind]
     below, curves = zip(
@@ -211,7 +222,8 @@ def throughout(
     ]
     panel = ratio_panel(title, student.name, baseline.name, lines, (1e-6, 3))
     note = (
-        f"{len(teachers)} teachers; just after t = 0 by exact series, then until t = {TIMES[-1]:g} or "
+        f"{len(teachers)} teachers; just after t = 0 by exact series, "
+        f"then until t = {TIMES[-1]:g} or "
         f"L_{baseline.name} is {FLOOR:g} of ½‖W*‖², whichever comes first"
     )
     return Finding("< 1", max(curve.peak[0] for curve in curves), None, all(below), note, (panel,))

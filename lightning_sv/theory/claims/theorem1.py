@@ -58,7 +58,8 @@ def _plain_loss() -> Finding:
         limits=(1e-9, 20),
     )
     worst = float(max(errors))
-    note = "at t = 1 for one teacher; the error is the largest relative one of all teachers up to t = 5"
+    note = "at t = 1 for one teacher; "
+    note += "the error is the largest relative one of all teachers up to t = 5"
     return Finding(stated, measured, worst, worst < 1e-8, note, (panel,))
 
 

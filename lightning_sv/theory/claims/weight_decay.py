@@ -32,7 +32,7 @@ class NoisyTraining(NamedTuple):
     paths: int = 400
 
     def bound(self, decay: float, start: float, times: Array) -> Array:
-        """Return Grönwall's bound on E‖γ‖² (decay μ) or E‖w‖² (decay λ), with the value `start` at t = 0.
+        """Return Grönwall's bound on E‖γ‖² (decay μ) or E‖w‖² (decay λ) from `start` at t = 0.
 
         e^(−2·decay·t)·start + (d q + ½‖a*‖²) / (2·decay) · (1 − e^(−2·decay·t))
         """
@@ -52,7 +52,9 @@ class Paths(NamedTuple):
 
 
 def sharpness(w: Array, gamma: Array, target: Array) -> dict[str, Array]:
-    """Return λ_max, trace and Frobenius norm of ∇²L from its blocks H_i = [[γ_i², m_i], [m_i, w_i²]].
+    """Return λ_max, trace and Frobenius norm of ∇²L.
+
+    Its blocks are H_i = [[γ_i², m_i], [m_i, w_i²]].
 
     m_i = 2 γ_i w_i − a*_i. Shapes: w and γ (..., d), a* (d,), each result (...).
     """
@@ -66,7 +68,7 @@ def sharpness(w: Array, gamma: Array, target: Array) -> dict[str, Array]:
 
 
 def dense_hessian(w: Array, gamma: Array, target: Array) -> Array:
-    """Return ∇²L of one state by autograd, shape (2d, 2d), ordered (w, γ) as in the paper's block form."""
+    """Return ∇²L of one state by autograd, (2d, 2d), ordered (w, γ) as the paper's blocks."""
     import torch  # imported here, because it doubles the start time
 
     def loss(theta: torch.Tensor) -> torch.Tensor:
@@ -105,7 +107,8 @@ def simulate(setting: NoisyTraining, records: int = 80) -> Paths:
 _SOURCE = "Theorems 2.3 and C.1"
 _SETTING = NoisyTraining()
 _CONDITIONS = (
-    f"λ = {_SETTING.lam}, q = {_SETTING.q}, a* = 1 in d = {len(_SETTING.target)}, {_SETTING.paths} paths, "
+    f"λ = {_SETTING.lam}, q = {_SETTING.q}, a* = 1 in d = {len(_SETTING.target)}, "
+    f"{_SETTING.paths} paths, "
     f"dt = {_SETTING.dt}, T = {_SETTING.end / 4:g}"
 )
 #: colours of the metrics without and with decay
@@ -115,7 +118,10 @@ _Z2 = float(ndtri(0.995))  # two-sided
 
 
 def growth(late: Array, early: Array) -> tuple[float, float]:
-    """Return the ratio of the means of two paired samples, and its standard error by the delta method."""
+    """Return the ratio of the means of two paired samples, and its standard error.
+
+    By the delta method.
+    """
     ratio = float(late.mean() / early.mean())
     error = float((late - ratio * early).std(ddof=1) / np.sqrt(late.size) / early.mean())
     return ratio, error
@@ -212,7 +218,8 @@ def _decay_settles() -> Finding:
         f"{label} {found[label][0]:.1e} ± {found[label][1]:.1e}" for label in paths.sharpness
     )
     note = (
-        f"slope of E‖γ‖² from t = {window:g} and its standard error; holds when 0 lies in the 99% interval of every "
+        f"slope of E‖γ‖² from t = {window:g} and its standard error; "
+        "holds when 0 lies in the 99% interval of every "
         f"slope; level {found['‖γ‖²'][2]:.2f}; {others}"
     )
     return Finding(0.0, found["‖γ‖²"][0], found["‖γ‖²"][1], all(settled), note)
