@@ -1,9 +1,11 @@
-"""Draws the two pictures of the first page from the CSV files of results/: python results/draw.py.
+"""Draws the pictures of the first page from the CSV files of results/: python results/draw.py.
 
-docs/figures/overview.png             a branch with its vectors, and the loss during training
+docs/figures/layer.png                a branch with its vectors
+docs/figures/gain.png                 the difference to llama during training
 docs/figures/difference-by-std.png    each recorded difference to llama against the initial std
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -218,23 +220,20 @@ def draw_training(axes: Axes) -> None:
         for seed in differences:
             axes.plot(millions, seed, color=colour, linewidth=0.6, alpha=0.4)
         axes.plot(millions, mean, color=colour, linewidth=2.2)
-        name = arm.replace(", dp", ",\ndp")
-        shown = f"{name}  {mean[-1]:+.3f}".replace("-", "−")
-        axes.text(millions[-1] + 1.5, mean[-1], shown, color=colour, fontsize=9.5, va="center")
+        name = arm.replace("unified, dp at the lm_head", "unified-head-dp")
+        gain = f"{mean[-1]:+.3f}".replace("-", "−")
+        axes.text(
+            millions[-1] + 1.5, mean[-1], f"{name}  {gain}", color=colour, fontsize=11, va="center"
+        )
     axes.set_xlim(0, 106)
     axes.set_ylim(-0.105, 0.02)
     axes.set_xlabel("training tokens in millions; 100 per parameter at the end")
     axes.set_ylabel("validation loss − that of llama, nats per token")
-    title = "What it gains at initial std 0.02: 1.05 M parameters, 3 seeds"
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def draw_layer(axes: Axes) -> None:
     """Draw how llama, hg+dp+or and unified apply q, k and v to the residual stream x."""
-    axes.set_title(
-        "What it changes: the vectors of a layer", loc="left", fontsize=11, fontweight="bold"
-    )
     draw_branches(axes, 8.1, "llama", "one vector for q, k and v", shared=True, parts=("W",))
     draw_branches(
         axes,
@@ -316,18 +315,17 @@ def draw_box(
     return x + width
 
 
-def draw_overview() -> Figure:
-    """Draw the layer on the left and the gain on the right."""
-    figure = Figure(figsize=(12, 4.6), dpi=150, layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
-    draw_layer(left)
-    draw_training(right)
+def draw_alone(draw: Callable[[Axes], None]) -> Figure:
+    """Return a picture of one of the two that stand next to each other."""
+    figure = Figure(figsize=(6.2, 4.4), dpi=150, layout="constrained")
+    draw(figure.subplots())
     return figure
 
 
 def main() -> None:
-    """Write both pictures."""
-    draw_overview().savefig(FIGURES / "overview.png")
+    """Write all pictures."""
+    draw_alone(draw_layer).savefig(FIGURES / "layer.png")
+    draw_alone(draw_training).savefig(FIGURES / "gain.png")
     draw_difference_by_std().savefig(FIGURES / "difference-by-std.png")
 
 

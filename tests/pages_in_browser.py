@@ -1,6 +1,7 @@
 """The built site and a report in headless Chromium: `make test-pages`.
 
-Nothing scrolls sideways at 1,400 and 400 pixels, in light and in dark. No script reports an error,
+Nothing scrolls sideways at 1,400 and 400 pixels, in light and in dark, and at 1,400 pixels no line
+of code is cut. No script reports an error,
 and nothing is loaded from elsewhere. The search finds a how-to page first. The report's filter and
 sorting work. Screenshots go to build/screenshots.
 """
@@ -32,6 +33,10 @@ OVERFLOW = """() => {
     .slice(0, 3).map(e => e.tagName + ' ' + (e.textContent || '').trim().slice(0, 60));
 }"""
 
+#: blocks of code with a line that is wider than the block
+CUT = """() => [...document.querySelectorAll('pre > code')]
+  .filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent.trim().slice(0, 60))"""
+
 
 def check(condition: bool, sentence: str) -> None:
     """Print the sentence; leave with exit code 1 if it is false."""
@@ -55,6 +60,10 @@ def check_site(page: Page) -> None:
                 path=str(PICTURES / f"{name.replace('/', '-')}-{width}.png"), full_page=True
             )
     page.set_viewport_size({"width": 1400, "height": 900})
+    for path in sorted((SITE / "docs").glob("*.html")):
+        page.goto(f"file://{path}")
+        cut = page.evaluate(CUT)
+        check(not cut, f"no code of docs/{path.stem} is cut {cut or ''}")
     for words, start in FOUND.items():
         page.goto(f"file://{SITE}/index.html")
         page.locator("input.md-search__input").press_sequentially(words, delay=100)
