@@ -24,9 +24,12 @@ from lightning_sv.nn import next_token_loss
 from lightning_sv.scale import ScaleVector
 
 TIMED = BackboneConfig(name="bench", d_model=128, n_layer=4, n_head=4, vocab_size=2048)
-TIMED_BATCH, TIMED_LEN = 4, 128
+TIMED_BATCH = 4
+TIMED_LEN = 128
 SHARP = BackboneConfig(name="sharp", d_model=64, n_layer=2, n_head=2, vocab_size=256, init_std=0.08)
-SHARP_BATCH, SHARP_LEN, SHARP_STEPS = 4, 64, 20
+SHARP_BATCH = 4
+SHARP_LEN = 64
+SHARP_STEPS = 20
 STRATEGIES = ("llama", "hg+dp+er", "unified")
 
 
@@ -62,7 +65,8 @@ def costs(strategy: str, rounds: int) -> list[Ratio]:
     model, moved = (
         Backbone(TIMED, strategy).to(DEVICE) for _ in range(2)
     )  # differences change the parameters in place
-    loss, parameters = problem(model, TIMED_BATCH, TIMED_LEN), list(model.parameters())
+    loss = problem(model, TIMED_BATCH, TIMED_LEN)
+    parameters = list(model.parameters())
     other = problem(moved, TIMED_BATCH, TIMED_LEN)
     products = {
         "product, all parameters": HessianProduct(loss, parameters),
@@ -117,7 +121,8 @@ def products_needed(strategy: str, trained: bool) -> dict[str, object]:
     ):
         product = HessianProduct(loss, subset)
         true = lanczos(product, 80, rtol=0)
-        counts, off = [], []
+        counts = []
+        off = []
         for seed in range(3):
             found = lanczos(product, 60, rtol=1e-2, generator=torch.Generator().manual_seed(seed))
             counts.append(found.n_matvecs)

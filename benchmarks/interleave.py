@@ -43,7 +43,8 @@ def measure(
         seed: seed of the orders.
     """
     times: dict[str, list[float]] = {name: [] for name in steps}
-    order, names = random.Random(seed), list(steps)
+    order = random.Random(seed)
+    names = list(steps)
     for step in steps.values():
         for _ in range(warmup):
             step()
@@ -59,7 +60,8 @@ def measure(
         logs = [math.log(a / b) for a, b in zip(times[name], times[reference], strict=True)]
         # Interrupted rounds are outliers: trim 10% at each end.
         logs = sorted(logs)[len(logs) // 10 : len(logs) - len(logs) // 10]
-        mean, spread = statistics.mean(logs), statistics.stdev(logs) if name != reference else 0.0
+        mean = statistics.mean(logs)
+        spread = statistics.stdev(logs) if name != reference else 0.0
         half = stats.t.ppf(0.975, len(logs) - 1) * spread / math.sqrt(len(logs))
         out.append(
             Ratio(

@@ -41,7 +41,8 @@ CONFIG = BackboneConfig(
     n_expert_shared=0,
     d_expert=352,
 )
-LLAMA, STRATEGIES = "llama", ("hg+dp+or", "unified")
+LLAMA = "llama"
+STRATEGIES = ("hg+dp+or", "unified")
 #: implementations of Hugging Face's experts; batched_mm copies a matrix per token and takes 87
 #: times as long as ours
 WAYS = ("eager", "grouped_mm")
@@ -56,7 +57,9 @@ def mixtral_weights(model: Backbone) -> dict[str, Tensor]:
         "lm_head.weight": model.head.lm_head.weight,
     }
     for i, layer in enumerate(model.layers):
-        attn, ffn, to = layer.attn, layer.ffn, f"model.layers.{i}"
+        attn = layer.attn
+        ffn = layer.ffn
+        to = f"model.layers.{i}"
         found |= {
             f"{to}.self_attn.{x}_proj.weight": getattr(attn.qkv, f"{x}_proj").weight for x in "qkv"
         }
@@ -113,7 +116,8 @@ def litgpt(weights: Mapping[str, Tensor]) -> tuple[nn.Module, Loss]:
         "transformer.ln_f.weight": weights["model.norm.weight"],
     }
     for i in range(c.n_layer):
-        of, to = f"model.layers.{i}", f"transformer.h.{i}"
+        of = f"model.layers.{i}"
+        to = f"transformer.h.{i}"
         state |= {
             f"{to}.norm_1.weight": weights[f"{of}.input_layernorm.weight"],
             f"{to}.norm_2.weight": weights[f"{of}.post_attention_layernorm.weight"],
@@ -147,7 +151,8 @@ def candidates(precision: str) -> tuple[dict[str, Candidate], dict[str, str]]:
     """Return the candidates, ours first, and why peers are missing."""
     torch.manual_seed(0)
     block = torch.randint(0, VOCAB_SIZE, (BATCH, SEQ_LEN + 1)).to(DEVICE)
-    tokens, targets = block[:, :-1].contiguous(), block[:, 1:].contiguous()
+    tokens = block[:, :-1].contiguous()
+    targets = block[:, 1:].contiguous()
     found: dict[str, tuple[nn.Module, Loss]] = {
         name: ours(CONFIG, name) for name in (LLAMA, *STRATEGIES)
     }
@@ -210,7 +215,8 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
-    console, results = Console(), {}
+    console = Console()
+    results = {}
     for precision, threads in itertools.product(options.precisions, options.threads):
         results[f"{precision}, {threads} threads"] = compare(
             precision, threads, options.rounds, console

@@ -96,7 +96,8 @@ def torchtitan(config: BackboneConfig, seq_len: int, *, fuse_qkv: bool = True) -
         "torchtitan.models.common.attention"
     ).ScaledDotProductAttention
     summed: Any = importlib.import_module("torchtitan.components.loss").cross_entropy_loss
-    d, vocab_size = config.d_model, config.vocab_size
+    d = config.d_model
+    vocab_size = config.vocab_size
     norm = common.RMSNorm.Config(normalized_shape=d, eps=config.norm_eps)
     rope = common.ComplexRoPE.Config(
         dim=config.head_width, max_seq_len=seq_len, theta=config.rope_theta

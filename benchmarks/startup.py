@@ -56,7 +56,8 @@ def cpu_until(text: str, log: Path, pid: int) -> float:
 def first_step(folder: Path, rounds: int) -> float:
     """Return the CPU seconds of `fit` to its first step."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
-    source, corpus = "files:" + ",".join(map(str, files)), str(folder / "corpus")
+    source = "files:" + ",".join(map(str, files))
+    corpus = str(folder / "corpus")
     prepare(
         CorpusConfig(dir=corpus, source=source, tokenizer="bpe:1024", val_fraction=0.2),
         progress=False,
@@ -70,7 +71,8 @@ def first_step(folder: Path, rounds: int) -> float:
         "8",
     ]
     words = [*CONFIG, *words, "--data.validations", "1", "--trainer.max_steps", "40"]
-    env, fit = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}, []
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    fit = []
     for i in range(rounds):
         log = folder / f"fit{i}.log"
         with log.open("wb") as file:

@@ -33,8 +33,13 @@ from lightning_sv.nn.backbone import INDUCTOR
 from lightning_sv.runs.provenance import Provenance
 
 HEADS = {256: 4, 768: 12}
-N_LAYER, VOCAB_SIZE, BATCH, SEQ_LEN = 4, 4096, 8, 256
-DTYPES, MODES, THREADS = ("fp32", "bf16"), ("eager", "compiled"), (1, 2)
+N_LAYER = 4
+VOCAB_SIZE = 4096
+BATCH = 8
+SEQ_LEN = 256
+DTYPES = ("fp32", "bf16")
+MODES = ("eager", "compiled")
+THREADS = (1, 2)
 STRATEGIES = ("llama", "hg", "hg+dp+or", "unified")
 BUILDERS = PEERS | VARIANTS
 
@@ -93,7 +98,8 @@ def candidates(at: Combination, peers: list[str]) -> tuple[dict[str, Candidate],
     )
     generator = torch.Generator().manual_seed(0)
     block = torch.randint(0, VOCAB_SIZE, (BATCH, SEQ_LEN + 1), generator=generator).to(DEVICE)
-    tokens, targets = block[:, :-1].contiguous(), block[:, 1:].contiguous()
+    tokens = block[:, :-1].contiguous()
+    targets = block[:, 1:].contiguous()
     found = {name: ours(config, name) for name in STRATEGIES}
     weights = to_hugging_face(Backbone(config, "llama")).state_dict()
     missing = {}
@@ -180,7 +186,8 @@ def reading(folder: str, seq_len: int = 64, batch: int = 8) -> float:
     loader = TokenLoader(open_split(folder, "train", seq_len=seq_len), RankShare(batch, batch))
     iterator = iter(loader)
     next(iterator)
-    began, n = time.perf_counter(), 0
+    began = time.perf_counter()
+    n = 0
     while time.perf_counter() - began < 3:
         n += next(iterator)[:, 1:].numel()
     return n / (time.perf_counter() - began)
@@ -205,7 +212,8 @@ def parse() -> Namespace:
 
 
 def main() -> None:
-    options, console = parse(), Console()
+    options = parse()
+    console = Console()
     everything = itertools.product(THREADS, HEADS, DTYPES, MODES)
     known = {
         str(at): at for at in (Combination(d, dtype, mode, n) for n, d, dtype, mode in everything)

@@ -120,33 +120,36 @@ def _problem(device: str) -> str | None:
         return f"torch cannot be imported ({error}); use the Python that has it, PYTHON=..."
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version < OLDEST:
-        return (
-            f"torch {torch.__version__} is too old; {'.'.join(map(str, OLDEST))} or newer is"
-            " needed."
-        )
-    if device == "cpu":
-        return None
+        oldest = ".".join(map(str, OLDEST))
+        return f"torch {torch.__version__} is too old; {oldest} or newer is needed."
+    return None if device == "cpu" else _problem_of_card()
+
+
+def _problem_of_card() -> str | None:
+    import torch
+
     if torch.version.cuda is None:
-        return (
-            f"torch {torch.__version__} is built without CUDA; install a CUDA build on a machine"
-            " that has a card."
-        )
+        built = f"torch {torch.__version__} is built without CUDA"
+        return f"{built}; install a CUDA build on a machine that has a card."
     if not torch.cuda.is_available():
-        try:
-            torch.cuda.init()
-        except Exception as error:
-            return (
-                f"there is no CUDA device that torch {torch.__version__} can use"
-                f" ({' '.join(str(error).split())})."
-            )
-        return "there is no CUDA device."
+        return _problem_of_driver()
     capability = torch.cuda.get_device_capability()
     if capability < (8, 0):
-        return (
-            f"{torch.cuda.get_device_name()} has no bf16 (capability"
-            f" {capability[0]}.{capability[1]}); 8.0 is needed."
-        )
+        has = f"{capability[0]}.{capability[1]}"
+        return f"{torch.cuda.get_device_name()} has no bf16 (capability {has}); 8.0 is needed."
     return None
+
+
+def _problem_of_driver() -> str:
+    """Return what CUDA says about a device that torch cannot use."""
+    import torch
+
+    try:
+        torch.cuda.init()
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        return f"there is no CUDA device that torch {torch.__version__} can use ({reason})."
+    return "there is no CUDA device."
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ def _of(build: Builder, size: Size, block: Tensor, device: torch.device, compile
     with torch.device(device):
         theirs = build(size.config, size.seq_len)
     theirs.model.to(device).train()
-    tokens, targets = block[:, :-1].contiguous(), block[:, 1:].contiguous()
+    tokens = block[:, :-1].contiguous()
+    targets = block[:, 1:].contiguous()
 
     def loss() -> Tensor:
         return theirs.loss(tokens, targets)

@@ -94,11 +94,13 @@ class Running:
         leads: bool = True,
     ):
         self.leads = leads
-        self.name, self.began = name, time.monotonic()
+        self.name = name
+        self.began = time.monotonic()
         self.deadline = self.began + task.seconds
         folder = Path(task.work)
         folder.mkdir(parents=True, exist_ok=True)
-        self.result, self.log = folder / f"{name}.json", folder / f"{name}.log"
+        self.result = folder / f"{name}.json"
+        self.log = folder / f"{name}.log"
         self.result.unlink(missing_ok=True)
         given = {key: getattr(task, key) for key in ("device", "toy", "seconds", "work", "options")}
         command = [
@@ -184,7 +186,8 @@ def at_once(
         most: maximum number of processes.
         gib: maximum total memory of running jobs; a single job may use more.
     """
-    waiting, running = list(jobs), dict[str, tuple[Job, Running]]()
+    waiting = list(jobs)
+    running = dict[str, tuple[Job, Running]]()
     try:
         while waiting or running:
             for job in list(waiting):

@@ -14,7 +14,8 @@ import torch
 from benchmarks.gpu.process import write_json
 
 #: step at which a run is killed, if set, and the output file of the counts
-KILL, COUNTS = "LIGHTNING_SV_KILL_AT", "LIGHTNING_SV_COUNTS"
+KILL = "LIGHTNING_SV_KILL_AT"
+COUNTS = "LIGHTNING_SV_COUNTS"
 
 
 class Watch(L.Callback):
@@ -26,7 +27,8 @@ class Watch(L.Callback):
     """
 
     def __init__(self, first: int = 11, last: int = 19):
-        self.first, self.last = first, last
+        self.first = first
+        self.last = last
         self.kill_at = int(os.environ.get(KILL, 0))
         self.places: Counter[str] = Counter()
         self.batches = 0
@@ -60,7 +62,8 @@ class Watch(L.Callback):
             seconds = time.perf_counter() - self._began
             if torch.cuda.is_available():
                 torch.cuda.set_sync_debug_mode("default")
-            warnings.showwarning, self._before = self._before, None
+            warnings.showwarning = self._before
+            self._before = None
             total = sum(self.places.values())
             counted = {
                 "synchronizations": total,

@@ -33,7 +33,8 @@ BACKENDS = {
 
 def run(task: Task) -> dict[str, Any]:
     """Measure, and save after each kind of result."""
-    clock, found = clock_of(task.device), dict[str, Any]()
+    clock = clock_of(task.device)
+    found = dict[str, Any]()
     found["versions"] = versions(clock)
     task.save(found)
     parts: dict[str, Callable[[Clock, bool], Any]] = {

@@ -66,7 +66,8 @@ def check(task: Task) -> dict[str, Any]:
     """Compare one case: errors of each way to compute loss and gradients."""
     if not task.toy:  # many run concurrently
         torch.set_num_threads(2)
-    clock, case = clock_of(task.device), task.options["case"]
+    clock = clock_of(task.device)
+    case = task.options["case"]
     family, _, scale = case.rpartition(":")
     config = BackboneConfig(d_model=256, n_layer=2, n_head=4, vocab_size=512)
     if task.toy:
@@ -80,7 +81,8 @@ def check(task: Task) -> dict[str, Any]:
     found: dict[str, Any] = {"loss": float(exact["loss"])}
     model = model.float()
     found["cpu_float32"] = errors(gradients(model, block), exact)
-    model, block = model.to(clock.device), block.to(clock.device)
+    model = model.to(clock.device)
+    block = block.to(clock.device)
     eager = gradients(model, block)
     found["float32"] = errors(eager, exact)
     found["again"] = errors(gradients(model, block), eager)
@@ -185,8 +187,10 @@ def experts_without_rows(device: torch.device) -> dict[str, Any]:
     x, dy, w = (
         torch.randn(*shape, generator=generator) for shape in ((48, 24), (48, 21), (5, 21, 24))
     )
-    x[40:], dy[40:] = 0, 0
-    wanted_rows, wanted_blocks = torch.zeros(48, 21), torch.zeros(5, 21, 24)
+    x[40:] = 0
+    dy[40:] = 0
+    wanted_rows = torch.zeros(48, 21)
+    wanted_blocks = torch.zeros(5, 21, 24)
     for e, (begin, end) in enumerate([(0, 0), (0, 16), (16, 16), (16, 40), (40, 40)]):
         wanted_rows[begin:end] = x[begin:end].bfloat16().float() @ w[e].bfloat16().float().T
         wanted_blocks[e] = dy[begin:end].bfloat16().float().T @ x[begin:end].bfloat16().float()

@@ -22,7 +22,9 @@ from lightning_sv.__main__ import main
 from lightning_sv.corpus import CorpusConfig, prepare
 from lightning_sv.runs.directory import LAST
 
-STEPS, SAVE, DIE = 20, 10, 13
+STEPS = 20
+SAVE = 10
+DIE = 13
 
 
 def run(task: Task) -> dict[str, Any]:
@@ -70,7 +72,9 @@ class _Runs:
     """Runs of one corpus, each as a command."""
 
     def __init__(self, task: Task, folder: Path, corpus: CorpusConfig):
-        self.task, self.root, self.corpus = task, folder, corpus
+        self.task = task
+        self.root = folder
+        self.corpus = corpus
 
     def folder(self, name: str) -> Path:
         return self.root / name.replace(" ", "-")
@@ -96,7 +100,8 @@ class _Runs:
         return name, outcome
 
     def _arguments(self) -> list[str]:
-        toy, layers = self.task.toy, ["base", "optim/adamw", "schedule/cos"]
+        toy = self.task.toy
+        layers = ["base", "optim/adamw", "schedule/cos"]
         layers += [
             "trainer/cpu" if self.task.device == "cpu" else "trainer/gpu",
             "data/stdlib",
