@@ -16,21 +16,18 @@ def row(comparison: dict[str, Any]) -> str:
     """Return the row of the challenger, or exit with the reason why it is not a record."""
     if len(comparison["arms"]) != 2 or len(comparison["seeds"]) < 2:
         sys.exit("no record: expected one B and at least two seeds")
-    _, challenger = comparison["arms"]
+    baseline, challenger = comparison["arms"]
     (pair,) = comparison["differences"]
     difference = "{mean:+.3f} ({low:+.3f} to {high:+.3f})".format(**pair["difference"])
-    seconds = [
-        sum(run["summary"]["seconds"] for run in comparison["runs"] if run["name"][0] == arm)
-        for arm in "ab"
-    ]
-    ratio = seconds[1] / seconds[0]
+    ours = [run for run in comparison["runs"] if run["arm"] == challenger["label"]]
+    theirs = [run for run in comparison["runs"] if run["arm"] == baseline["label"]]
+    ratio = total_seconds(ours) / total_seconds(theirs)
     if pair["difference"]["high"] >= 0 or ratio > LIMIT:
         sys.exit(
             f"not a record: {pair['b']} is {difference} nats per token and took {ratio:.2f} times"
             f" as long; expected an interval below 0 and at most {LIMIT:.2f}"
         )
-    command = next(run["command"] for run in comparison["runs"] if run["name"][0] == "b")
-    words = command.replace("=", " ").split()[::-1]  # the last value counts
+    words = ours[0]["command"].replace("=", " ").split()[::-1]  # the last value counts
     settings = ", ".join(words[words.index(key) - 1] if key in words else "default" for key in KEYS)
     cells = [
         comparison["date"][:10],
@@ -39,6 +36,11 @@ def row(comparison: dict[str, Any]) -> str:
         difference.replace("-", "−"),
     ]
     return f"| {' | '.join(cells)} | {challenger['val_loss']:.3f} |"
+
+
+def total_seconds(runs: list[dict[str, Any]]) -> float:
+    """Return the seconds that runs took together."""
+    return sum(run["summary"]["seconds"] for run in runs)
 
 
 def add(comparison: Path, page: Path = PAGE) -> None:

@@ -699,12 +699,12 @@ def test_log_script_adds_the_verdicts_of_the_folders_that_the_log_lacks() -> Non
 def comparison(folder: Path, high: float, seconds: float) -> Path:
     difference = {"mean": -0.0154, "low": -0.03, "high": high}
     command = "fit --model.optim.lr 0.1 --model.optim.lr=0.0065 --trainer.max_steps 5"
-    times = {"a-seed0": 10.0, "b-seed0": seconds}
+    times = {"llama": 10.0, "hg+dp+or": seconds}
     runs = [
-        {"name": name, "summary": {"seconds": time}, "command": command}
-        for name, time in times.items()
+        {"arm": label, "summary": {"seconds": time}, "command": command}
+        for label, time in times.items()
     ]
-    arms = [{}, {"scale": "hg+dp+or", "val_loss": 3.5618}]
+    arms = [{"label": "llama"}, {"label": "hg+dp+or", "scale": "hg+dp+or", "val_loss": 3.5618}]
     numbers = {"date": "2026-11-26T10:00:00+00:00", "arms": arms, "runs": runs, "seeds": [0, 1]}
     path = folder / "comparison.json"
     path.write_text(

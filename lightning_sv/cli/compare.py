@@ -2,13 +2,11 @@
 
 import shlex
 from collections.abc import Sequence
-from string import ascii_lowercase
 
 from rich.console import Console
 
 from lightning_sv.cli.names import resolve_names
 from lightning_sv.cli.prepare import with_corpus
-from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.compare import compare, output_of, print_comparison
 from lightning_sv.experiments.sources.from_cli import (
     check_data,
@@ -25,9 +23,6 @@ from lightning_sv.settings.plain_parser import PlainParser, number
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     """Parse the arguments of `compare`, train, print the result; return the exit code."""
     options, rest = _parser().parse_known_args(argv)
-    most = len(ascii_lowercase) - 1  # runs are named by the letter of their arm
-    if len(options.arms) > most:
-        raise ConfigError(f"--arms has {len(options.arms)} strategies; expected at most {most}.")
     words = with_corpus(resolve_names(rest))
     specs = [parse_arm(options.baseline, options.a_args, options.a_label)]
     specs += [parse_arm(scale, options.b_args) for scale in options.arms]

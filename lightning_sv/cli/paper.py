@@ -15,13 +15,12 @@ from rich.table import Table
 from lightning_sv.cli.names import find_corpus
 from lightning_sv.cli.paper_runs import print_runs
 from lightning_sv.cli.prepare import prepare_named
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.preflight import (
     check_corpora,
     check_recorded,
-    check_recorded_curves,
     check_trainable,
 )
 from lightning_sv.experiments.report.claims import verdicts_json
@@ -47,20 +46,12 @@ from lightning_sv.settings.yaml_file import parse_overrides, read_leaves
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     """Parse the arguments of `paper`, train, evaluate and report; return the exit code."""
-    options, rest = _parser().parse_known_args(argv)
-    if options.json and (options.dry_run or options.slurm):
-        expected = "neither --dry_run nor --slurm, which print no verdicts"
-        raise ConfigError(f"paper: --json is set; expected {expected}.")
-    expect(
-        options.slurm or not options.submit, "--submit", "set without --slurm", "both. Add --slurm."
-    )
-
-    keys = _keys(rest)
+    options, words = _parser().parse_known_args(argv)
+    _check_options(options)
     budget = load_budget(options.budget)
-    names = dict.fromkeys(options.fig or budget.figures or figure_names())
-    resolver = RunResolver(budget, keys)
-    figures = [plan_figure(load_figure(name), resolver) for name in names]
-    recording = Recording(budget, figures, options, rest, launcher)
+    keys = _keys(words)
+    figures = _plan_figures(options.fig, budget, keys)
+    recording = Recording(budget, figures, options, words, launcher)
     if options.dry_run:
         return recording.list_runs()
     if options.no_train:
@@ -70,7 +61,27 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         check_trainable(figures)
     _prepare_corpora(budget, keys)
     check_corpora(figures)
-    return recording.print_array() if options.slurm else recording.train()
+    if options.slurm:
+        return recording.print_array()
+    return recording.train()
+
+
+def _check_options(options: Namespace) -> None:
+    """Refuse options that do not go together."""
+    if options.json and (options.dry_run or options.slurm):
+        expected = "neither --dry_run nor --slurm, which print no verdicts"
+        raise ConfigError(f"paper: --json is set; expected {expected}.")
+    if options.submit and not options.slurm:
+        raise ConfigError("--submit is set without --slurm; expected both. Add --slurm.")
+
+
+def _plan_figures(
+    names: Sequence[str], budget: Budget, keys: Mapping[str, Any]
+) -> list[PlannedFigure]:
+    """Plan the named figures, or else all figures of the budget."""
+    resolver = RunResolver(budget, keys)
+    figures = dict.fromkeys(names or budget.figures or figure_names())
+    return [plan_figure(load_figure(name), resolver) for name in figures]
 
 
 def _parser() -> PlainParser:
@@ -218,10 +229,7 @@ class Recording:
             run_spec, _ = requests[0]
             _, data, _ = parse_run(list(run_spec.args))
             context = context_of(data)
-        runs = self._runs(context)
-        if runs.missing(requests):
-            check_recorded_curves(self.figures, runs)
-        return runs
+        return self._runs(context)
 
     def _runs(self, context: Mapping[str, str] | None) -> RunStore:
         """Return the runs and their recordings; without a context of any corpus and version."""

@@ -163,18 +163,18 @@ def _loss_table(series: Series, axes: Mapping[str, Sequence[float]]) -> Table:
         table.add_column(f"{value:g}", justify="right", no_wrap=True)
 
     means = {arm.point: float(arm.losses.mean()) for arm in series.arms}
-    lowest = min(means.values())
     for row in grid_points({key: sorted(axes[key]) for key in down}):
-        name = "".join(f"{value:g}" for value in row.values())
-        points = [(value, *row.values()) for value in columns]
-        table.add_row(name, *(_loss_cell(means.get(point), lowest) for point in points))
+        settings = tuple(row.values())
+        cells = [_loss_cell(means, (value, *settings)) for value in columns]
+        table.add_row("".join(f"{value:g}" for value in settings), *cells)
     return table
 
 
-def _loss_cell(mean: float | None, lowest: float) -> str:
-    if mean is None:
+def _loss_cell(means: Mapping[tuple[float, ...], float], point: tuple[float, ...]) -> str:
+    if point not in means:
         return "diverged"
-    return f"[bold]{mean:.4f}[/bold]" if mean == lowest else f"{mean:.4f}"
+    text = f"{means[point]:.4f}"
+    return f"[bold]{text}[/bold]" if means[point] == min(means.values()) else text
 
 
 def _sentence(series: Series, axes: Iterable[str]) -> str:

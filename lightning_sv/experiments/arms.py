@@ -1,6 +1,6 @@
 """Arms of a panel, planned and with their runs; series over settings, sizes or lengths."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -125,6 +125,14 @@ def runs_of(arms: Iterable[Arm]) -> list[Run]:
     return runs
 
 
+def grouped(arms: Iterable[Arm], key: Callable[[Arm], str]) -> dict[str, list[Arm]]:
+    """Return key -> its arms, in their order."""
+    groups: dict[str, list[Arm]] = {}
+    for arm in arms:
+        groups.setdefault(key(arm), []).append(arm)
+    return groups
+
+
 def baseline_first(arms: Sequence[Arm]) -> list[Arm]:
     """Return the arms in their order, the baseline first."""
     return sorted(arms, key=lambda arm: not arm.baseline)
@@ -135,11 +143,19 @@ def on_shared_seeds(arms: Sequence[Arm]) -> tuple[Arm, ...]:
 
     Empty if they share none.
     """
-    if not arms:
+    seeds_of_arms = [set(arm.by_seed) for arm in arms]
+    if not seeds_of_arms:
         return ()
-    first, *others = arms
-    seeds = [seed for seed in first.by_seed if all(seed in arm.by_seed for arm in others)]
-    return tuple(arm.on(seeds) for arm in arms) if seeds else ()
+    shared = sorted(set.intersection(*seeds_of_arms))
+    if not shared:
+        return ()
+    return tuple(arm.on(shared) for arm in arms)
+
+
+def without_incomplete_series(arms: Sequence[Arm], lacking: Sequence[Arm]) -> list[Arm]:
+    """Return the arms of the series that have no point in `lacking`."""
+    incomplete = {arm.series for arm in lacking}
+    return [arm for arm in arms if arm.series not in incomplete]
 
 
 @dataclass(frozen=True)
@@ -164,9 +180,14 @@ class Series:
         return f"{self.label} (ours)" if self.arms[0].ours else self.label
 
     @property
+    def points(self) -> list[tuple[float, ...]]:
+        """Values of the axes of a grid, parameters (sizes) or tokens per parameter (lengths)."""
+        return [arm.point for arm in self.arms]
+
+    @property
     def values(self) -> list[float]:
-        """Activated parameters (sizes) or tokens per parameter (lengths) of the points."""
-        return [arm.point[0] for arm in self.arms]
+        """First values of the points."""
+        return [point[0] for point in self.points]
 
     @property
     def losses(self) -> NDArray[np.float64]:
@@ -176,9 +197,7 @@ class Series:
     @property
     def optimum(self) -> Optimum:
         """Optimum of a grid."""
-        points = [arm.point for arm in self.arms]
-        losses = [arm.losses.tolist() for arm in self.arms]
-        return fit_optimum(points, losses, self.planned)
+        return fit_optimum(self.points, self.losses.tolist(), self.planned)
 
 
 @lru_cache(maxsize=100)

@@ -2,12 +2,15 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, pairwise
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.experiments.arms import Arm
+from lightning_sv.experiments.arms import Arm, runs_of
 from lightning_sv.experiments.claims.pooling import CORPUS_KEYS
 from lightning_sv.experiments.kinds.base import LoadedPanel, alike
 from lightning_sv.runs.directory import SUMMARY, config_value
@@ -21,8 +24,8 @@ VALIDATION_KEYS = ("val_sequences", "seq_len", "full_last_validation")
 _OWN_KEYS = ("model.scale", "seed_everything", "run_dir")
 # keys that may differ between the arms of a panel, because a tuned arm has its own values
 _TUNED_KEYS = ("model.optim.lr", "model.backbone.init_std")
-_SEEDS = ("seed_everything", "model.seed", "data.seed")
-_ABSENT = "(absent)"
+# seeds that are the seed of the run, unless they are set
+_SEEDS = ("model.seed", "data.seed")
 _COMMIT = re.compile("^([^,]{10})[^,]*")
 _DIFFERENT_TOKENS = "end at different tokens"
 
@@ -39,15 +42,19 @@ def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> No
     """
     facts: dict[str, dict[str, Any]] = {}
     for name, run in runs.items():
-        facts[name] = {key: run.summary.get(key) for key in CORPUS_KEYS}
-        for key, value in facts[name].items():
-            if value is None:
-                found = f"{run.dir / SUMMARY} has no {key}: its corpus is unknown"
-                raise ConfigError(f"{found}. Train the run again.")
+        facts[name] = _corpus_facts(run)
         if validation:
-            for key in VALIDATION_KEYS:
-                facts[name][f"data.{key}"] = validation_setting(run, key)
+            facts[name] |= {f"data.{key}": validation_setting(run, key) for key in VALIDATION_KEYS}
     check_same_data(facts)
+
+
+def _corpus_facts(run: Run) -> dict[str, Any]:
+    facts = {key: run.summary.get(key) for key in CORPUS_KEYS}
+    for key, value in facts.items():
+        if value is None:
+            found = f"{run.dir / SUMMARY} has no {key}: its corpus is unknown"
+            raise ConfigError(f"{found}. Train the run again.")
+    return facts
 
 
 def validation_setting(run: Run, key: str) -> Any:
@@ -90,15 +97,13 @@ def comparability_warnings(runs: Mapping[str, Run], requested: Sequence[str] = (
 
 def _fact_warnings(runs: Mapping[str, Run]) -> list[str]:
     """Return a warning per fact of the summaries that differs, with the runs of each value."""
-    by_fact: dict[str, dict[str, list[str]]] = {}
-    for name, run in runs.items():
-        for what, value in _facts(run).items():
-            by_fact.setdefault(what, {}).setdefault(value, []).append(name)
+    facts = pd.DataFrame([_facts(run) for run in runs.values()])
+    names = pd.Series(list(runs))
     warnings = []
-    for what, by_value in by_fact.items():
-        if len(by_value) > 1:
-            values = [f"{value} ({_name_list(names)})" for value, names in by_value.items()]
-            warnings.append(f"The runs {what}: {'; '.join(values)}.")
+    for what in facts.columns[facts.nunique() > 1]:
+        names_of_values = names.groupby(facts[what], sort=False).agg(_name_list)
+        values = [f"{value} ({names})" for value, names in names_of_values.items()]
+        warnings.append(f"The runs {what}: {'; '.join(values)}.")
     return warnings
 
 
@@ -120,15 +125,17 @@ def _short_commit(commit: object) -> str:
     return _COMMIT.sub(r"\1", str(commit))
 
 
-def _name_list(names: Sequence[str]) -> str:
-    if len(names) < 4:
-        return ", ".join(names)
-    return f"{names[0]} and {len(names) - 1} more"
+def _name_list(names: Iterable[str]) -> str:
+    first, *others = names
+    if len(others) > 2:
+        return f"{first} and {len(others)} more"
+    return ", ".join([first, *others])
 
 
 def _resume_warnings(name: str, run: Run) -> Iterator[str]:
     """Yield warnings about the training of one run."""
-    if skipped := run.summary.get("skipped_steps"):
+    skipped = run.summary.get("skipped_steps")
+    if skipped:
         yield f"{name} skipped {skipped} steps that were not finite, which biases a comparison."
     for setting, values in changed_numerics(run.summary).items():
         yield f"{name} was resumed with a different {setting}: {', then '.join(values)}."
@@ -143,31 +150,34 @@ def panel_warnings(panel: LoadedPanel) -> list[str]:
     """Return warnings about a panel: of its plan, unexpected differences, missing runs."""
     if panel.why_not:
         return []
-    warnings = list(panel.warnings)
+    found: list[str] = []
     for group in alike(panel.arms):
-        warnings += [f"{panel.title}: {warning}" for warning in _group_warnings(group, panel)]
+        found += _group_warnings(group, panel)
     if panel.sizes:
-        warnings += [f"{panel.title}: {warning}" for warning in _size_warnings(panel.arms)]
+        found += _size_warnings(panel.arms)
+    return [*panel.warnings, *(f"{panel.title}: {warning}" for warning in found)]
+
+
+def runs_by_name(arms: Sequence[Arm]) -> dict[str, Run]:
+    """Return the runs of arms by names such as `llama, run 0`."""
+    runs = {}
+    for arm in arms:
+        for i, run in enumerate(arm.runs):
+            runs[f"{arm.label}, run {i}"] = run
+    return runs
+
+
+def _group_warnings(group: Sequence[Arm], panel: LoadedPanel) -> list[str]:
+    """Return warnings about arms of one size."""
+    runs = runs_by_name(group)
+    check_same_corpus(runs)
+    warnings = comparability_warnings(runs, requested_keys(panel))
+    if any(spec.longer != 1 for spec in panel.spec.arms.values()):
+        return [warning for warning in warnings if _DIFFERENT_TOKENS not in warning]
     return warnings
 
 
-def _group_warnings(group: Sequence[Arm], panel: LoadedPanel) -> Iterator[str]:
-    """Yield warnings about arms of one size."""
-    runs = {}
-    for arm in group:
-        for i, run in enumerate(arm.runs):
-            runs[f"{arm.label}, run {i}"] = run
-    if not runs:
-        return
-    check_same_corpus(runs)
-    specs = panel.spec.arms.values()
-    has_lengths = any(spec.longer != 1 for spec in specs)
-    for warning in comparability_warnings(runs, _requested_keys(panel)):
-        if not (has_lengths and _DIFFERENT_TOKENS in warning):
-            yield warning
-
-
-def _requested_keys(panel: LoadedPanel) -> list[str]:
+def requested_keys(panel: LoadedPanel) -> list[str]:
     """Return the keys in which the arms of a panel may differ."""
     keys = [*_TUNED_KEYS, *panel.spec.axes]
     for arm in panel.spec.arms.values():
@@ -181,7 +191,7 @@ def _requested_keys(panel: LoadedPanel) -> list[str]:
 
 def _size_warnings(arms: Sequence[Arm]) -> Iterator[str]:
     """Yield warnings about the validation sets of the sizes of one law."""
-    runs = {str(run.dir): run for run in chain.from_iterable(arm.runs for arm in arms)}
+    runs = {str(run.dir): run for run in runs_of(arms)}
     check_same_corpus(runs, validation=False)
     for key in VALIDATION_KEYS:
         values = dict.fromkeys(str(validation_setting(run, key)) for run in runs.values())
@@ -191,31 +201,32 @@ def _size_warnings(arms: Sequence[Arm]) -> Iterator[str]:
 
 def _config_warnings(runs: Mapping[str, Run], allowed: Sequence[str]) -> list[str]:
     """Return a warning per key and value in which a config differs from the first one."""
-    configs = [(name, _leaves(run)) for name, run in runs.items() if not run.recorded]
+    configs = {name: _leaves(run) for name, run in runs.items() if not run.recorded}
+    if not configs:
+        return []
+    (first, reference), *others = configs.items()
     warnings: dict[tuple[str, str], str] = {}
-    for name, values in configs[1:]:
-        first, reference = configs[0]
-        for key in reference.keys() | values.keys():
-            if _is_allowed(key, allowed) or _is_equal(key, reference, values):
-                continue
-            pair = (reference.get(key, _ABSENT), values.get(key, _ABSENT))
-            shown = " against ".join("the default" if x is None else str(x) for x in pair)
-            warning = f"The configs differ in {key}: {shown} ({first}, {name})."
-            warnings.setdefault((key, str(pair[1])), warning)
+    for name, config in others:
+        for key in _differing_keys(reference, config):
+            if not _is_allowed(key, allowed):
+                value = _shown(config.get(key))
+                values = f"{_shown(reference.get(key))} against {value}"
+                warning = f"The configs differ in {key}: {values} ({first}, {name})."
+                warnings.setdefault((key, value), warning)
     return [warnings[place] for place in sorted(warnings, key=lambda place: place[0])]
+
+
+def _differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """Return the keys with different values; a key that one config lacks is null."""
+    return [key for key in a.keys() | b.keys() if a.get(key) != b.get(key)]
+
+
+def _shown(value: Any) -> str:
+    return "the default" if value is None else str(value)
 
 
 def _is_allowed(key: str, allowed: Sequence[str]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in allowed)
-
-
-def _is_equal(key: str, reference: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
-    before = reference.get(key, _ABSENT)
-    now = values.get(key, _ABSENT)
-    if key in _SEEDS and (before, now) == (reference.get(_SEEDS[0]), values.get(_SEEDS[0])):
-        return True
-    is_newer_key = {str(before), str(now)} == {"None", _ABSENT}
-    return before == now or is_newer_key
 
 
 def config_of(run: Run) -> dict[str, str]:
@@ -227,31 +238,25 @@ def config_of(run: Run) -> dict[str, str]:
 def _leaves(run: Run) -> dict[str, Any]:
     """Return the config of a run by dotted keys; lists as JSON.
 
-    `<run_dir>` stands for its directory.
+    `<run_dir>` stands for its directory, and null for its seed.
     """
-    directories = (str(run.dir.resolve()), str(run.dir))
     values = leaves(run.config)
     if "data.seq_len" in values:
         values["data.full_last_validation"] = validation_setting(run, "full_last_validation")
+    for key in _SEEDS:
+        if values.get(key) == values.get("seed_everything"):
+            values[key] = None
+    directory = _directory_pattern(run.dir)
     for key, value in values.items():
-        value = _without_directory(value, directories)
-        values[key] = json.dumps(value, default=str) if isinstance(value, list) else value
+        text = json.dumps(value, default=str) if isinstance(value, list) else value
+        values[key] = directory.sub("<run_dir>", text) if isinstance(text, str) else text
     return values
 
 
-def _without_directory(value: Any, directories: Sequence[str]) -> Any:
-    """Return a value with `<run_dir>` for paths of the run's directory, and below it."""
-    if isinstance(value, list):
-        return [_without_directory(entry, directories) for entry in value]
-    if isinstance(value, dict):
-        return {key: _without_directory(entry, directories) for key, entry in value.items()}
-    if not isinstance(value, str):
-        return value
+def _directory_pattern(directory: Path) -> re.Pattern[str]:
+    """Match the directory at the start of a path, in a value or in an entry of a list as JSON.
 
-    for directory in directories:
-        # A single name, such as `tiny`, may also be the value of another setting.
-        if value == directory and "/" in directory:
-            return "<run_dir>"
-        if value.startswith(f"{directory}/"):
-            return "<run_dir>" + value.removeprefix(directory)
-    return value
+    The slash is needed, because a name such as `tiny` may also be the value of a different setting.
+    """
+    names = f"{re.escape(str(directory.resolve()))}|{re.escape(str(directory))}"
+    return re.compile(rf'(?<![^"])({names})(?=/)')

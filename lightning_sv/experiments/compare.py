@@ -6,7 +6,6 @@ The name of a run is a hash of its configuration, so that all comparisons in one
 """
 
 import json
-import logging
 import os
 import re
 import shlex
@@ -14,7 +13,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,12 @@ from rich.table import Column, Table
 from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import RunError
 from lightning_sv.experiments.arms import Arm
-from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings
+from lightning_sv.experiments.comparability import (
+    check_same_corpus,
+    comparability_warnings,
+    requested_keys,
+    runs_by_name,
+)
 from lightning_sv.experiments.evaluate import load_panels
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.kinds.curves import LATE_TRAINING
@@ -35,11 +38,7 @@ from lightning_sv.experiments.results import Figure, PlannedFigure
 from lightning_sv.experiments.run_spec import ParsedRun
 from lightning_sv.experiments.run_store import RunStore, context_of, train
 from lightning_sv.experiments.sources.from_runs import COMPARISON, described, print_pairs
-from lightning_sv.runs.events import Run
-from lightning_sv.runs.job import Job
 from lightning_sv.settings.yaml_file import to_args
-
-log = logging.getLogger(__name__)
 
 
 def output_of(
@@ -87,20 +86,13 @@ def _free_out(base: Path, figure: PlannedFigure, runs: RunStore) -> Path:
 
 
 def _replaces_other_settings(out: Path, figure: PlannedFigure, runs: RunStore) -> bool:
-    """Return whether a folder has a report without runs of some arm of the figure.
+    """Return whether a folder has a report of the same arms with other settings.
 
-    Names of arms do not tell, because they do not contain settings of all arms, such as the
-    optimizer.
+    Settings of all arms, such as the optimizer, are not in the name of the folder.
     """
     reported = {run.name for run in reported_runs(out)}
-    if not reported:
-        return False
-    (panel,) = figure.panels
-    runs_of_arms = dict[str, set[str]]()
-    for arm in panel.arms:
-        names = {runs.dir(*request).name for request in arm.requests}
-        runs_of_arms.setdefault(arm.series or arm.label, set()).update(names)
-    return any(reported.isdisjoint(names) for names in runs_of_arms.values())
+    requested = {runs.dir(*request).name for request in figure.requests()}
+    return bool(reported) and reported.isdisjoint(requested)
 
 
 def _train(
@@ -113,9 +105,7 @@ def _train(
         RunError: a run failed; the message ends with the last lines of its log, and other runs
             continue
     """
-    check_replaceable(out, [runs.dir(*run).parent for run in figure.requests()[:1]])
-    if _replaces_other_settings(out, figure, runs):
-        log.warning("the report in %s is of other settings and will be replaced", out)
+    check_replaceable(out, [runs.out / "runs"])
     failed = train([figure], runs, parallel=jobs, console=console)
     for message in failed.values():
         raise RunError(message)
@@ -157,12 +147,10 @@ def compare(
     if len(panel.arms) < 2:
         raise RunError(panel.warnings[-1])
 
-    named = _runs_by_name(panel)
+    named = runs_by_name(panel.arms)
     check_same_corpus(named)
-    requested = list[str]()
-    for arm in panel.spec.arms.values():
-        requested += arm.overrides
-    warnings = (*comparability_warnings(named, requested), *panel.warnings, *panel.unpaired)
+    differences = comparability_warnings(named, requested_keys(panel))
+    warnings = (*differences, *panel.warnings, *panel.unpaired)
     result = Figure(
         figure.spec,
         described(panel),
@@ -172,9 +160,7 @@ def compare(
     )
     write_report([result], out, "a comparison of your own")
 
-    jobs_by_dir = {job.run_dir: job for job in (runs.job(*run) for run in figure.requests())}
-    listed = [_run_numbers(name, run, jobs_by_dir[run.dir], out) for name, run in named.items()]
-    numbers = _numbers(panel) | {"runs": listed, "warnings": list(warnings)}
+    numbers = _numbers(panel) | {"runs": _run_rows(panel, runs, out), "warnings": list(warnings)}
     write_atomically(out / COMPARISON, json.dumps(numbers, indent=2, default=str) + "\n")
     return result
 
@@ -192,13 +178,24 @@ def _numbers(panel: LoadedPanel) -> dict[str, Any]:
     }
 
 
-def _runs_by_name(panel: LoadedPanel) -> dict[str, Run]:
-    """Return the runs of a comparison, seed by seed, with names such as `a-seed0`."""
-    runs = []
-    for letter, arm in zip(ascii_lowercase, panel.arms, strict=False):
-        runs += [(seed, letter, run) for seed, run in arm.by_seed.items()]
-    runs.sort(key=lambda run: run[:2])
-    return {f"{letter}-seed{seed}": run for seed, letter, run in runs}
+def _run_rows(panel: LoadedPanel, runs: RunStore, out: Path) -> list[dict[str, Any]]:
+    """Return the numbers of each run, arm by arm."""
+    rows = []
+    for arm in panel.arms:
+        assert arm.run_spec is not None
+        for seed, run in arm.by_seed.items():
+            job = runs.job(arm.run_spec, seed)
+            row = {
+                "arm": arm.label,
+                "seed": seed,
+                "dir": os.path.relpath(run.dir, out),
+                "command": shlex.join([*job.record()["command"], *job.here[:2]]),
+                "val_loss": run.val_loss,
+                "tokens": run.tokens,
+                "summary": dict(run.summary),
+            }
+            rows.append(row)
+    return rows
 
 
 def _arm_numbers(arm: Arm, panel: LoadedPanel) -> dict[str, Any]:
@@ -210,17 +207,6 @@ def _arm_numbers(arm: Arm, panel: LoadedPanel) -> dict[str, Any]:
         "seeds": list(arm.seeds),
         "val_loss": float(np.mean(arm.losses)),
         "val_loss_per_seed": arm.losses.tolist(),
-    }
-
-
-def _run_numbers(name: str, run: Run, job: Job, out: Path) -> dict[str, Any]:
-    return {
-        "name": name,
-        "dir": os.path.relpath(run.dir, out),
-        "command": shlex.join([*job.record()["command"], *job.here[:2]]),
-        "val_loss": run.val_loss,
-        "tokens": run.tokens,
-        "summary": dict(run.summary),
     }
 
 

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from lightning_sv.errors import unknown
 from lightning_sv.experiments.claims.claim_types import KINDS as CLAIMS
 from lightning_sv.experiments.kinds.base import KINDS
-from lightning_sv.experiments.spec import ArmSpec, ClaimSpec, PanelSpec
+from lightning_sv.experiments.spec import ArmSpec, Axes, ClaimSpec, PanelSpec
 
 
 def panel_errors(panel: PanelSpec) -> Iterator[str]:
@@ -21,8 +22,9 @@ def panel_errors(panel: PanelSpec) -> Iterator[str]:
         yield from _claim_errors(claim, panel)
     yield from _unread_fields(panel)
     for label, arm in panel.arms.items():
-        yield from _arm_errors(label, arm, panel)
-    yield from _all_axis_errors(panel)
+        yield from _arm_errors(f"arm {label!r}", arm, panel)
+        yield from _values_errors(arm.axes)
+    yield from _values_errors(panel.axes)
     marked = [label for label, arm in panel.arms.items() if arm.baseline]
     if len(marked) > 1:
         yield f"`baseline: true` is set for {' and '.join(marked)}; expected one arm."
@@ -31,8 +33,8 @@ def panel_errors(panel: PanelSpec) -> Iterator[str]:
 
 def _claim_errors(claim: ClaimSpec, panel: PanelSpec) -> Iterator[str]:
     name = f"claim {claim.kind!r}"
-    if claim.kind not in KINDS[panel.kind].claims:
-        kinds = [other for other, kind in KINDS.items() if claim.kind in kind.claims]
+    kinds = [kind for kind, rules in KINDS.items() if claim.kind in rules.claims]
+    if panel.kind not in kinds:
         expected = f"{' or '.join(kinds)}, because it has a {name}"
         yield f"kind is {panel.kind!r}; expected {expected}."
     yield from _compared_arm_errors(claim, panel, name)
@@ -70,42 +72,47 @@ def _share_errors(claim: ClaimSpec, name: str) -> Iterator[str]:
 
 def _unread_fields(panel: PanelSpec) -> Iterator[str]:
     """Yield errors: fields that some kinds read, and that of the panel does not."""
-    readers: dict[str, list[str]] = {}
-    for name, kind in KINDS.items():
-        for field in kind.fields:
-            readers.setdefault(field, []).append(name)
-    for field, names in readers.items():
-        value = getattr(panel, field)
-        if value and panel.kind not in names:
+    fields = chain.from_iterable(kind.fields for kind in KINDS.values())
+    for field in dict.fromkeys(fields):
+        readers = [name for name, kind in KINDS.items() if field in kind.fields]
+        if panel.kind not in readers and getattr(panel, field):
             found = f"{field} is set and kind is {panel.kind!r}"
-            yield f"{found}; expected kind {' or '.join(names)}. Remove {field}, or change kind."
+            yield f"{found}; expected kind {' or '.join(readers)}. Remove {field}, or change kind."
 
 
-def _arm_errors(label: str, arm: ArmSpec, panel: PanelSpec) -> Iterator[str]:
+def _arm_errors(name: str, arm: ArmSpec, panel: PanelSpec) -> Iterator[str]:
     if arm.model is not None and not KINDS[panel.kind].arms_have_models:
         expected = "none, because the panel has its models"
-        yield f"model of arm {label!r} is {arm.model}; expected {expected}."
+        yield f"model of {name} is {arm.model}; expected {expected}."
+    yield from _rate_errors(name, arm, panel)
+    yield from _length_errors(name, arm)
+    for key in arm.axes.keys() - panel.axes.keys():
+        expected = "an axis of the panel. Set a single value in 'overrides'"
+        yield f"axes of {name} is {key}; expected {expected}."
+
+
+def _rate_errors(name: str, arm: ArmSpec, panel: PanelSpec) -> Iterator[str]:
     rate_is_set = "model.optim.lr" in {*panel.overrides, *arm.overrides, *panel.axes}
     if rate_is_set and (panel.lr or arm.lr):
         expected = "none, because model.optim.lr is set too. Remove one"
-        yield f"lr of arm {label!r} is set; expected {expected}."
+        yield f"lr of {name} is set; expected {expected}."
+
+
+def _length_errors(name: str, arm: ArmSpec) -> Iterator[str]:
     has_steps = "trainer.max_steps" in arm.overrides
     if "model.tokens_per_param" in arm.overrides and not has_steps:
         expected = "none. Set 'longer' or trainer.max_steps"
-        yield f"model.tokens_per_param of arm {label!r} is set; expected {expected}."
+        yield f"model.tokens_per_param of {name} is set; expected {expected}."
     if arm.longer != 1 and has_steps:
         expected = "none, because its trainer.max_steps is set"
-        yield f"longer of arm {label!r} is {arm.longer:g}; expected {expected}."
-    for key in arm.axes.keys() - panel.axes.keys():
-        expected = "an axis of the panel. Set a single value in 'overrides'"
-        yield f"axes of arm {label!r} is {key}; expected {expected}."
+        yield f"longer of {name} is {arm.longer:g}; expected {expected}."
 
 
-def _all_axis_errors(panel: PanelSpec) -> Iterator[str]:
-    for axes in (panel.axes, *(arm.axes for arm in panel.arms.values())):
-        for key, by_budget in axes.items():
-            for values in by_budget.values():
-                yield from axis_errors({key: values})
+def _values_errors(axes: Axes) -> Iterator[str]:
+    """Yield errors in the values of the axes under each budget."""
+    for key, by_budget in axes.items():
+        for values in by_budget.values():
+            yield from axis_errors({key: values})
 
 
 def axis_errors(axes: Mapping[str, Sequence[float]]) -> Iterator[str]:

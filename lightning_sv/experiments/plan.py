@@ -1,6 +1,6 @@
 """Plans of figures under a budget: the runs of their panels."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lightning_sv.errors import ConfigError
@@ -9,7 +9,7 @@ from lightning_sv.experiments.kinds.base import KINDS, Choices, PlannedPanel
 from lightning_sv.experiments.panel_errors import panel_errors
 from lightning_sv.experiments.resolver import RunResolver
 from lightning_sv.experiments.results import PlannedFigure
-from lightning_sv.experiments.spec import ArmSpec, Budget, FigureSpec, ModelSpec, PanelSpec
+from lightning_sv.experiments.spec import ArmSpec, Budget, FigureSpec, PanelSpec
 
 
 def plan_figure(figure: FigureSpec, resolver: RunResolver) -> PlannedFigure:
@@ -62,18 +62,15 @@ def _why_no_arm(arm: ArmSpec, panel: PanelSpec, resolver: RunResolver) -> str | 
     budget = resolver.budget.name
     if budget in arm.skip_under:
         return arm.skip_under[budget]
-    if panel.lr is not None and arm.lr is not None and budget not in arm.lr:
+    if panel.lr is not None and budget not in (arm.lr or panel.lr):
         return f"no learning rate of its own is tuned under {budget}"
-    if arm.model is None:
-        return None
-    model = resolver.model(arm.model)
-    return model if isinstance(model, str) else None
+    return None if arm.model is None else resolver.why_no_model(arm.model)
 
 
 def _choices(panel: PanelSpec, resolver: RunResolver) -> Choices:
     """Return what the budget chooses for a panel."""
     budget = resolver.budget
-    roles = [role for role in _roles(panel) if isinstance(resolver.model(role), ModelSpec)]
+    roles = [role for role in _roles(panel) if resolver.why_no_model(role) is None]
     axes = {}
     for key, by_budget in panel.axes.items():
         if budget.name in by_budget:
@@ -87,12 +84,9 @@ def _roles(panel: PanelSpec) -> list[str]:
 
 def _untuned(panel: PanelSpec, resolver: RunResolver, choices: Choices) -> list[str]:
     """Return why arms do not have their own optima, once per reason."""
-    reasons = dict[str, None]()
-    for role in choices.roles:
-        why = resolver.untuned(panel, resolver.budget.models[role])
-        if why is not None:
-            reasons[why] = None
-    return list(reasons)
+    models = [resolver.budget.models[role] for role in choices.roles]
+    reasons = [resolver.untuned(panel, model) for model in models]
+    return list(dict.fromkeys(filter(None, reasons)))
 
 
 def _why_left_out(panel: PanelSpec, choices: Choices, figure: str) -> str | None:
@@ -112,8 +106,7 @@ def _why_untrained(
 ) -> str | None:
     """Return why a budget cannot train a panel: it lacks its models, optima or grid."""
     if not choices.roles:
-        models = [resolver.model(role) for role in _roles(panel)]
-        return next(model for model in models if isinstance(model, str))
+        return resolver.why_no_model(_roles(panel)[0])
     if untuned and panel.tuned_as:
         return untuned[0]
     return KINDS[panel.kind].why_not(choices)
@@ -148,19 +141,14 @@ def _seed_count(arm: ArmSpec, panel: PanelSpec, budget: Budget) -> int:
 
 def _check_seeds(panel: PanelSpec, counts: Mapping[str, int], budget: str, where: str) -> None:
     """Refuse a claim about an arm with one seed, because one pair has no interval."""
-    for fewest in _fewest_seeds(panel, counts, budget):
-        if fewest < 2:
-            hint = f"Increase it, or give its claims `skip_under: {{{budget}: why}}`."
-            found = f"{where}: seeds under budget {budget} is {fewest}"
-            raise ConfigError(f"{found}; expected two or more to decide a claim. {hint}")
-
-
-def _fewest_seeds(panel: PanelSpec, counts: Mapping[str, int], budget: str) -> Iterator[int]:
-    """Yield the smaller number of seeds of the arms of each claim that the budget tests."""
+    single = {label for label, count in counts.items() if count < 2}
     for claim in panel.claims:
-        labels = {claim.a, claim.b or claim.a}
-        if budget not in claim.skip_under and labels <= counts.keys():
-            yield min(counts[label] for label in labels)
+        arms = {claim.a, claim.b or claim.a}
+        is_tested = budget not in claim.skip_under and arms <= counts.keys()
+        if is_tested and arms & single:
+            hint = f"Increase it, or give its claims `skip_under: {{{budget}: why}}`."
+            found = f"{where}: seeds under budget {budget} is 1"
+            raise ConfigError(f"{found}; expected two or more to decide a claim. {hint}")
 
 
 def check_arms(arms: Sequence[PlannedArm], where: str) -> None:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lightning_sv.errors import ConfigError, expect, expect_known
+from lightning_sv.errors import ConfigError, expect_known
 from lightning_sv.experiments.run_spec import (
     ParsedRun,
     RunConfig,
@@ -42,11 +42,12 @@ class RunResolver:
         self._resolved: dict[str, RunSpec] = {}
         self._llama_steps = cache(_llama_steps)
 
-    def model(self, role: str) -> ModelSpec | str:
-        """Return the model of a role, or why this budget has none."""
-        models: dict[str, ModelSpec | str] = {**self.budget.unavailable, **self.budget.models}
-        expect_known(f"budget {self.budget.name}: model", role, models)
-        return models[role]
+    def why_no_model(self, role: str) -> str | None:
+        """Return why this budget has no model for a role; None if it has one."""
+        budget = self.budget
+        roles = [*budget.unavailable, *budget.models]
+        expect_known(f"budget {budget.name}: model", role, roles)
+        return None if role in budget.models else budget.unavailable[role]
 
     def resolve(
         self,
@@ -62,14 +63,17 @@ class RunResolver:
             arm: strategy and keys
             role: role of its model, which the budget has
             point: values of a grid
+
+        Raises:
+            ConfigError: the command line sets an axis of the grid
         """
         arm = without_preset(arm)
         point = point or {}
-        for key in point:
+        for key in point.keys() & self.extra.keys():
             expected = "no value, because it is an axis of a grid."
-            expect(key not in self.extra, f"--{key}", self.extra.get(key), expected)
+            raise ConfigError(f"--{key} is {self.extra[key]}; expected {expected}")
 
-        model = self._available(role)
+        model = self.budget.models[role]
         files = self._files(panel, model)
         defaults = {**self.budget.overrides, **model.overrides}
         rate = self._own_rate(panel, arm)
@@ -82,7 +86,7 @@ class RunResolver:
         request = json.dumps([list(map(str, files)), config.keys, arm.scale, steps], sort_keys=True)
         if request not in self._resolved:
             run = config.parse()
-            notes = " ".join(sentence for sentence in (model.note, note) if sentence)
+            notes = f"{model.note} {note}".strip()
             cost = self._cost(run, steps, panel, model)
             self._resolved[request] = run.spec(steps, cost, notes, panel.probes)
         return self._resolved[request]
@@ -99,11 +103,6 @@ class RunResolver:
         file = f"conf/paper/tuned/{model.tuned}.yaml"
         command = f"lightning-sv paper --budget {self.budget.name} --fig tuning"
         return f"{file} does not exist yet; `{command}` writes it, to be copied there"
-
-    def _available(self, role: str) -> ModelSpec:
-        model = self.model(role)
-        assert isinstance(model, ModelSpec), role
-        return model
 
     def _files(self, panel: PanelSpec, model: ModelSpec) -> list[Path]:
         names = ["base", f"optim/{panel.optim}", f"schedule/{panel.schedule}"]
@@ -142,7 +141,7 @@ class RunResolver:
 
         So arms with more scale vectors do not get more steps.
         """
-        model = self._available(role if arm.model is None else panel.model)
+        model = self.budget.models[role if arm.model is None else panel.model]
         keys = {**self.budget.overrides, **model.overrides, **panel.overrides, **self.extra}
         steps = self._llama_steps(*fit_args(self._files(panel, model), keys))
         if "trainer.max_steps" in arm.overrides and "trainer.max_steps" not in self.extra:

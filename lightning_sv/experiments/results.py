@@ -1,6 +1,6 @@
 """Figures, as planned and with their runs, and verdicts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lightning_sv.experiments.arms import RunRequest
@@ -37,12 +37,12 @@ class Verdict:
     claim: str
     verdict: VerdictWord
     sentence: str
-    estimate: float | None
-    low: float | None
-    high: float | None
-    n: int
-    smallest: float | None
-    paper: str
+    estimate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+    smallest: float | None = None
+    paper: str = ""
     panel: str = ""
     unit: str = "nats per token"
     confidence: float = 0.9
@@ -115,8 +115,17 @@ class Figure:
 
     def claim(self, verdict: Verdict) -> str:
         """Return the statement of a claim, with its panel if several panels have the same."""
-        alike = len({each.panel for each in self.verdicts if each.claim == verdict.claim}) > 1
-        return f"{verdict.panel}: {verdict.claim}" if alike else verdict.claim
+        panels = {each.panel for each in self.verdicts if each.claim == verdict.claim}
+        if len(panels) > 1:
+            return f"{verdict.panel}: {verdict.claim}"
+        return verdict.claim
+
+
+def panels_of(figures: Sequence[Figure]) -> Iterator[tuple[Figure, LoadedPanel]]:
+    """Yield each panel of figures, with its figure."""
+    for figure in figures:
+        for panel in figure.panels:
+            yield figure, panel
 
 
 def requests_of(figures: Sequence[PlannedFigure]) -> list[RunRequest]:
@@ -129,3 +138,8 @@ def requests_of(figures: Sequence[PlannedFigure]) -> list[RunRequest]:
         for panel in figure.panels:
             unique |= {run_spec.key(seed): (run_spec, seed) for run_spec, seed in panel.requests}
     return sorted(unique.values(), key=lambda run: run[1])
+
+
+def count_seeds(count: int) -> str:
+    """Return `one seed` or `3 seeds`."""
+    return "one seed" if count == 1 else f"{count} seeds"

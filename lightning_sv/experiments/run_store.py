@@ -29,7 +29,6 @@ from lightning_sv.runs.events import Curve, Run, read_run
 from lightning_sv.runs.job import LAUNCHER, Job
 from lightning_sv.runs.launch import default_parallel, run_jobs
 from lightning_sv.runs.tags import VAL_LOSS
-from lightning_sv.runs.trust import modules_of_settings
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.version import __version__
 
@@ -68,28 +67,20 @@ class RunStore:
 
     def missing(self, wanted: Sequence[RunRequest]) -> list[Job]:
         """Return the runs that are neither complete, diverged nor recorded."""
-        jobs = [self.job(*run) for run in wanted if not self.is_recorded(*run)]
-        return [job for job in jobs if not self._has_ended(job)]
+        jobs = []
+        for request in wanted:
+            if self.is_recorded(*request):
+                continue
+            job = self.job(*request)
+            if not self._has_ended(job):
+                jobs.append(job)
+        return jobs
 
     def _has_ended(self, job: Job) -> bool:
         """Return True if a run is complete or diverged, and was trained in this context."""
         if self.context is not None and job.state() == "complete":
             return True
         return is_complete(job.run_dir) or is_diverged(job.run_dir)
-
-    def unknown_modules(self, run_spec: RunSpec, seed: int) -> set[str]:
-        """Return the own modules of a run whose source was different, or is not recorded."""
-        modules = modules_of_settings(json.loads(run_spec.identity))
-        job = self.job(run_spec, seed)
-        command = job.run_dir / COMMAND
-        is_recorded = self.is_recorded(run_spec, seed)
-        if not modules or not (is_recorded or command.is_file()):
-            return set()
-        before = {}
-        if not is_recorded:
-            before = read_json(command, "train the run again.").get("files", {})
-        now = job.record()["files"]
-        return {name for name in modules if name not in before or before[name] != now.get(name)}
 
     def read(self, run_spec: RunSpec, seed: int) -> Run:
         """Read a run that is complete, recorded or diverged.
@@ -103,10 +94,7 @@ class RunStore:
             return replace(self.recorded[job.name], dir=job.run_dir, config=config)
         if is_diverged(job.run_dir):
             return _read_diverged(job.run_dir, run_spec, seed)
-        run = read_run(job.run_dir)
-        return replace(
-            run, summary={"epochs": run_spec.epochs, **run.summary}
-        )  # older ones lack it
+        return read_run(job.run_dir)
 
 
 def _read_diverged(run_dir: Path, run_spec: RunSpec, seed: int) -> Run:
@@ -158,8 +146,16 @@ def train(
         hint = "The same command reuses them and resumes the others."
         console.print(f"Stopped. Finished runs are kept. {hint}")
         raise
-    in_order = [job for job in jobs if job.name in failed]
-    return {job.name: failed[job.name] for job in in_order if not is_diverged(job.run_dir)}
+    return _without_diverged(jobs, failed)
+
+
+def _without_diverged(jobs: Sequence[Job], failed: Mapping[str, str]) -> dict[str, str]:
+    """Return the failed jobs that did not diverge, in the order of the jobs."""
+    reasons = {}
+    for job in jobs:
+        if job.name in failed and not is_diverged(job.run_dir):
+            reasons[job.name] = failed[job.name]
+    return reasons
 
 
 def _print_state(

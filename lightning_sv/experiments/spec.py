@@ -252,16 +252,21 @@ def _budgets_named(figure: FigureSpec) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield each place in a figure that names budgets, with the names."""
     for panel in figure.panels:
         place = f"panel {panel.title!r}"
-        specs: dict[str, object] = {place: panel}
+        yield from _budgets_of(place, panel)
         for label, arm in panel.arms.items():
-            specs[f"{place}: arm {label!r}"] = arm
+            yield from _budgets_of(f"{place}: arm {label!r}", arm)
         for i, claim in enumerate(panel.claims, start=1):
-            specs[f"{place}: claim {i}, {claim.kind!r}"] = claim
-        for where, spec in specs.items():
-            for key in ("seeds", "skip_under", "one_at_a_time", "lr"):
-                yield f"{where}: {key}", getattr(spec, key, None) or ()
-            for key, by_budget in getattr(spec, "axes", {}).items():
-                yield f"{where}: axes: {key}", by_budget
+            yield f"{place}: claim {i}, {claim.kind!r}: skip_under", claim.skip_under
+
+
+def _budgets_of(place: str, spec: PanelSpec | ArmSpec) -> Iterator[tuple[str, Iterable[str]]]:
+    yield f"{place}: seeds", spec.seeds
+    yield f"{place}: skip_under", spec.skip_under
+    yield f"{place}: lr", spec.lr or ()
+    for key, by_budget in spec.axes.items():
+        yield f"{place}: axes: {key}", by_budget
+    if isinstance(spec, PanelSpec):
+        yield f"{place}: one_at_a_time", spec.one_at_a_time
 
 
 def load_budget(name: str, conf: Path = CONF) -> Budget:

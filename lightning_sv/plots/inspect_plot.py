@@ -34,6 +34,10 @@ class _Panel(NamedTuple):
     rest: float = 0.0  # height of the reference line
     band: bool = False  # if True, also the range from 5% to 95% of the entries
 
+    def shows(self, vector: VectorStatistics) -> bool:
+        """Return True for a vector of the role that has the value."""
+        return self.role in ("", vector.role) and getattr(vector, self.value) is not None
+
 
 _PANELS = (
     _Panel("How large are input-side γ?", "γ, mean and 5% to 95%", "mean", "input", 1.0, True),
@@ -54,8 +58,7 @@ class _Family(NamedTuple):
 
     def shown_in(self, panel: _Panel) -> list[VectorStatistics]:
         """Return the vectors that have a value in a panel."""
-        vectors = [row for row in self.vectors if panel.role in ("", row.role)]
-        return [row for row in vectors if getattr(row, panel.value) is not None]
+        return [row for row in self.vectors if panel.shows(row)]
 
 
 @plain_style
@@ -118,16 +121,23 @@ def _draw_family(
 ) -> Line2D:
     depths = [end if row.depth is None else row.depth for row in vectors]
     if panel.band:
-        low = [row.low for row in vectors]
-        high = [row.high for row in vectors]
-        if len(depths) > 1:
-            axes.fill_between(depths, low, high, color=family.colour, alpha=0.1, linewidth=0)
-        else:
-            axes.vlines(depths, low, high, color=family.colour, alpha=0.3, linewidth=3)
+        _draw_band(axes, depths, vectors, family.colour)
     heights = [getattr(row, panel.value) for row in vectors]
     (line,) = axes.plot(depths, heights, family.line, color=family.colour, linewidth=1.6)
     line.set(marker=family.marker, markersize=4)
     return line
+
+
+def _draw_band(
+    axes: Axes, depths: Sequence[int], vectors: Sequence[VectorStatistics], colour: str
+) -> None:
+    """Draw the range of the entries; that of a single vector as a line."""
+    low = [row.low for row in vectors]
+    high = [row.high for row in vectors]
+    if len(depths) > 1:
+        axes.fill_between(depths, low, high, color=colour, alpha=0.1, linewidth=0)
+    else:
+        axes.vlines(depths, low, high, color=colour, alpha=0.3, linewidth=3)
 
 
 def _add_legend(figure: Figure, lines: Mapping[str, Line2D], columns: int, title: str) -> None:

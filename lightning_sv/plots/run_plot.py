@@ -84,7 +84,7 @@ def draw_branches(axes: Axes, branches: Mapping[str, Curve]) -> None:
         axes.plot(curve.tokens, growth, line, color=colour, linewidth=2, label=label)
         shown.append(Curve(curve.tokens, growth))
     axes.axhline(1, color=style.GREY, linewidth=1)
-    style.set_limits(axes, shown, from_share=0.0, include=1.0)
+    style.set_limits(axes, shown, from_share=0.0, include=[1.0])
     axes.set(ylabel="norm of the branch / its start", title="Do Q, K and V grow together?")
     axes.legend(loc="best", edgecolor="none", framealpha=0.9)
 

@@ -64,17 +64,15 @@ def human_tokens(tokens: float) -> str:
 
 
 def set_limits(
-    axes: Axes, curves: Sequence[Curve], from_share: float, include: float | None = None
+    axes: Axes, curves: Sequence[Curve], from_share: float, include: Sequence[float] = ()
 ) -> None:
     """Set limits from the training after `from_share`, because the first drop would dominate."""
     end = max(float(curve.tokens[-1]) for curve in curves)
     axes.set_xlim(0, end * 1.02 or 1)
     late = [curve.values[curve.tokens >= from_share * end] for curve in curves]
-    if include is not None:
-        late.append(np.array([include]))
-    values = np.concatenate(late)
+    values = np.concatenate([*late, include])
     values = values[np.isfinite(values)]
-    if not values.size or not math.isfinite(float(np.ptp(values))):
+    if not values.size:
         return
     pad = 0.08 * float(np.ptp(values)) or 0.05
     axes.set_ylim(float(values.min()) - pad, float(values.max()) + pad)

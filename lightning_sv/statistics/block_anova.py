@@ -78,7 +78,7 @@ class BlockModel:
             return 1.0
         own_squares = max(self.squares - others.squares, 0.0)
         if not others.squares:
-            return 0.0 if own_squares else 1.0
+            return float(own_squares == 0.0)
         return float(fdtrc(own_df, others.df, own_squares / own_df / others.variance))
 
     def difference(self, a: Hashable, b: Hashable) -> tuple[float, float]:
@@ -95,9 +95,10 @@ class BlockModel:
                 f"{a} and {b} share no seed, nor are they connected by other arms' seeds."
             )
         mean = float(weights @ self._effects)
+        if abs(mean) < self._rounding:  # copies would differ by the last digit of the solver
+            mean = 0.0
         row = weights @ self._inverse
-        # copies would differ by the last digit of the solver
-        return mean if abs(mean) >= self._rounding else 0.0, float(row @ row)
+        return mean, float(row @ row)
 
 
 def _design(losses: Losses) -> NDArray[np.float64]:
@@ -144,21 +145,30 @@ class BlockDesign:
         """
         alone = self._pairs_alone(a, b, confidence)
         if a in self.left_out or b in self.left_out:
-            if alone is None:
-                reason = "share no seed, and one of them scatters too much to be pooled."
-                raise NotTestableError(f"{a} and {b} {reason}")
-            return replace(alone, scatter=self._why_alone(a, b))
+            return self._unpooled_difference(a, b, alone)
         if alone is None:
             return self._pooled_difference(a, b, 0, confidence)
-
         if self._has_one_run(a) or self._has_one_run(b):
             return alone
         if alone.n > 1 and alone.mean == 0.0 == alone.se:
             return replace(alone, scatter="their own scatter: the losses are equal")
+
         pooled = self._pooled_difference(a, b, alone.n, confidence)
         if pooled.scatter and 1 < alone.n <= FEW_PAIRS:
             return replace(pooled, alone=alone)
         return pooled
+
+    def _unpooled_difference(
+        self, a: Hashable, b: Hashable, alone: PairedDifference | None
+    ) -> PairedDifference:
+        """Return the difference by the pairs alone, with the reason."""
+        if alone is None:
+            reason = "share no seed, and one of them scatters too much to be pooled."
+            raise NotTestableError(f"{a} and {b} {reason}")
+        p = min(self.left_out[arm] for arm in (a, b) if arm in self.left_out)
+        others = len(self.pooled.scattered)
+        reason = f"an arm scatters more than {others} others (F test, p {p:.2g})"
+        return replace(alone, scatter=f"their own scatter, because {reason}")
 
     def _has_one_run(self, arm: Hashable) -> bool:
         return len(self._losses[arm]) < 2
@@ -170,22 +180,23 @@ class BlockDesign:
         mean, share = self.pooled.difference(a, b)
         variance = self.pooled.variance
         df = self.pooled.df
-        se = None
-        if df and not self._has_one_run(a) and not self._has_one_run(b):
-            se = math.sqrt(variance * share)
-        scatter = "" if se is None else self._pooled_arms()
         sd = math.sqrt(2 * variance)
-        difference = PairedDifference(mean, None, None, se, n, confidence, df, scatter, sd)
-        return difference.at(confidence)
+        if not df or self._has_one_run(a) or self._has_one_run(b):
+            return PairedDifference(mean, None, None, None, n, confidence, df, sd=sd)
+        se = math.sqrt(variance * share)
+        scatter = self._pooled_arms()
+        return PairedDifference(mean, None, None, se, n, confidence, df, scatter, sd).at(confidence)
 
     def _pairs_alone(self, a: Hashable, b: Hashable, confidence: float) -> PairedDifference | None:
         """A - B over the seeds of both; None without such a seed."""
-        shared = sorted(self._losses[a].keys() & self._losses[b].keys())
+        losses_a = self._losses[a]
+        losses_b = self._losses[b]
+        shared = sorted(losses_a.keys() & losses_b.keys())
         if not shared:
             return None
-        ours = [self._losses[a][seed] for seed in shared]
-        theirs = [self._losses[b][seed] for seed in shared]
-        return paired_difference(theirs, ours, confidence)
+        values_a = [losses_a[seed] for seed in shared]
+        values_b = [losses_b[seed] for seed in shared]
+        return paired_difference(values_b, values_a, confidence)
 
     def _pooled_arms(self) -> str:
         """Describe the arms that share their scatter; empty if they are two alone."""
@@ -194,9 +205,3 @@ class BlockDesign:
             return ""
         total = f" of {n_arms + len(self.left_out)}" if self.left_out else ""
         return f"scatter of {n_arms}{total} arms, {self.pooled.df} degrees of freedom"
-
-    def _why_alone(self, a: Hashable, b: Hashable) -> str:
-        p = min(self.left_out[arm] for arm in (a, b) if arm in self.left_out)
-        n_arms = len(self.pooled.scattered)
-        reason = f"an arm scatters more than {n_arms} others (F test, p {p:.2g})"
-        return f"their own scatter, because {reason}"

@@ -63,6 +63,13 @@ class PairedDifference:
         alone = None if self.alone is None else self.alone.at(confidence)
         return replace(self, low=low, high=high, confidence=confidence, alone=alone)
 
+    def exponentiated(self) -> "PairedDifference":
+        """Return the ratio with its interval, if this is the difference of logarithms."""
+        if self.low is None or self.high is None:
+            return replace(self, mean=math.exp(self.mean))
+        low = math.exp(self.low)
+        return replace(self, mean=math.exp(self.mean), low=low, high=math.exp(self.high))
+
     def p_below(self, bound: float = 0.0) -> float:
         """One-sided p value against d >= bound: small if d is below; 1 for one pair."""
         return self._p(self.mean - bound)
@@ -79,7 +86,7 @@ class PairedDifference:
         if self.se is None:
             return 1.0
         if self.se == 0.0:
-            return 0.0 if distance < 0 else 1.0
+            return float(distance >= 0)
         return float(stdtr(self.df, distance / self.se))
 
 
@@ -167,7 +174,7 @@ def token_efficiency(
     Both arms have the same seeds in the same order. The target of a pair is the last value of A, or
     with `to_higher` the higher one of both final losses, which both reach.
     """
-    targets = [_target(x, y, to_higher=to_higher) for x, y in zip(a, b, strict=True)]
+    targets = _targets(a, b, to_higher=to_higher)
     why_not = _why_no_efficiency(a, b, targets)
     if why_not:
         nothing = (None,) * len(a)
@@ -179,15 +186,16 @@ def token_efficiency(
         return TokenEfficiency(reached_a, reached_b, None, None, None)
     log_a = np.log(np.array(reached_a, dtype=np.float64))
     log_b = np.log(np.array(reached_b, dtype=np.float64))
-    log = paired_difference(log_b, log_a, confidence)
-    low = None if log.low is None else math.exp(log.low)
-    high = None if log.high is None else math.exp(log.high)
-    return TokenEfficiency(reached_a, reached_b, math.exp(log.mean), low, high)
+    ratio = paired_difference(log_b, log_a, confidence).exponentiated()
+    return TokenEfficiency(reached_a, reached_b, ratio.mean, ratio.low, ratio.high)
 
 
-def _target(a: Curve, b: Curve, *, to_higher: bool) -> float:
-    end_of_a = float(a.values[-1])
-    return max(end_of_a, float(b.values[-1])) if to_higher else end_of_a
+def _targets(a: Sequence[Curve], b: Sequence[Curve], *, to_higher: bool) -> list[float]:
+    ends_of_a = [float(curve.values[-1]) for curve in a]
+    if not to_higher:
+        return ends_of_a
+    ends_of_b = [float(curve.values[-1]) for curve in b]
+    return list(map(max, ends_of_a, ends_of_b))
 
 
 def _why_no_efficiency(a: Sequence[Curve], b: Sequence[Curve], targets: Sequence[float]) -> str:
@@ -195,11 +203,12 @@ def _why_no_efficiency(a: Sequence[Curve], b: Sequence[Curve], targets: Sequence
     curves = [*a, *b]
     if min(curve.tokens.size for curve in curves) < 2:
         return "a run has its final loss alone, not those before it"
-    if not np.isfinite([curve.values[-1] for curve in curves]).all():
+    starts = np.array([curve.values[0] for curve in curves])
+    ends = np.array([curve.values[-1] for curve in curves])
+    if not np.isfinite(ends).all():
         return "a run diverged"
-    for curve, target in zip(curves, [*targets, *targets], strict=True):
-        if curve.values[0] <= target:
-            return "a run reached the target before its first validation"
+    if (starts <= [*targets, *targets]).any():
+        return "a run reached the target before its first validation"
     return ""
 
 

@@ -50,17 +50,20 @@ def below(d: PairedDifference, bound: float = 0.0) -> VerdictWord:
         return NOT_RESOLVED
     if d.high < bound:
         return HOLDS
-    return CONTRADICTED if d.low > bound else NOT_RESOLVED
+    if d.low > bound:
+        return CONTRADICTED
+    return NOT_RESOLVED
 
 
 def inside(d: PairedDifference, margin: float) -> VerdictWord:
     """Compare the interval with +-margin: inside it, outside it, or not resolved."""
     if d.low is None or d.high is None:
         return NOT_RESOLVED
-    if d.low > -margin and d.high < margin:
+    if -margin < d.low and d.high < margin:
         return HOLDS
-    is_outside = d.low > margin or d.high < -margin
-    return CONTRADICTED if is_outside else NOT_RESOLVED
+    if d.low > margin or d.high < -margin:
+        return CONTRADICTED
+    return NOT_RESOLVED
 
 
 def directed(d: PairedDifference, bound: float = 0.0) -> Outcome:

@@ -119,7 +119,11 @@ def main() -> int:
         "--diverge_lr", type=float, default=math.inf, help="lowest rate that diverges"
     )
     args, _ = parser.parse_known_args()  # other keys of fit do not change the losses
+    return run(args)
 
+
+def run(args: argparse.Namespace) -> int:
+    """Write a run, or end as the arguments say; return the exit code."""
     print("step 1/10 train/loss 3.9", flush=True)
     if args.seed == args.hang_seed:
         (args.run_dir / "hanging").touch()
@@ -130,22 +134,36 @@ def main() -> int:
     if args.lr >= args.diverge_lr:
         (args.run_dir / "nonfinite.jsonl").write_text('{"step": 5}\n')
         return 1
-    deltas = dict(args.delta_of).get(args.scale, args.delta).split(",")
-    delta = 0.0 if args.scale == "llama" else float(deltas[args.seed % len(deltas)])
-    for value, best in zip((args.lr, args.std), args.best or (), strict=False):
-        delta += 0.05 * math.log(value / best) ** 2
-    corpus = args.corpus_of[1] if args.scale == args.corpus_of[0] else "c0ffee"
+    corpus = dict([args.corpus_of]).get(args.scale, "c0ffee")
     hidden = args.scale if args.hidden == "differs" else "same"
-    write_run(args.run_dir, args.scale, args.seed, delta, lr=args.lr, corpus=corpus, hidden=hidden)
-    for tag in ("lambda_max", "trace") if args.sharp else ():
-        parts = {"all": 1.0} | ({} if args.scale == "nop" else {"scale_input": 0.1})
-        for part, factor in parts.items():
-            probes = [
-                (tokens, factor * args.sharp / (1 + i))
-                for i, tokens in enumerate((0, 100, 1000, 10_000))
-            ]
-            write_scalars(args.run_dir, f"sharpness/{part}/{tag}", probes, wall_time=2.0)
+    loss = delta(args)
+    write_run(args.run_dir, args.scale, args.seed, loss, lr=args.lr, corpus=corpus, hidden=hidden)
+    if args.sharp:
+        write_sharpness(args.run_dir, args.sharp, has_scales=args.scale != "nop")
     return 0
+
+
+def delta(args: argparse.Namespace) -> float:
+    """Return what is added to the losses of a strategy, seed and point of a grid."""
+    added = 0.0
+    if args.scale != "llama":
+        deltas = dict(args.delta_of).get(args.scale, args.delta).split(",")
+        added = float(deltas[args.seed % len(deltas)])
+    if args.best:
+        lr, std = args.best
+        added += 0.05 * math.log(args.lr / lr) ** 2 + 0.05 * math.log(args.std / std) ** 2
+    return added
+
+
+def write_sharpness(run_dir: Path, start: float, *, has_scales: bool) -> None:
+    """Write scalars that fall from `start`; those of the scale vectors are a tenth."""
+    starts = {"all": start}
+    if has_scales:
+        starts["scale_input"] = 0.1 * start
+    for part, first in starts.items():
+        points = [(0, first), (100, first / 2), (1000, first / 3), (10_000, first / 4)]
+        for tag in ("lambda_max", "trace"):
+            write_scalars(run_dir, f"sharpness/{part}/{tag}", points, wall_time=2.0)
 
 
 if __name__ == "__main__":

@@ -72,13 +72,10 @@ def write_run(directory: Path, label: str, seed: int, **settings: Any) -> Path:
 
 
 def curves_panel(seeds: int = 3) -> LoadedPanel:
-    baseline, ours = (
-        arm("llama", 0.0, seeds=seeds, baseline=True),
-        arm("hg+dp+or", -0.1, seeds=seeds, ours=True),
-    )
-    return LoadedPanel.of_arms(
-        PanelSpec("Placement"), (arm("dp", -0.05, seeds=seeds), baseline, ours)
-    )
+    dp = arm("dp", -0.05, seeds=seeds)
+    llama = arm("llama", 0.0, seeds=seeds, baseline=True)
+    ours = arm("hg+dp+or", -0.1, seeds=seeds, ours=True)
+    return LoadedPanel.of_arms(PanelSpec("Placement"), (dp, llama, ours))
 
 
 def scaling_panel(seeds: int = 3, sizes: tuple[float, ...] = SIZES) -> LoadedPanel:
@@ -119,42 +116,14 @@ def figure() -> Figure:
         PanelSpec("Branches", kind="qkv"), (arm("llama", 0.0, baseline=True), arm("hg", -0.02))
     )
     first = Verdict(
-        "dp ends below llama",
-        "holds",
-        "dp is lower by 0.05.",
-        -0.05,
-        -0.06,
-        -0.04,
-        3,
-        0.01,
-        "lower",
+        "dp ends below llama", "holds", "It is lower.", -0.05, -0.06, -0.04, 3, 0.01, "lower"
     )
+    equal = Verdict("dp + or", "equal within 0.01", "Inside.", 0.0, -0.004, 0.004, 3, 0.004)
     verdicts = (
         replace(first, p=0.003, df=4, primary=True, p_corrected=0.06, corrected="not resolved"),
-        Verdict(
-            "dp + or",
-            "equal within 0.01",
-            "Inside.",
-            0.0,
-            -0.004,
-            0.004,
-            3,
-            0.004,
-            "",
-            corrected="holds",
-        ),
-        Verdict(
-            "a < b & <script>",
-            "not resolved",
-            "The interval covers zero.",
-            0.01,
-            -0.1,
-            0.1,
-            3,
-            0.1,
-            "",
-        ),
-        Verdict("at 1B", "not testable here", "Too small.", None, None, None, 0, None, "-0.033"),
+        replace(equal, corrected="holds"),
+        Verdict("a < b & <script>", "not resolved", "It covers zero.", 0.01, -0.1, 0.1, 3, 0.1),
+        Verdict("at 1B", "not testable here", "Too small.", paper="-0.033"),
     )
     times = pd.DataFrame(
         {"model": ["llama <b>", "unified"], "time, ms": [151.0, 157]}, dtype=object
@@ -163,7 +132,8 @@ def figure() -> Figure:
         LoadedPanel.of_arms(PanelSpec("Overhead", kind="table"), ()), table=MeasuredTable(times)
     )
     panels = (curves_panel(), scaling_panel(), grid_panel(), qkv, overhead)
-    title, summary = "Placement <of> scale vectors", "What <script>alert(1)</script> does."
+    title = "Placement <of> scale vectors"
+    summary = "What <script>alert(1)</script> does."
     paper = {"difference at 0.12B": "-0.033"}
     spec = FigureSpec(
         "placement", title, "Section 4.1", summary, [panel.spec for panel in panels], paper

@@ -71,6 +71,11 @@ def _two(claim: ClaimSpec, panel: LoadedPanel) -> tuple[Arm, Arm, str]:
     return a, b, f"{claim.a} - {claim.b}"
 
 
+def _two_series(claim: ClaimSpec, panel: LoadedPanel) -> tuple[Series, Series]:
+    series = {each.label: each for each in panel.series}
+    return series[claim.a], series[claim.b]
+
+
 def loss(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """A - B at the end or at a share of the tokens; A may have trained longer."""
     a, b, name = _two(claim, panel)
@@ -111,16 +116,19 @@ def efficiency(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     if e.factor is None:
         return _without_factor(e, a, b, panel)
 
-    tokens_a = [math.log(tokens) for tokens in e.tokens_a if tokens is not None]
-    tokens_b = [math.log(tokens) for tokens in e.tokens_b if tokens is not None]
-    d = paired_difference(tokens_a, tokens_b, CONFIDENCE)
     within = "one pair, no interval"
-    if e.low:
+    if e.low is not None:
         within = f"{percent(CONFIDENCE)} interval {e.low:.2f} to {e.high:.2f}, {e.n} pairs"
     needs = f"{b.label} needs {e.factor:.2f} times the tokens of {a.label} for its final loss"
     detail = f"within one schedule {needs} ({within})"
-    shown = replace(d, mean=e.factor, low=e.low, high=e.high)
-    return Estimate(shown, detail, "times", tested=d)
+    # the tokens of A over those of B, so that the claim is a logarithm below 0
+    tested = paired_difference(_logarithms(e.tokens_a), _logarithms(e.tokens_b), CONFIDENCE)
+    shown = replace(tested, mean=e.factor, low=e.low, high=e.high)
+    return Estimate(shown, detail, "times", tested=tested)
+
+
+def _logarithms(tokens: Iterable[float | None]) -> list[float]:
+    return [math.log(count) for count in tokens if count is not None]
 
 
 def _without_factor(e: TokenEfficiency, a: Arm, b: Arm, panel: LoadedPanel) -> Estimate:
@@ -161,10 +169,14 @@ def slope(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """Difference of slopes in the joint fits.
 
     Both forms of the law must agree, because no interval has the error of the form.
+
+    Raises:
+        NotTestableError: there is one size
     """
-    series = {each.label: each for each in panel.series}
-    b = series[claim.b]
-    fits = fit_series(b, series[claim.a])
+    a, b = _two_series(claim, panel)
+    if len(b.arms) < 2:
+        raise NotTestableError("one size gives no slope")
+    fits = fit_series(b, a)
     names = {"power": "the exponent of the power law", "log-linear": "the slope in ln N"}
     details = []
     for fit in fits:
@@ -181,27 +193,26 @@ def _slope_outcome(fits: Sequence[ScalingFit], sizes: int) -> Outcome:
     outcomes = [opposite(directed(fit.slope)) for fit in fits]
     words = {outcome.word for outcome in outcomes}
     weakest = max(outcomes, key=lambda outcome: outcome.p)
-    has_few_sizes = sizes < FEWEST_SIZES
-    if has_few_sizes or len(words) > 1:
-        weakest = weakest._replace(word=NOT_RESOLVED)
-    if has_few_sizes or {HOLDS, CONTRADICTED} <= words:
-        weakest = weakest._replace(to_go="")  # more pairs do not help
+    if sizes < FEWEST_SIZES or {HOLDS, CONTRADICTED} <= words:
+        return weakest._replace(word=NOT_RESOLVED, to_go="")  # more pairs do not help
+    if len(words) > 1:
+        return weakest._replace(word=NOT_RESOLVED)
     return weakest
 
 
 def grid_gap(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """Difference of the losses at the optima of A and B, on the same seeds."""
-    optima = {series.label: series.optimum for series in panel.series}
-    a = optima[claim.a]
-    b = optima[claim.b]
+    series_a, series_b = _two_series(claim, panel)
+    a = series_a.optimum
+    b = series_b.optimum
     d = _of_optima(a, b, len(panel.arms[0].runs))
     axes = panel.spec.axes
-    places = [optimum_words(label, optima[label], axes) for label in (claim.a, claim.b)]
+    places = f"{optimum_words(claim.a, a, axes)}; {optimum_words(claim.b, b, axes)}"
     gap = interval(d, f"{claim.a} - {claim.b}")
     outcome = None
     if a.why_not or b.why_not:  # the sentence has the reason
         outcome = directed_or_equal(d, -claim.margin)._replace(word=NOT_RESOLVED, to_go="")
-    return Estimate(d, f"{gap}, each at its optimum: {'; '.join(places)}", outcome=outcome)
+    return Estimate(d, f"{gap}, each at its optimum: {places}", outcome=outcome)
 
 
 def _of_optima(a: Optimum, b: Optimum, n: int) -> PairedDifference:
@@ -226,23 +237,21 @@ def lr_sensitivity(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     Raises:
         NotTestableError: the arms have no runs at the same points
     """
-    series = {each.label: each for each in panel.series}
-    a = series[claim.a]
-    b = series[claim.b]
+    a, b = _two_series(claim, panel)
     has_diverged = any(arm.diverged for arm in panel.every)
-    if has_diverged or [arm.point for arm in a.arms] != [arm.point for arm in b.arms]:
+    if has_diverged or a.points != b.points:
         found = f"{a.label} and {b.label} have no runs at the same points"
         raise NotTestableError(f"{found}; a rate has diverged.")
 
-    excess = {each.label: _excess_losses(each) for each in (a, b)}
-    d = paired_difference(excess[b.label], excess[a.label], CONFIDENCE)
-    parts = []
-    for each in (a, b):
-        mean = np.mean(excess[each.label])
-        within = f"within {STABLE:g} of its lowest loss up to {_largest_stable(each):g}"
-        parts.append(f"{each.label} {mean:.3f}, {within}")
-    parts.append(interval(d, f"{a.label} - {b.label}"))
+    d = paired_difference(_excess_losses(b), _excess_losses(a), CONFIDENCE)
+    parts = [_excess_words(a), _excess_words(b), interval(d, f"{a.label} - {b.label}")]
     return Estimate(d, f"mean excess over the lowest loss: {'; '.join(parts)}")
+
+
+def _excess_words(series: Series) -> str:
+    mean = np.mean(_excess_losses(series))
+    within = f"within {STABLE:g} of its lowest loss up to {_largest_stable(series):g}"
+    return f"{series.label} {mean:.3f}, {within}"
 
 
 def _excess_losses(series: Series) -> list[float]:
@@ -254,19 +263,28 @@ def _excess_losses(series: Series) -> list[float]:
 
 def _largest_stable(series: Series) -> float:
     """Return the largest rate whose mean loss is within `STABLE` of the lowest one."""
-    means = {arm.point[0]: float(arm.losses.mean()) for arm in series.arms}
-    lowest = min(means.values())
-    return max(rate for rate, mean in means.items() if mean <= lowest + STABLE)
+    means = series.losses.mean(axis=1)
+    is_stable = means <= means.min() + STABLE
+    return float(np.array(series.values)[is_stable].max())
 
 
 def optimum_words(label: str, o: Optimum, axes: Iterable[str]) -> str:
     """`llama at lr 0.011 (times or over 1.05), init_std 0.018 (1.09)`; without a fit, why."""
     values = []
     for key, value, error in zip(axes, o.values, o.errors, strict=True):
-        factor = f" (times or over {math.exp(error):.2f})" if error > 0 else ""
-        values.append(f"{key.rpartition('.')[2]} {value:.3g}{factor}")
+        setting = f"{key.rpartition('.')[2]} {value:.3g}"
+        if error > 0:
+            setting += f" (times or over {math.exp(error):.2f})"
+        values.append(setting)
     place = f"{label} at {', '.join(values)}"
-    return f"{place}, its lowest point: {o.why_not}" if o.why_not else place
+    if o.why_not:
+        place += f", its lowest point: {o.why_not}"
+    return place
+
+
+def last_ratio(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
+    """A / B of the last value of the scalar of the panel."""
+    return ratio(claim, panel, panel.spec.tag, panel.spec.tag, last=True)
 
 
 def ratio(
@@ -294,13 +312,11 @@ def ratio(
 
     a, b, _ = _two(claim, panel)
     d = paired_difference([log(run) for run in b.runs], [log(run) for run in a.runs], CONFIDENCE)
-    low = None if d.low is None else math.exp(d.low)
-    high = None if d.high is None else math.exp(d.high)
+    shown = d.exponentiated()
     ends = "the only pair, no interval"
-    if low is not None and high is not None:
-        bounds = f"{times(low)} to {times(high)}"
+    if shown.low is not None and shown.high is not None:
+        bounds = f"{times(shown.low)} to {times(shown.high)}"
         ends = f"{percent(d.confidence)} interval {bounds}, {pairs_words(d)}"
-    shown = replace(d, mean=math.exp(d.mean), low=low, high=high)
     detail = f"{what} of {a.label} is {times(shown.mean)} times that of {b.label} ({ends})"
     return Estimate(shown, detail, "times", tested=d)
 
@@ -322,6 +338,18 @@ def _not_below(d: PairedDifference, margin: float) -> Outcome:
     return opposite(directed_or_equal(d, -margin))
 
 
+def _outside(d: PairedDifference, margin: float) -> Outcome:
+    return opposite(equivalent(d, margin))
+
+
+def _itself(claim: ClaimSpec) -> tuple[ClaimSpec, ...]:
+    return (claim,)
+
+
+def _nothing(claim: ClaimSpec, panel: PanelSpec) -> str | None:
+    return None
+
+
 class ClaimType(NamedTuple):
     """One kind of claim.
 
@@ -333,31 +361,47 @@ class ClaimType(NamedTuple):
             outside +-margin; unused if the measure has its own
         needs: returns a sentence on the missing key of a claim, else None
         parts: returns the claims of which it consists, each with its own verdict
+        per_size: if True, panels of several sizes have a verdict per size
     """
 
     statement: str
     measure: Callable[[ClaimSpec, LoadedPanel], Estimate]
     test: Callable[[PairedDifference, float], Outcome]
-    needs: Callable[[ClaimSpec, PanelSpec], str | None] = lambda claim, panel: None
-    parts: Callable[[ClaimSpec], tuple[ClaimSpec, ...]] = lambda claim: (claim,)
+    needs: Callable[[ClaimSpec, PanelSpec], str | None] = _nothing
+    parts: Callable[[ClaimSpec], tuple[ClaimSpec, ...]] = _itself
+    per_size: bool = True
 
 
 def _two_tags_apart(claim: ClaimSpec, panel: PanelSpec) -> str | None:
-    are_branches = all(tag.count("/") > 1 for tag in claim.tags)
-    if len(claim.tags) == 2 and are_branches and claim.margin > 0:
-        return None
-    found = f"it has {claim.tags} and {claim.margin:g}"
-    return f"two tags, e.g. branch_norm/mean/q_proj/effective, and a margin; {found}"
+    branches = [tag for tag in claim.tags if tag.count("/") > 1]
+    if len(branches) != 2 or len(claim.tags) != 2:
+        return f"two tags, e.g. branch_norm/mean/q_proj/effective; it has {claim.tags}"
+    return _margin(claim, panel)
 
 
 def _margin(claim: ClaimSpec, panel: PanelSpec) -> str | None:
-    example = "0.01 nats per token" if claim.kind == "equal" else "1.05 times"
-    return None if claim.margin > 0 else f"a margin above 0, e.g. {example}"
+    return None if claim.margin > 0 else "a margin above 0"
+
+
+def _rates_alone(claim: ClaimSpec, panel: PanelSpec) -> str | None:
+    return None if [*panel.axes] == ["model.optim.lr"] else "the axis model.optim.lr alone"
 
 
 def _lower(claim: ClaimSpec, share: float) -> ClaimSpec:
     """Return the claim that A is below B at a share of the tokens, as a part of a claim."""
     return replace(claim, kind="less", until=share, margin=0.0, text=None, paper_value=None)
+
+
+def _at_each_quarter(claim: ClaimSpec) -> tuple[ClaimSpec, ...]:
+    return tuple(_lower(claim, share) for share in (0.25, 0.5, 0.75, 1.0))
+
+
+def _change_and_lead(claim: ClaimSpec) -> tuple[ClaimSpec, ...]:
+    return claim, _lower(claim, claim.until)
+
+
+def _lead_and_change(claim: ClaimSpec) -> tuple[ClaimSpec, ...]:
+    return _lower(claim, claim.at), claim
 
 
 #: name in conf/paper -> kind
@@ -369,19 +413,19 @@ KINDS: dict[str, ClaimType] = {
         "{a} is below {b} at each quarter of the tokens",
         loss,
         _below,
-        parts=lambda claim: tuple(_lower(claim, share) for share in (0.25, 0.5, 0.75, 1.0)),
+        parts=_at_each_quarter,
     ),
     "widens": ClaimType(
         "{a} gains on {b} from {at:.0%} to {until:.0%} of the tokens",
         change,
         _below,
-        parts=lambda claim: (claim, _lower(claim, claim.until)),
+        parts=_change_and_lead,
     ),
     "keeps": ClaimType(
         "the lead of {a} over {b} shrinks by less than {margin:g} after {at:.0%} of the tokens",
         change,
         directed,
-        parts=lambda claim: (_lower(claim, claim.at), claim),
+        parts=_lead_and_change,
     ),
     "efficiency": ClaimType(
         "{a} reaches the final loss of {b} with fewer tokens", efficiency, directed
@@ -389,25 +433,26 @@ KINDS: dict[str, ClaimType] = {
     "apart": ClaimType(
         "in {a} the norms of {tags} grow or shrink at rates more than {margin:.0%} apart",
         growths_apart,
-        lambda d, margin: opposite(equivalent(d, margin)),
+        _outside,
         _two_tags_apart,
     ),
     "lower": ClaimType(
         "it ends lower in {a} than in {b}",
-        lambda claim, panel: ratio(claim, panel, panel.spec.tag, panel.spec.tag, last=True),
+        last_ratio,
         directed,
     ),
     "slope": ClaimType(
-        "the loss of {a} falls faster with size than that of {b}", slope, _not_below
+        "the loss of {a} falls faster with size than that of {b}",
+        slope,
+        _not_below,
+        per_size=False,
     ),
     "grid_gap": ClaimType("{a} ends below {b}{more}, each at its own optimum", grid_gap, _below),
     "sensitivity": ClaimType(
         "the loss of {a} depends less on the learning rate than that of {b}",
         lr_sensitivity,
         directed,
-        lambda claim, panel: (
-            None if [*panel.axes] == ["model.optim.lr"] else "the axis model.optim.lr alone"
-        ),
+        _rates_alone,
     ),
     "cost": ClaimType(
         "a step of {a} takes less than {margin:g} times that of {b}",

@@ -11,46 +11,47 @@ from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.experiments.spec import ClaimSpec
 from lightning_sv.statistics.verdicts import ALPHA, NOT_RESOLVED, NOT_TESTABLE, Outcome
 
+#: agreement with the paper -> where its number lies
+_PLACES = {"consistent": "inside", "not consistent": "outside"}
 #: a claim with the verdicts on it
 Decided = tuple[ClaimSpec, Sequence[Verdict]]
 
 
 def evaluate_claim(claim: ClaimSpec, panel: LoadedPanel, figure: Figure) -> list[Verdict]:
     """Decide a claim, or return why its runs or this budget do not test it."""
-    why_not = _why_skipped(claim, panel, figure.budget)
-    if why_not is None:
-        try:
-            results = verdicts(claim, panel, figure.paper_scale)
-        except NotTestableError as error:  # the other claims are still decided
-            why_not = str(error)
-    if why_not is not None:
-        results = [not_testable(claim, why_not.rstrip("."))]
+    try:
+        _check_not_skipped(claim, panel, figure.budget)
+        results = verdicts(claim, panel, figure.paper_scale)
+    except NotTestableError as error:  # the other claims are still decided
+        results = [not_testable(claim, error)]
     return [replace(verdict, panel=panel.title) for verdict in results]
 
 
-def _why_skipped(claim: ClaimSpec, panel: LoadedPanel, budget: str) -> str | None:
-    """Return why a budget does not test a claim.
+def _check_not_skipped(claim: ClaimSpec, panel: LoadedPanel, budget: str) -> None:
+    """Check that a budget tests a claim.
 
-    The reason is that of the claim, of one of its arms, or of a panel without runs.
+    Raises:
+        NotTestableError: the reason of the claim, of one of its arms, or of a panel without runs
     """
     if budget in claim.skip_under:
-        return claim.skip_under[budget]
+        raise NotTestableError(claim.skip_under[budget])
     for label in (claim.a, claim.b):
         if label in panel.skipped:
-            return panel.skipped[label]
-    return None if panel.is_shown else panel.why_not
+            raise NotTestableError(panel.skipped[label])
+    if not panel.is_shown:
+        raise NotTestableError(str(panel.why_not))
 
 
 def verdicts(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool = False) -> list[Verdict]:
     """Decide a claim by the runs of its own arms.
 
-    There is one verdict per part, and per size unless the claim is about a slope.
+    There is one verdict per part, and per size unless the claim is about all sizes together.
 
     Raises:
         NotTestableError: an arm without runs, a slope of one size, or a run without the values of
             the claim
     """
-    if claim.kind == "slope" or not panel.sizes:
+    if not panel.sizes or not KINDS[claim.kind].per_size:
         return _verdicts_of_parts(claim, panel, paper_scale)
 
     results = []
@@ -61,46 +62,42 @@ def verdicts(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool = False) ->
             results += _verdicts_of_parts(at_size, panel, paper_scale)
         except NotTestableError as error:  # the other sizes are still decided
             errors.append(error)
-            results.append(not_testable(at_size, str(error).rstrip(".")))
+            results.append(not_testable(at_size, error))
     if len(errors) == len(panel.sizes):
         raise errors[0]
     return results
 
 
 def _verdicts_of_parts(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool) -> list[Verdict]:
-    if claim.kind == "slope" and len(panel.sizes) < 2:
-        raise NotTestableError("one size gives no slope")
-    own = panel.only([label for label in (claim.a, claim.b) if label])
-    why_not = _why_too_short(claim, own)
-    if why_not is not None:
-        return [not_testable(claim, why_not)]
+    own = panel.only([claim.a, claim.b] if claim.b else [claim.a])
+    _check_crossing(claim, own)
     return [_decide(part, own, paper_scale) for part in KINDS[claim.kind].parts(claim)]
 
 
-def _why_too_short(claim: ClaimSpec, panel: LoadedPanel) -> str | None:
-    """Return why runs are too short: they end before A is known to pass B."""
+def _check_crossing(claim: ClaimSpec, panel: LoadedPanel) -> None:
+    """Check that runs are long enough.
+
+    Raises:
+        NotTestableError: they end before A is known to pass B
+    """
     lengths = [arm.run_spec.steps for arm in panel.arms if arm.run_spec]
     shortest = min(lengths, default=claim.crossing)
-    if shortest >= claim.crossing:
-        return None
-    known = f"{claim.a} is known to pass {claim.b} at about {claim.crossing:,}"
-    return f"runs end after {shortest:,} steps, and {known}"
+    if shortest < claim.crossing:
+        known = f"{claim.a} is known to pass {claim.b} at about {claim.crossing:,}"
+        raise NotTestableError(f"runs end after {shortest:,} steps, and {known}")
 
 
 def statement(claim: ClaimSpec) -> str:
     """Return the statement of a claim."""
     if claim.text:
         return claim.text
-    is_late = claim.until == 1
+    verb = "ends"
     more = f" by more than {claim.margin:g}" if claim.margin else ""
-    if not is_late:
+    if claim.until < 1:
+        verb = "is"
         more += f" at {claim.until:.0%} of the tokens"
-    fields = {
-        **vars(claim),
-        "tags": " and ".join(_branch_of(tag) for tag in claim.tags),
-        "more": more,
-        "ends": "ends" if is_late else "is",
-    }
+    tags = " and ".join(map(_branch_of, claim.tags))
+    fields = {**vars(claim), "tags": tags, "more": more, "ends": verb}
     return KINDS[claim.kind].statement.format(**fields)
 
 
@@ -109,19 +106,10 @@ def _branch_of(tag: str) -> str:
     return tag.split("/")[-2] if tag.count("/") > 1 else tag
 
 
-def not_testable(claim: ClaimSpec, why: str) -> Verdict:
+def not_testable(claim: ClaimSpec, why: NotTestableError) -> Verdict:
     """Return the verdict on a claim that these runs, or this budget, do not test."""
-    return Verdict(
-        claim=statement(claim),
-        verdict=NOT_TESTABLE,
-        sentence=f"Not testable here: {why}.",
-        estimate=None,
-        low=None,
-        high=None,
-        n=0,
-        smallest=None,
-        paper=claim.paper,
-    )
+    sentence = f"Not testable here: {str(why).rstrip('.')}."
+    return Verdict(statement(claim), NOT_TESTABLE, sentence, paper=claim.paper)
 
 
 def _decide(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool) -> Verdict:
@@ -138,8 +126,7 @@ def _decide(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool) -> Verdict:
         details.append(outcome.to_go)
     details += _diverged_sentences(claim, panel)
     if paper_value is not None:
-        place = "inside" if agreement == "consistent" else "outside"
-        details.append(f"the paper's {paper_value:+g} lies {place}")
+        details.append(f"the paper's {paper_value:+g} lies {_PLACES[agreement]}")
     return Verdict(
         claim=statement(claim),
         verdict=outcome.word,
@@ -191,7 +178,9 @@ def _agreement(estimate: Estimate, paper_value: float | None) -> str:
     d = estimate.d
     if paper_value is None or d.low is None or d.high is None:
         return ""
-    return "consistent" if d.low <= paper_value <= d.high else "not consistent"
+    if d.low <= paper_value <= d.high:
+        return "consistent"
+    return "not consistent"
 
 
 def mark_primary(decided: Sequence[Decided]) -> tuple[Verdict, ...]:
@@ -215,11 +204,16 @@ def _primary(decided: Sequence[Decided]) -> Verdict | None:
     It is that of the claim marked in the YAML, or else of the first claim that was tested; of its
     largest tested size.
     """
-    has_mark = any(claim.primary for claim, _ in decided)
-    for claim, results in decided:
-        tested = [verdict for verdict in results if verdict.verdict != NOT_TESTABLE]
-        if has_mark and claim.primary:
-            return tested[-1] if tested else None
-        if tested and not has_mark:
-            return tested[-1]
+    marked = [results for claim, results in decided if claim.primary]
+    if marked:
+        return _last_tested(marked[0])
+    for _, results in decided:
+        verdict = _last_tested(results)
+        if verdict is not None:
+            return verdict
     return None
+
+
+def _last_tested(results: Sequence[Verdict]) -> Verdict | None:
+    tested = [verdict for verdict in results if verdict.verdict != NOT_TESTABLE]
+    return tested[-1] if tested else None

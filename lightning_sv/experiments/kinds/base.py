@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import pandas as pd
@@ -21,6 +22,7 @@ from lightning_sv.experiments.arms import (
     RunRequest,
     Series,
     fit_series,
+    grouped,
     on_shared_seeds,
 )
 from lightning_sv.experiments.claims.pooling import FINAL, TWO_SIDED, Pool
@@ -243,7 +245,7 @@ class LoadedPanel(_OfSpec):
         Raises:
             NotTestableError: one of these arms has no runs, or they share no seed
         """
-        every = tuple(arm for arm in self.every if arm.label in names or arm.series in names)
+        every = tuple(arm for arm in self.every if {arm.label, arm.series} & set(names))
         for arm in self.kind.lacking(every):
             reason = "diverged" if arm.diverged else "are missing"
             raise NotTestableError(f"all runs of {arm.label} {reason}")
@@ -280,14 +282,12 @@ class LoadedPanel(_OfSpec):
     @property
     def series(self) -> tuple[Series, ...]:
         """Strategies of a grid, of sizes or of lengths; empty for other panels."""
-        arms = dict[str, list[Arm]]()
-        for arm in self.arms:
-            if arm.series:
-                arms.setdefault(arm.series, []).append(arm)
+        planned = grouped(self.every, attrgetter("series"))
         series = []
-        for name, points in arms.items():
-            planned = tuple(arm.point for arm in self.every if arm.series == name)
-            series.append(Series(name, tuple(points), planned))
+        for name, arms in grouped(self.arms, attrgetter("series")).items():
+            if name:
+                points = tuple(arm.point for arm in planned[name])
+                series.append(Series(name, tuple(arms), points))
         return tuple(series)
 
     @property
@@ -314,13 +314,7 @@ class LoadedPanel(_OfSpec):
     def _pairs_and_reasons(self) -> tuple[list[Pair], list[str]]:
         pairs: list[Pair] = []
         lost: list[str] = []
-        if not self.kind.has_pairs:
-            return pairs, lost
-        baselines = {arm.size: arm for arm in self.arms if arm.baseline}
-        for b in self.arms:
-            a = baselines.get(b.size)
-            if a is None or b.baseline:
-                continue
+        for a, b in self._compared_arms():
             try:
                 difference = self.difference(b, a, confidence=TWO_SIDED)
             except NotTestableError as error:
@@ -328,6 +322,15 @@ class LoadedPanel(_OfSpec):
             else:
                 pairs.append(Pair(*self.paired(a, b), difference))
         return pairs, lost
+
+    def _compared_arms(self) -> Iterator[tuple[Arm, Arm]]:
+        """Yield the baseline and each other arm, per size."""
+        if not self.kind.has_pairs:
+            return
+        baselines = {arm.size: arm for arm in self.arms if arm.baseline}
+        for arm in self.arms:
+            if arm.size in baselines and not arm.baseline:
+                yield baselines[arm.size], arm
 
     @cached_property
     def fits(self) -> tuple[dict[str, list[ScalingFit]], list[str]]:
@@ -340,9 +343,8 @@ class LoadedPanel(_OfSpec):
         baseline = self.baseline
         if baseline is None or not self.kind.has_laws:
             return fits, notes
-        for series in self.series:
-            if series.baseline:
-                continue
+        others = [series for series in self.series if not series.baseline]
+        for series in others:
             try:
                 fits[series.label] = fit_series(baseline, series)
             except NotTestableError as error:
@@ -352,8 +354,7 @@ class LoadedPanel(_OfSpec):
 
 def alike(arms: Sequence[Arm]) -> list[list[Arm]]:
     """Group arms by size; other panels have one group."""
-    sizes = dict.fromkeys(arm.size for arm in arms)
-    return [[arm for arm in arms if arm.size == size] for size in sizes]
+    return list(grouped(arms, attrgetter("size")).values())
 
 
 def pool_key(panel: PanelSpec, arm: Arm) -> Hashable:
@@ -366,5 +367,6 @@ def add_to_pool(pool: Pool, panel: PanelSpec, arms: Sequence[Arm]) -> None:
     """Add the runs of a panel to a pool; arms of one size share their scatter."""
     if not KINDS[panel.kind].is_pooled:
         return
-    for group in alike(arms):
-        pool.add({pool_key(panel, arm): arm.by_seed for arm in group if arm.runs})
+    trained = [arm for arm in arms if arm.runs]
+    for group in alike(trained):
+        pool.add({pool_key(panel, arm): arm.by_seed for arm in group})

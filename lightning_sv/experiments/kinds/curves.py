@@ -29,7 +29,8 @@ class CurvesKind(PanelKind):
 
     def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw the losses, and the differences to the baseline."""
-        from lightning_sv.experiments.report.curve_plots import curve_plots  # it imports matplotlib
+        # matplotlib is slow to import
+        from lightning_sv.experiments.report.curve_plots import curve_plots
 
         return curve_plots(panel)
 
@@ -37,27 +38,33 @@ class CurvesKind(PanelKind):
 def difference_table(panel: LoadedPanel) -> pd.DataFrame:
     """Return one row per arm: losses, difference to the baseline, tokens, late training loss."""
     pairs = {pair.b.label: pair for pair in panel.pairs}
-    counts = {len(arm.runs) for arm in panel.arms} | {pair.difference.n for pair in pairs.values()}
+    counts = {len(arm.runs) for arm in panel.arms} | {pair.difference.n for pair in panel.pairs}
     rows = []
     for arm in baseline_first(panel.arms):
-        row = {
-            "arm": arm.name,
-            "final loss, nats per token": f"{arm.losses.mean():.4f}",
-            "each seed": ", ".join(f"{loss:.4f}" for loss in arm.losses),
-            "difference": "baseline" if arm.baseline else "",
-        }
-        if pair := pairs.get(arm.label):
-            row |= _difference_cells(pair, show_count=len(counts) > 1)
-        row[LATE_TRAINING] = _late_train_loss(arm)
+        row = _loss_cells(arm)
+        if arm.label in pairs:
+            row |= _difference_cells(pairs[arm.label], show_count=len(counts) > 1)
         rows.append(row)
+    return pd.DataFrame(rows, columns=_columns(panel), dtype=object).fillna("")
 
+
+def _columns(panel: LoadedPanel) -> list[str]:
     columns = ["arm", "final loss, nats per token", "each seed", "difference", "95% interval"]
-    if any(pair.difference.alone for pair in pairs.values()):
+    if any(pair.difference.alone for pair in panel.pairs):
         columns.append(OWN_SCATTER)
     if not panel.spec.claims:  # the verdicts of claims are by one-sided tests
         columns.append("result")
-    columns += [TOKEN_FACTOR, LATE_TRAINING]
-    return pd.DataFrame(rows, columns=columns, dtype=object).fillna("")
+    return [*columns, TOKEN_FACTOR, LATE_TRAINING]
+
+
+def _loss_cells(arm: Arm) -> dict[str, str]:
+    return {
+        "arm": arm.name,
+        "final loss, nats per token": f"{arm.losses.mean():.4f}",
+        "each seed": ", ".join(f"{loss:.4f}" for loss in arm.losses),
+        "difference": "baseline" if arm.baseline else "",
+        LATE_TRAINING: _late_train_loss(arm),
+    }
 
 
 def _difference_cells(pair: Pair, *, show_count: bool) -> dict[str, str]:

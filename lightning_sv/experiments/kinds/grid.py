@@ -2,10 +2,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.arms import Arm, PlannedArm
+from lightning_sv.experiments.arms import (
+    Arm,
+    PlannedArm,
+    grouped,
+    without_incomplete_series,
+)
 from lightning_sv.experiments.kinds.base import Choices, Drawing, LoadedPanel, PanelKind
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec
 
@@ -59,22 +65,21 @@ class GridKind(PanelKind):
 
     def lacking(self, arms: Sequence[Arm]) -> list[Arm]:
         """Return the points without runs; those that diverged count."""
-        return [arm for arm in arms if not (arm.runs or arm.diverged)]
+        return [arm for arm in arms if not arm.runs and not arm.diverged]
 
     def kept(self, every: Sequence[Arm]) -> list[Arm]:
         """Return the points at which no run diverged, of the series with runs at all points."""
-        incomplete = {arm.series for arm in self.lacking(every)}
-        complete = [arm for arm in every if arm.series not in incomplete]
+        complete = without_incomplete_series(every, self.lacking(every))
         kept = [arm for arm in complete if not arm.diverged]
-        kept_series = {arm.series for arm in kept}
-        for arm in complete:
-            if arm.series not in kept_series:
-                raise NotTestableError(f"{arm.series} diverged at every value")
+        for series, arms in grouped(complete, attrgetter("series")).items():
+            if set(arms).isdisjoint(kept):
+                raise NotTestableError(f"{series} diverged at every value")
         return kept
 
     def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw the loss against each setting, with the optimum."""
-        from lightning_sv.experiments.report.grid_plots import grid_plots  # it imports matplotlib
+        # matplotlib is slow to import
+        from lightning_sv.experiments.report.grid_plots import grid_plots
 
         return grid_plots(panel)
 

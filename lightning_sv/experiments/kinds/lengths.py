@@ -50,9 +50,7 @@ class LengthsKind(ScalingKind):
 
     def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw the difference to the baseline at each length."""
-        from lightning_sv.experiments.report.scaling_plots import (
-            LENGTHS,
-            gap_plot,
-        )  # it imports matplotlib
+        # matplotlib is slow to import
+        from lightning_sv.experiments.report.scaling_plots import LENGTHS, gap_plot
 
         return Drawing([gap_plot(panel, {}, LENGTHS)])

@@ -10,8 +10,7 @@ class NormsKind(PanelKind):
 
     def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw one plot per arm."""
-        from lightning_sv.experiments.report.scalar_plots import (
-            branch_plots,
-        )  # it imports matplotlib
+        # matplotlib is slow to import
+        from lightning_sv.experiments.report.scalar_plots import branch_plots
 
         return branch_plots(panel)

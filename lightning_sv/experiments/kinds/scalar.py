@@ -42,8 +42,7 @@ class ScalarKind(PanelKind):
 
     def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw the scalar of each arm."""
-        from lightning_sv.experiments.report.scalar_plots import (
-            scalar_plots,
-        )  # it imports matplotlib
+        # matplotlib is slow to import
+        from lightning_sv.experiments.report.scalar_plots import scalar_plots
 
         return scalar_plots(panel)

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, ClassVar
 import pandas as pd
 
 from lightning_sv.errors import expect
-from lightning_sv.experiments.arms import Arm, PlannedArm, Series
+from lightning_sv.experiments.arms import (
+    Arm,
+    PlannedArm,
+    Series,
+    without_incomplete_series,
+)
 from lightning_sv.experiments.kinds.base import (
     LOSS_CLAIMS,
     Choices,
@@ -77,8 +82,7 @@ class ScalingKind(PanelKind):
 
     def kept(self, every: Sequence[Arm]) -> list[Arm]:
         """Return the arms of the series that have runs at all points."""
-        incomplete = {arm.series for arm in self.lacking(every)}
-        return [arm for arm in every if arm.series not in incomplete]
+        return without_incomplete_series(every, self.lacking(every))
 
     def table(self, panel: LoadedPanel) -> pd.DataFrame:
         """Return one row per series and form of its law."""
@@ -100,9 +104,8 @@ class ScalingKind(PanelKind):
 
     def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw the laws, the difference at each size, and the curves of each size."""
-        from lightning_sv.experiments.report.scaling_plots import (
-            scaling_plots,
-        )  # it imports matplotlib
+        # matplotlib is slow to import
+        from lightning_sv.experiments.report.scaling_plots import scaling_plots
 
         return scaling_plots(panel)
 

@@ -47,19 +47,14 @@ def read_table(path: Path) -> MeasuredTable:
         text = path.read_bytes()
     try:
         content = json.loads(text)
-        table = (
-            _theory_table(content, path)
-            if isinstance(content, list)
-            else _bench_table(content, path)
-        )
+        read = _theory_table if isinstance(content, list) else _bench_table
+        table = read(content, path)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(
-            f"{path} has no figures ({error!r}); make theory or make bench writes it."
-        ) from error
+        hint = "make theory or make bench writes it."
+        raise ConfigError(f"{path} has no figures ({error!r}); {hint}") from error
     if table.frame.empty:
-        raise ConfigError(
-            f"{path} has neither the claim 'or' of make theory nor the strategies of make bench."
-        )
+        found = "neither the claim 'or' of make theory nor the strategies of make bench"
+        raise ConfigError(f"{path} has {found}.")
     return table
 
 
@@ -75,24 +70,24 @@ def _eight_digits(cell: str | float) -> str:
 
 
 def _bench_table(content: dict[str, Any], path: Path) -> MeasuredTable:
+    machine = ", ".join(f"{key} {value}" for key, value in content["machine"].items())
     rows = []
     for mode, groups in content.items():
-        strategies = groups.get("strategies", ()) if isinstance(groups, dict) else ()
-        for row in strategies:
-            rows.append(
-                {
-                    "strategy": f"{row['name']}, {mode}",
-                    "ms a step": row["milliseconds"],
-                    "over llama": row["ratio"],
-                    "low": row["low"],
-                    "high": row["high"],
-                    "pairs": row["pairs"],
-                }
-            )
-    machine = ", ".join(f"{key} {value}" for key, value in content["machine"].items())
-    return MeasuredTable(
-        pd.DataFrame(rows, dtype=object), f"Measured apart from this page ({path}): {machine}."
-    )
+        if isinstance(groups, dict):
+            rows += [_bench_row(row, mode) for row in groups.get("strategies", ())]
+    note = f"Measured apart from this page ({path}): {machine}."
+    return MeasuredTable(pd.DataFrame(rows, dtype=object), note)
+
+
+def _bench_row(row: dict[str, Any], mode: str) -> dict[str, Any]:
+    return {
+        "strategy": f"{row['name']}, {mode}",
+        "ms a step": row["milliseconds"],
+        "over llama": row["ratio"],
+        "low": row["low"],
+        "high": row["high"],
+        "pairs": row["pairs"],
+    }
 
 
 def throughput_table(arms: Sequence[Arm]) -> MeasuredTable:

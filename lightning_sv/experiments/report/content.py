@@ -8,7 +8,7 @@ import pandas as pd
 from lightning_sv.experiments.arms import runs_of
 from lightning_sv.experiments.report.claims import CLAIM_COLUMNS, claim_table
 from lightning_sv.experiments.report.results_csv import tokens_per_param
-from lightning_sv.experiments.results import Figure, Verdict
+from lightning_sv.experiments.results import Figure, Verdict, panels_of
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.provenance import Provenance
 from lightning_sv.statistics.verdicts import ALPHA, NOT_RESOLVED, NOT_TESTABLE
@@ -132,9 +132,8 @@ def head_facts(
 
 def _runs_of(figures: Sequence[Figure]) -> list[Run]:
     runs: list[Run] = []
-    for figure in figures:
-        for panel in figure.panels:
-            runs += runs_of(panel.arms)
+    for _, panel in panels_of(figures):
+        runs += runs_of(panel.arms)
     return runs
 
 

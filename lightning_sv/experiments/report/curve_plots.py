@@ -30,10 +30,9 @@ def _loss_plot(panel: LoadedPanel) -> Plot:
     for arm, look in with_looks(panel.arms):
         tokens, values = on_one_grid(arm.curves)
         label = f"{arm.name}  {arm.losses.mean():.4f}"
-        mark = (
-            {"marker": "o"} if len(tokens) == 1 else {}
-        )  # a recording may have only the last loss
-        style.draw_seeds(axes, tokens, values, values.mean(axis=0), look, label=label, **mark)
+        # a recording may have only the last loss
+        mark = "o" if len(tokens) == 1 else ""
+        style.draw_seeds(axes, tokens, values, values.mean(axis=0), look, label=label, marker=mark)
 
     curves: list[Curve] = []
     for arm in panel.arms:
@@ -93,16 +92,13 @@ def _difference_plots(panel: LoadedPanel) -> Drawing:
             drawn.append((arm, look, _curve_of_pairs(panel, baseline, arm)))
         except NotTestableError as error:
             notes.append(str(error))
-    lines = [
-        _Line(arm, look, curve, _final_difference(panel, baseline, arm))
-        for arm, look, curve in drawn
-    ]
-    for line in lines:
+    lines = []
+    for arm, look, curve in drawn:
+        line = _Line(arm, look, curve, panel.difference(arm, baseline, confidence=TWO_SIDED))
+        lines.append(line)
         if abs(line.end.mean - line.curve.mean[-1]) > _APART:
-            other_pairs = (
-                "the line is the mean of its pairs; the number at its end also uses other pairs."
-            )
-            notes.append(f"{line.arm.name}: {other_pairs}")
+            of_pairs = f"{arm.name}: the line is the mean of its pairs"
+            notes.append(f"{of_pairs}; the number at its end also uses other pairs.")
     plots = [_difference_plot(panel.title, baseline, lines)] if lines else []
     return Drawing(plots, notes)
 
@@ -126,10 +122,6 @@ def _curve_of_pairs(panel: LoadedPanel, baseline: Arm, arm: Arm) -> PairedCurve:
         raise NotTestableError(f"{arm.name} - {baseline.name} cannot be drawn: {error}") from error
 
 
-def _final_difference(panel: LoadedPanel, baseline: Arm, arm: Arm) -> PairedDifference:
-    return panel.difference(arm, baseline, confidence=TWO_SIDED)
-
-
 def _difference_plot(title: str, baseline: Arm, lines: Sequence[_Line]) -> Plot:
     axes = style.new_figure(panels=1).subplots()
     axes.axhline(0, color=style.GREY, linewidth=1)
@@ -140,7 +132,7 @@ def _difference_plot(title: str, baseline: Arm, lines: Sequence[_Line]) -> Plot:
     shown = []
     for tokens, mean, low, high, _ in (line.curve for line in lines):
         shown += [Curve(tokens, mean), Curve(tokens, low), Curve(tokens, high)]
-    style.set_limits(axes, shown, from_share=0.2, include=0.0)
+    style.set_limits(axes, shown, from_share=0.2, include=[0.0])
     style.set_token_axis(axes)
     axes.set(
         title="How far from the baseline?", ylabel=f"difference to {baseline.name}, nats per token"
@@ -158,13 +150,8 @@ def _difference_plot(title: str, baseline: Arm, lines: Sequence[_Line]) -> Plot:
 
 def _draw_difference(axes: Axes, line: _Line, label: str) -> None:
     """Draw a line with a band, or a point with a bar."""
-    colour, line_style = line.look
-    look: dict[str, Any] = {
-        "linestyle": line_style,
-        "color": colour,
-        "linewidth": 2,
-        "label": label,
-    }
+    colour, dashes = line.look
+    look: dict[str, Any] = {"linestyle": dashes, "color": colour, "linewidth": 2, "label": label}
     tokens, mean, low, high, _ = line.curve
     end = line.end
     if not line.is_point:

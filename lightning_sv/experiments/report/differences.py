@@ -9,7 +9,7 @@ from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.kinds.scaling import laws
 from lightning_sv.experiments.pairs import Pair
 from lightning_sv.experiments.report.copying import measured, parts_of
-from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.results import Figure, panels_of
 from lightning_sv.statistics.paired import PairedDifference
 
 COLUMNS = [
@@ -24,10 +24,9 @@ Row = tuple[Any, ...]
 def difference_frame(figures: Sequence[Figure]) -> pd.DataFrame:
     """Return a row per difference: of losses, in tokens, by kind of token, of laws of series."""
     rows = []
-    for figure in figures:
-        for panel in figure.panels:
-            differences = (*_losses(panel), *_token_factors(panel), *_parts(panel), *_laws(panel))
-            rows += [(figure.spec.name, panel.title, *row) for row in differences]
+    for figure, panel in panels_of(figures):
+        differences = (*_losses(panel), *_token_factors(panel), *_parts(panel), *_laws(panel))
+        rows += [(figure.spec.name, panel.title, *row) for row in differences]
     if not rows:
         return pd.DataFrame()
     return pd.DataFrame(rows, columns=COLUMNS, dtype=object)
@@ -42,16 +41,8 @@ def _token_factors(panel: LoadedPanel) -> Iterator[Row]:
     for pair in panel.pairs:
         e = pair.efficiency
         if e.factor is not None:
-            yield (
-                pair.b.label,
-                pair.a.label,
-                "token factor",
-                e.n,
-                e.factor,
-                e.low,
-                e.high,
-                *NO_OWN,
-            )
+            interval = (e.low, e.high)
+            yield (pair.b.label, pair.a.label, "token factor", e.n, e.factor, *interval, *NO_OWN)
 
 
 def _parts(panel: LoadedPanel) -> Iterator[Row]:

@@ -14,34 +14,30 @@ HTML = "report.html"
 def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
     """Refuse to overwrite a report that has none of `ours`, or a file that no report wrote."""
     check_writable(out)
-    existing = [name for name in (RESULTS, MARKDOWN, HTML) if (out / name).exists()]
-    if not existing or _is_report_without_runs(out):
-        return
+    for name in (RESULTS, MARKDOWN, HTML):
+        if (out / name).exists() and not _has_report(out):
+            what = f"a {name} that lightning-sv did not write"
+            raise ConfigError(f"{out} contains {what}; choose a different --out.")
+
     runs = reported_runs(out)
-    known = {path.resolve() for path in ours}
-    if any({run, run.parent} & known for run in runs):
-        return
-    what = f"a {existing[0]} that lightning-sv did not write"
-    if runs:
+    places = {*runs, *(run.parent for run in runs)}
+    if runs and places.isdisjoint(path.resolve() for path in ours):
         what = f"a report of other runs ({runs[0]})"
-    raise ConfigError(f"{out} contains {what}; choose a different --out.")
+        raise ConfigError(f"{out} contains {what}; choose a different --out.")
 
 
-def _is_report_without_runs(out: Path) -> bool:
-    """Return whether the table of runs is empty, so that the report has nothing to lose."""
+def _has_report(out: Path) -> bool:
+    """Return whether the table of runs is that of a report; it is empty without runs."""
     results = out / RESULTS
     if not results.exists():
         return False
     columns, _ = read_csv(results)
-    return not columns
+    return not columns or "run" in columns
 
 
 def reported_runs(out: Path) -> list[Path]:
     """Return the absolute run directories of the report in a folder; none without a report."""
-    results = out / RESULTS
-    if not results.exists():
+    if not _has_report(out):
         return []
-    _, rows = read_csv(results)
-    names = [row["run"] for row in rows.values() if row.get("run")]
-    # Reports of earlier versions have paths relative to the working directory.
-    return [path.resolve() for path in (*(out / name for name in names), *map(Path, names))]
+    _, rows = read_csv(out / RESULTS)
+    return [(out / row["run"]).resolve() for row in rows.values()]

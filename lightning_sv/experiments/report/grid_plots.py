@@ -20,10 +20,10 @@ def grid_plots(panel: LoadedPanel) -> Drawing:
     """Plot the final loss of each arm against each setting, with its optimum."""
     optima = {series.name: series.optimum for series in panel.series}
     notes = [_why_not_fitted(name, optimum) for name, optimum in optima.items() if optimum.why_not]
+    is_swept = np.ptp([arm.point for arm in panel.arms], axis=0) > 0
     plots = []
     for axis, key in enumerate(panel.spec.axes):
-        values = {arm.point[axis] for arm in panel.arms}
-        if len(values) > 1:
+        if is_swept[axis]:
             plots.append(_profile_plot(panel, axis, key, optima))
     return Drawing(plots, notes)
 

@@ -53,16 +53,17 @@ def finished(name: str, alt: str, axes: Axes, legend: str) -> Plot:
 def with_looks(arms: Sequence[_ArmOrSeries]) -> list[tuple[_ArmOrSeries, style.Look]]:
     """Return each arm, the baseline first, with its look; the baseline has that of llama."""
     ordered = sorted(arms, key=lambda arm: not arm.baseline)
-    names = [_look_name(arm, has_baseline=ordered[0].baseline) for arm in ordered]
-    taken = {_FIXED.get(name) for name in names}
+    has_baseline = ordered[0].baseline
+    names = [_look_name(arm, has_baseline=has_baseline) for arm in ordered]
+    taken = {_FIXED[name] for name in names if name in _FIXED}
     colours = cycle([colour for colour in _FREE if colour not in taken])
     lines = cycle(style.LINES[1:])
-    looks = []
-    for name in names:
-        colour = _FIXED.get(name) or next(colours)
+    pairs = []
+    for arm, name in zip(ordered, names, strict=True):
+        colour = _FIXED[name] if name in _FIXED else next(colours)
         line = "-" if name == "llama" else next(lines)
-        looks.append(style.Look(colour, line))
-    return list(zip(ordered, looks, strict=True))
+        pairs.append((arm, style.Look(colour, line)))
+    return pairs
 
 
 def _look_name(arm: Arm | Series, *, has_baseline: bool) -> str:

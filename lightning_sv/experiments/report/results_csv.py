@@ -20,7 +20,7 @@ import pandas as pd
 from lightning_sv.atomic import atomic_path
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.arms import Arm
-from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.results import Figure, panels_of
 from lightning_sv.runs.directory import SUMMARY_TYPES, printable
 from lightning_sv.runs.events import LATE_TRAIN_LOSS, Curve, Run, contradiction
 from lightning_sv.runs.tags import COPYING, VAL_LOSS
@@ -54,11 +54,10 @@ def run_frame(figures: Sequence[Figure], out: Path) -> pd.DataFrame:
     to `out`, the folder of the report, so that a report in a different folder has equal rows.
     """
     rows = []
-    for figure in figures:
-        for panel in figure.panels:
-            place = {"figure": figure.spec.name, "panel": panel.title, "kind": panel.spec.kind}
-            for arm in panel.every or panel.arms:
-                rows += [place | _run_cells(arm, run, out) for run in (*arm.runs, *arm.diverged)]
+    for figure, panel in panels_of(figures):
+        place = {"figure": figure.spec.name, "panel": panel.title, "kind": panel.spec.kind}
+        for arm in panel.every:
+            rows += [place | _run_cells(arm, run, out) for run in (*arm.runs, *arm.diverged)]
     return pd.DataFrame(rows, dtype=object)
 
 

@@ -1,5 +1,7 @@
 """Plots of logged scalars: norms of Q, K and V, any scalar, copying, and gamma of one run."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from matplotlib.axes import Axes
 
@@ -26,12 +28,15 @@ def branch_plots(panel: LoadedPanel) -> Drawing:
             plots.append(_branch_plot(panel.title, arm, number=len(plots) + 1))
         else:
             notes.append(f"{arm.name} has no branch norms in its event files.")
+    _share_limits([plot.figure.axes[0] for plot in plots])
+    return Drawing(plots, notes)
 
-    every_axes = [plot.figure.axes[0] for plot in plots]
+
+def _share_limits(every_axes: Sequence[Axes]) -> None:
+    """Give all axes the lowest and the highest limit of any."""
     limits = [axes.get_ylim() for axes in every_axes]
     for axes in every_axes:
-        axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
-    return Drawing(plots, notes)
+        axes.set_ylim(np.min(limits), np.max(limits))
 
 
 def _branch_plot(title: str, arm: Arm, number: int) -> Plot:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,6 +18,7 @@ from lightning_sv.plots import style
 from lightning_sv.statistics.scaling import ScalingFit
 
 _DOTS = (0, (1, 3))
+_LAW_WIDTHS = {"power": 2.0, "log-linear": 1.2}
 
 
 def scaling_plots(panel: LoadedPanel) -> Drawing:
@@ -62,14 +64,8 @@ def _fit_plot(panel: LoadedPanel, fits: Mapping[str, list[ScalingFit]]) -> Plot:
 def _draw_losses(axes: Axes, series: Series, look: style.Look) -> None:
     """Draw the mean loss at each size, and a dot per seed."""
     for size, arm in zip(series.values, series.arms, strict=True):
-        axes.plot(
-            np.full(len(arm.runs), size),
-            arm.losses,
-            ".",
-            color=look.colour,
-            alpha=0.45,
-            markersize=5,
-        )
+        sizes = np.full(len(arm.runs), size)
+        axes.plot(sizes, arm.losses, ".", color=look.colour, alpha=0.45, markersize=5)
     means = [arm.losses.mean() for arm in series.arms]
     axes.plot(series.values, means, "o", color=look.colour, markersize=6, label=series.name)
 
@@ -77,15 +73,16 @@ def _draw_losses(axes: Axes, series: Series, look: style.Look) -> None:
 def _draw_laws(axes: Axes, series: Series, fits: Sequence[ScalingFit], look: style.Look) -> None:
     """Draw the power law as a line, and the log-linear law with dots."""
     sizes = _around(series.values)
-    for fit in fits:
+    for place, fit in enumerate(fits):
         law = fit.a if series.baseline else fit.b
-        is_main = fit.form == "power" or len(fits) == 1
-        label = law.formula() if is_main else None
-        line = look.line if fit.form == "power" else _DOTS
-        width = 2.0 if fit.form == "power" else 1.2
-        axes.plot(
-            sizes, law(sizes), linestyle=line, color=look.colour, linewidth=width, label=label
-        )
+        (line,) = axes.plot(sizes, law(sizes), color=look.colour, linestyle=_law_line(fit, look))
+        line.set_linewidth(_LAW_WIDTHS[fit.form])
+        if place == 0:
+            line.set_label(law.formula())
+
+
+def _law_line(fit: ScalingFit, look: style.Look) -> Any:
+    return look.line if fit.form == "power" else _DOTS
 
 
 @dataclass(frozen=True)
@@ -125,9 +122,8 @@ def gap_plot(
     for place, (series, look) in enumerate(others):
         if fits and series.label not in fits:
             continue
-        points = (
-            np.array(baseline.values) * 1.03**place
-        )  # side by side, so that intervals do not overlap
+        # side by side, so that intervals do not overlap
+        points = np.array(baseline.values) * 1.03**place
         line = "" if fits else look.line
         _draw_gaps(axes, panel, baseline, series, points, look._replace(line=line))
         _draw_gaps_of_laws(axes, points, fits.get(series.label, []), look)
@@ -155,16 +151,8 @@ def _draw_gaps(
     means = [difference.mean for difference in differences]
     half = [difference.smallest_resolvable or 0.0 for difference in differences]
     label = f"{series.name}  {means[-1]:+.3f} at {style.human_tokens(baseline.values[-1])}"
-    axes.errorbar(
-        points,
-        means,
-        yerr=half,
-        marker="o",
-        capsize=3,
-        label=label,
-        color=look.colour,
-        linestyle=look.line,
-    )
+    marks: dict[str, Any] = {"marker": "o", "color": look.colour, "linestyle": look.line}
+    axes.errorbar(points, means, half, capsize=3, label=label, **marks)
 
 
 def _draw_gaps_of_laws(
@@ -173,10 +161,8 @@ def _draw_gaps_of_laws(
     """Draw the difference of the laws of both arms."""
     sizes = _around(points)
     for fit in fits:
-        line = look.line if fit.form == "power" else _DOTS
-        axes.plot(
-            sizes, fit.b(sizes) - fit.a(sizes), linestyle=line, color=look.colour, linewidth=1.5
-        )
+        (line,) = axes.plot(sizes, fit.b(sizes) - fit.a(sizes), color=look.colour, linewidth=1.5)
+        line.set_linestyle(_law_line(fit, look))
 
 
 def _gap_legend(count: int, *, has_fits: bool) -> str:

@@ -1,8 +1,5 @@
 """Size of the steps of training: the table of a panel."""
 
-from math import isnan
-
-import numpy as np
 import pandas as pd
 
 from lightning_sv.experiments.arms import Arm, baseline_first
@@ -19,29 +16,26 @@ NOTE = (
 def steps_table(panel: LoadedPanel) -> pd.DataFrame:
     """Return the share of clipped steps, and the relative step per role, of each arm."""
     arms = baseline_first(panel.arms)
-    rows = pd.DataFrame([_mean_steps(arm) for arm in arms], index=[arm.name for arm in arms])
-    roles = sorted(tag for tag in rows.columns if tag.startswith(ROLE_STEP))
-    if not roles and CLIPPED not in rows:
+    means = pd.DataFrame([_mean_steps(arm) for arm in arms])
+    roles = sorted(tag for tag in means.columns if tag.startswith(ROLE_STEP))
+    if not roles and CLIPPED not in means:
         return pd.DataFrame()
 
-    table = pd.DataFrame({"arm": rows.index}, index=rows.index, dtype=object)
-    table["clipped steps"] = _texts(rows, CLIPPED, "{:.1%}")
+    means = means.reindex(columns=[CLIPPED, *roles])
+    table = pd.DataFrame({"arm": [arm.name for arm in arms]}, dtype=object)
+    table["clipped steps"] = _texts(means[CLIPPED], "{:.1%}")
     for tag in roles:
-        table[f"relative step, {tag.removeprefix(ROLE_STEP)}"] = _texts(rows, tag, "{:.2e}")
+        table[f"relative step, {tag.removeprefix(ROLE_STEP)}"] = _texts(means[tag], "{:.2e}")
     return table
 
 
-def _texts(rows: pd.DataFrame, tag: str, form: str) -> list[str]:
-    """Return a column as texts; empty where it is unknown."""
-    if tag not in rows:
-        return [""] * len(rows)
-    return ["" if isnan(value) else form.format(value) for value in rows[tag]]
+def _texts(values: "pd.Series[float]", form: str) -> "pd.Series[str]":
+    """Return numbers as texts; empty where they are unknown."""
+    return values.map(form.format, na_action="ignore").astype(object).fillna("")
 
 
 def _mean_steps(arm: Arm) -> dict[str, float]:
     """Average `step_means` over the runs of an arm; a tag that some of them lack is omitted."""
-    of_runs = [step_means(run) for run in arm.runs]
-    if not of_runs:
-        return {}
-    shared = set.intersection(*(set(means) for means in of_runs))
-    return {tag: float(np.mean([means[tag] for means in of_runs])) for tag in shared}
+    of_runs = pd.DataFrame([step_means(run) for run in arm.runs])
+    means: dict[str, float] = of_runs.dropna(axis="columns").mean().to_dict()
+    return means

@@ -8,7 +8,7 @@ from pathlib import Path
 from lightning_sv.atomic import write_atomically
 from lightning_sv.experiments.arms import runs_of
 from lightning_sv.experiments.kinds.base import LoadedPanel
-from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.results import Figure, panels_of
 from lightning_sv.experiments.spec import rounded
 from lightning_sv.statistics.optimum import Optimum
 
@@ -20,12 +20,12 @@ def write_tuned(figures: Sequence[Figure], out: Path) -> None:
     first; if two arms of a grid have the same strategy, the arm with the lower loss.
     """
     texts: dict[Path, str] = {}
-    for figure in sorted(figures, key=lambda figure: figure.spec.name != "tuning"):
-        for panel in figure.panels:
-            run_spec = panel.arms[0].run_spec if panel.arms else None
-            if panel.kind.has_optima and run_spec is not None:
-                path = out / "tuned" / f"{run_spec.model}-{run_spec.steps}.yaml"
-                texts.setdefault(path, _tuned_text(figure, panel))
+    tuning_first = sorted(figures, key=lambda figure: figure.spec.name != "tuning")
+    for figure, panel in panels_of(tuning_first):
+        if panel.kind.has_optima and panel.arms and panel.arms[0].run_spec is not None:
+            run_spec = panel.arms[0].run_spec
+            path = out / "tuned" / f"{run_spec.model}-{run_spec.steps}.yaml"
+            texts.setdefault(path, _tuned_text(figure, panel))
     for path, text in texts.items():
         write_atomically(path, text)
 
@@ -62,13 +62,15 @@ def _best_of_strategies(panel: LoadedPanel) -> dict[str, Optimum]:
         run_spec = series.arms[0].run_spec
         assert run_spec is not None
         optimum = series.optimum
-        if run_spec.strategy not in best or optimum.loss < best[run_spec.strategy].loss:
-            best[run_spec.strategy] = optimum
+        other = best.setdefault(run_spec.strategy, optimum)
+        best[run_spec.strategy] = min(other, optimum, key=lambda optimum: optimum.loss)
     return best
 
 
 def _arm_lines(strategy: str, best: Optimum, axes: Sequence[str]) -> list[str]:
-    error = f"standard error {best.se:.4f}" if best.se else "too few runs for a standard error"
+    error = "too few runs for a standard error"
+    if best.se:
+        error = f"standard error {best.se:.4f}"
     comment = best.why_not or f"{best.loss:.4f} nats per token, {error}"
     lines = [f"  # {comment}", f"  {json.dumps(strategy)}:"]
     for key, value, log_error in zip(axes, best.values, best.errors, strict=True):

@@ -16,7 +16,7 @@ from lightning_sv.experiments.kinds.base import PlannedPanel
 from lightning_sv.experiments.kinds.grid import TUNING_SEED, grid_arm, grid_points
 from lightning_sv.experiments.panel_errors import axis_errors
 from lightning_sv.experiments.plan import check_arms
-from lightning_sv.experiments.results import PlannedFigure
+from lightning_sv.experiments.results import PlannedFigure, count_seeds
 from lightning_sv.experiments.run_spec import ParsedRun, RunConfig, without_preset
 from lightning_sv.experiments.spec import ArmSpec, FigureSpec, PanelSpec
 from lightning_sv.plan.plan import plan_steps
@@ -83,26 +83,35 @@ def request_arms(
     Raises:
         ConfigError: arguments that `fit` refuses, or tokens that an arm cannot have
     """
+    _check_own_keys(specs, words)
     files, keys = parse_overrides(words, "compare")
-    names = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")]
-    for _, spec in specs:
-        names += spec.overrides
-    for name in names:
-        expected = "no value, because it differs between runs. Use the command's own options."
-        expect(name not in _RESERVED, f"--{name}", "set", expected)
-
     arms: list[RequestedArm] = []
-    for label, given in specs:
-        spec = without_preset(given)
-        run = RunConfig(files, {**keys, **spec.overrides, **point}, spec.scale).parse()
-        if label == given.scale:
-            label += run.model.scale_options.label()  # options of all arms
-        arm = RequestedArm(label, given, run, plan_steps(run.model, run.data, run.trainer))
+    for label, spec in specs:
+        arm = _parse_run(label, spec, RunConfig(files, {**keys, **point}, spec.scale))
         arms.append(_with_tokens_of(arms[0], arm) if arms else arm)
     _check_whole_steps(arms)
     for sentence in dropped_entries(config_files(words), arms[0].run.trainer):
         log.warning("%s", sentence)
     return [_with_given_steps(arm) for arm in arms]
+
+
+def _check_own_keys(specs: Sequence[tuple[str, ArmSpec]], words: Sequence[str]) -> None:
+    """Refuse keys that differ between runs."""
+    names = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")]
+    for _, spec in specs:
+        names += spec.overrides
+    for name in _RESERVED:
+        expected = "no value, because it differs between runs. Use the command's own options."
+        expect(name not in names, f"--{name}", "set", expected)
+
+
+def _parse_run(label: str, given: ArmSpec, config: RunConfig) -> RequestedArm:
+    """Parse the run of an arm, from the configuration of all arms."""
+    spec = without_preset(given)
+    run = RunConfig(config.files, {**config.keys, **spec.overrides}, spec.scale).parse()
+    if label == given.scale:
+        label += run.model.scale_options.label()  # options of all arms
+    return RequestedArm(label, given, run, plan_steps(run.model, run.data, run.trainer))
 
 
 def _with_tokens_of(first: RequestedArm, arm: RequestedArm) -> RequestedArm:
@@ -220,7 +229,7 @@ def compared_figure(arms: Sequence[RequestedArm], seeds: int) -> PlannedFigure:
 
     panel = PanelSpec("Validation loss", specs)
     title = f"{', '.join(arm.label for arm in others)} against {first.label}"
-    summary = f"{len(arms)} arms, {_count_seeds(seeds)}."
+    summary = f"{len(arms)} arms, {count_seeds(seeds)}."
     spec = FigureSpec("comparison", title, "A comparison of your own", summary, [panel])
     return PlannedFigure(spec, (PlannedPanel(panel, tuple(planned)),))
 
@@ -257,10 +266,6 @@ def swept_figure(
     )
     names = " and ".join(key.rpartition(".")[2] for key in axes)
     title = f"{names} of {', '.join(arm.label for arm in arms)}"
-    summary = f"{len(points)} points, {_count_seeds(seeds)} each."
+    summary = f"{len(points)} points, {count_seeds(seeds)} each."
     spec = FigureSpec("sweep", title, "A sweep of your own", summary, [panel])
     return PlannedFigure(spec, (PlannedPanel(panel, tuple(planned)),))
-
-
-def _count_seeds(count: int) -> str:
-    return "one seed" if count == 1 else f"{count} seeds"

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from string import ascii_lowercase
 
 from rich.console import Console
 
@@ -20,7 +19,7 @@ from lightning_sv.experiments.comparability import (
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.pairs import Pair
 from lightning_sv.experiments.report.results_csv import tokens_per_param
-from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.results import Figure, count_seeds
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.directory import SUMMARY, event_files, is_diverged, runs_in
 from lightning_sv.runs.events import Run, read_run
@@ -67,8 +66,7 @@ def own_figure(
     expect(first in runs_by_arm, "--baseline", repr(first), f"one of {', '.join(runs_by_arm)}.")
 
     arms = _arms(runs_by_arm, first)
-    runs = chain.from_iterable(of_arm.values() for of_arm in runs_by_arm.values())
-    every = {str(run.dir): run for run in runs}
+    every = {str(run.dir): run for run in runs_of(arms)}
     if len(every) > 1:
         check_same_corpus(every)
     panel = LoadedPanel.of_arms(PanelSpec("Validation loss"), arms)
@@ -106,10 +104,8 @@ def _with_labels(found: Sequence[FoundRun], labels: Sequence[str] | None) -> Seq
 
 def _lengths(runs: Iterable[Run]) -> tuple[float, float]:
     """Return the least and the largest number of tokens per parameter; 0 if no run has one."""
-    known = [ratio for ratio in map(tokens_per_param, runs) if ratio]
-    if not known:
-        return 0.0, 0.0
-    return min(known), max(known)
+    known = list(filter(None, map(tokens_per_param, runs)))
+    return min(known, default=0.0), max(known, default=0.0)
 
 
 def _runs_by_arm(found: Sequence[FoundRun]) -> dict[str, dict[int, Run]]:
@@ -127,12 +123,7 @@ def _runs_by_arm(found: Sequence[FoundRun]) -> dict[str, dict[int, Run]]:
         if not isinstance(seed, int):
             found_seed = f"seed in {run.dir / SUMMARY} is {seed}"
             raise ConfigError(f"{found_seed}; expected an integer, which pairs need.")
-        label = each.label
-        if label is None:
-            label = namer.name(run)
-            same = arms.get(label, {}).get(seed)
-            if same is not None and same.dir != run.dir:
-                label = run.dir.name
+        label = each.label or namer.name(run)
         other = arms.setdefault(label, {}).setdefault(seed, run)
         if other is not run:
             hint = "remove one, or name the arms with --labels."
@@ -153,14 +144,15 @@ class _ArmNames:
         known = self._settings.setdefault(run.label, [])
         if settings not in known:
             known.append(settings)
+        number = known.index(settings) + 1
+        if number == 1:
+            return run.label
         first = known[0]
         keys = [key for key in settings | first if first.get(key) != settings.get(key)]
-        parts = [run.label]
-        for key in keys[:3]:
-            parts.append(f"{key.rpartition('.')[2]} {settings.get(key, 'not set')}")
-        if len(keys) > 3:  # others may have these three differences
-            parts.append(f"settings {known.index(settings) + 1}")
-        return ", ".join(parts)
+        changes = [f"{key.rpartition('.')[2]} {settings.get(key, 'not set')}" for key in keys]
+        if len(changes) > 3:  # others may have the first three too
+            changes[3:] = [f"settings {number}"]
+        return ", ".join([run.label, *changes])
 
 
 def _arms(runs_by_arm: Mapping[str, Mapping[int, Run]], first: str) -> list[Arm]:
@@ -179,13 +171,13 @@ def _seed_warnings(runs_by_arm: Mapping[str, Mapping[int, Run]], first: str) -> 
     Raises:
         ConfigError: an arm shares no seed with the baseline
     """
-    of_baseline = runs_by_arm[first].keys()
+    seeds_of_baseline = runs_by_arm[first].keys()
     for label, runs in runs_by_arm.items():
-        shared = sorted(runs.keys() & of_baseline)
+        shared = sorted(runs.keys() & seeds_of_baseline)
         if not shared:
             found = f"{label} and {first} share no seed, so there are no pairs"
             raise ConfigError(f"{found}. Train them on the same seeds.")
-        alone = sorted(runs.keys() ^ of_baseline)
+        alone = sorted(runs.keys() ^ seeds_of_baseline)
         if alone:
             pairs = f"{label} and {first} are paired on {_seed_list(shared)}"
             yield f"{pairs}; only one of them has {_seed_list(alone)}."
@@ -197,58 +189,62 @@ def _seed_list(seeds: Sequence[int]) -> str:
 
 def _summary(arms: Sequence[Arm]) -> str:
     counts = sorted({len(arm.runs) for arm in arms})
-    seeds = ["one seed" if count == 1 else f"{count} seeds" for count in counts]
-    count = f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}"
-    return f"{count}, {' or '.join(seeds)}."
+    seeds = [count_seeds(count) for count in counts]
+    arm_count = "1 arm" if len(arms) == 1 else f"{len(arms)} arms"
+    return f"{arm_count}, {' or '.join(seeds)}."
 
 
 def _expand(dirs: Sequence[str | Path]) -> tuple[list[FoundRun], list[str]]:
     """Return each directory, or the completed runs in it; and sentences on other runs."""
     found: list[FoundRun] = []
-    unfinished: list[Path] = []
     lost: list[str] = []
     for path in map(Path, dirs):
-        complete, begun = runs_in(path)
-        if complete and not event_files(path):
-            found += map(FoundRun, complete)
-            unfinished += begun
-        elif (path / COMPARISON).is_file():
-            comparison = _read_comparison(path)
-            found += comparison.runs
-            lost += comparison.lost
-        else:
-            found.append(FoundRun(path))
-    diverged = [str(run) for run in unfinished if is_diverged(run)]
-    incomplete = [str(run) for run in unfinished if not is_diverged(run)]
-    for why, names in (("are not complete", incomplete), ("diverged", diverged)):
-        if names:
-            lost.append(f"Left out because they {why}: {', '.join(names)}.")
+        runs = _runs_at(path)
+        found += runs.runs
+        lost += runs.lost
     return found, lost
 
 
+def _runs_at(path: Path) -> "_FoundRuns":
+    """Return the runs of a folder of runs or of a comparison; any other directory is a run."""
+    complete, begun = runs_in(path)
+    if complete and not event_files(path):
+        return _FoundRuns(list(map(FoundRun, complete)), list(_left_out(begun)))
+    if (path / COMPARISON).is_file():
+        return _read_comparison(path)
+    return _FoundRuns([FoundRun(path)], [])
+
+
+def _left_out(runs: Sequence[Path]) -> Iterator[str]:
+    """Yield a sentence on the runs that are not complete, and one on those that diverged."""
+    diverged = [str(run) for run in runs if is_diverged(run)]
+    unfinished = [str(run) for run in runs if str(run) not in diverged]
+    if unfinished:
+        yield f"Left out because they are not complete: {', '.join(unfinished)}."
+    if diverged:
+        yield f"Left out because they diverged: {', '.join(diverged)}."
+
+
 @dataclass(frozen=True)
-class _Comparison:
-    """Runs of a comparison, and sentences on those that it left out."""
+class _FoundRuns:
+    """Runs of a directory, and sentences on those that are left out."""
 
     runs: list[FoundRun]
     lost: list[str]
 
 
-def _read_comparison(path: Path) -> _Comparison:
+def _read_comparison(path: Path) -> _FoundRuns:
     file = path / COMPARISON
     content = read_json(file, "run compare again.")
     try:
-        # The name of a run begins with the letter of its arm.
-        labels = {}
-        for letter, arm in zip(ascii_lowercase, content["arms"], strict=False):
-            labels[letter] = arm["label"]
-        # Its directory is relative to that of the comparison.
-        runs = [FoundRun(path / run["dir"], labels[run["name"][0]]) for run in content["runs"]]
+        runs = [FoundRun(path / run["dir"], run["arm"]) for run in content["runs"]]
         diverged = dict(content.get("diverged", {}))
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(f"{file} is damaged ({error!r}); run compare again.") from error
+    if not runs:
+        raise ConfigError(f"{file} lists no run; run compare again.")
     lost = [f"Diverged runs of {arm}, which are left out: {n}." for arm, n in diverged.items()]
-    return _Comparison(runs, lost)
+    return _FoundRuns(runs, lost)
 
 
 def described(panel: LoadedPanel) -> tuple[LoadedPanel, ...]:
@@ -266,10 +262,8 @@ def _logged_panels(runs: Sequence[Run]) -> Iterator[PanelSpec]:
 
     if all(branch_curves(run) for run in runs):
         yield PanelSpec("Branches", kind="qkv")
-    tags = dict[str, None]()
-    for run in runs:
-        tags |= dict.fromkeys(filter(_SHARPNESS.fullmatch, run.curves))
-    for tag in tags:
+    logged = dict.fromkeys(chain.from_iterable(run.curves for run in runs))
+    for tag in filter(_SHARPNESS.fullmatch, logged):
         yield PanelSpec(f"Hessian of the held-out loss: {tag}", kind="scalar", tag=tag)
 
 
