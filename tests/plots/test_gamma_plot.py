@@ -1,6 +1,7 @@
 """Picture of gamma by layer and training tokens: rows, columns and colours are those of the logged
 scalars."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -63,14 +64,12 @@ def test_gamma_figure_colours_diverge_from_one(
 
 
 def test_draw_gammas_every_kind_of_vector_has_a_panel(tmp_path: Path) -> None:
-    kinds = [f"branch{i}/gamma_{side}" for i in range(3) for side in ("in", "out")]
-    curves = {
-        f"layer{n}/{kind}": [1.0, 1.0 + n, 1.0 + i]
-        for n in range(3)
-        for i, kind in enumerate(kinds)
-    }
+    curves = {}
+    for i, kind in enumerate(product(("q", "k", "v"), ("gamma_in", "gamma_out"))):
+        for layer in range(3):
+            curves[f"layer{layer}/{'/'.join(kind)}"] = [1.0, 1.0 + layer, 1.0 + i]
     run = run_with(curves)
-    assert len(gamma_figure(run).axes) == len(kinds) + 1  # with the bar of colours
+    assert len(gamma_figure(run).axes) == 6 + 1  # with the bar of colours
     draw_gammas(run, tmp_path / "sub/gamma.png")
     assert (tmp_path / "sub/gamma.png").read_bytes().startswith(b"\x89PNG")
 

@@ -55,23 +55,19 @@ def test_set_style_long_title_is_not_cut(tmp_path: Path, panels: int, name: str)
     figure = style.new_figure(panels)
     for axes in figure.subplots(1, panels, squeeze=False)[0]:
         axes.plot([0, 1], [-0.00001, 0.00002])
-        axes.set(
-            title=f"How far from {name}? {name} ends 0.0123 lower\nand more",
-            ylabel=f"{name} - {name}, nats",
-        )
+        title = f"How far from {name}? {name} ends 0.0123 lower\nand more"
+        axes.set(title=title, ylabel=f"{name} - {name}, nats")
         style.set_style(axes)
     write_picture(figure, tmp_path / "a.png")
     for i, axes in enumerate(figure.axes):
-        title, label = axes._left_title, axes.yaxis.label  # type: ignore[attr-defined]
-        assert (
-            title.get_text().split()
-            == f"How far from {name}? {name} ends 0.0123 lower and more".split()
-        )
-        assert title.get_window_extent().x1 <= figure.bbox.width * (i + 1) / panels
-        assert title.get_window_extent().y1 <= figure.bbox.height
-        assert (
-            label.get_window_extent().y0 >= 0 and label.get_window_extent().y1 <= figure.bbox.height
-        )
+        title = axes._left_title  # type: ignore[attr-defined]
+        words = " ".join(title.get_text().split())
+        assert words == f"How far from {name}? {name} ends 0.0123 lower and more"
+        extent = title.get_window_extent()
+        assert extent.x1 <= figure.bbox.width * (i + 1) / panels
+        assert extent.y1 <= figure.bbox.height
+        label = axes.yaxis.label.get_window_extent()
+        assert label.y0 >= 0 and label.y1 <= figure.bbox.height
 
 
 def test_draw_run_with_and_without_branch_norms(
@@ -98,13 +94,7 @@ def test_draw_run_with_and_without_branch_norms(
 def test_draw_run_settings_of_the_user_change_nothing(tmp_path: Path) -> None:
     run = synthetic("llama", 0, 0.0, branches=False)
     with pytest.MonkeyPatch.context() as patch:
-        theirs = {
-            "text.usetex": True,
-            "font.size": 40.0,
-            "savefig.dpi": 20,
-            "savefig.bbox": "tight",
-            "axes.grid": True,
-        }
+        theirs = {"text.usetex": True, "font.size": 40.0, "savefig.dpi": 20, "axes.grid": True}
         for key, value in theirs.items():
             patch.setitem(rcParams, key, value)
         draw_run(run, tmp_path / "theirs.png")

@@ -8,8 +8,10 @@ from lightning_sv.errors import NotTestableError
 from lightning_sv.statistics.scaling import Form, Law, _fit_law, _shifts, fit_scaling
 
 SIZES = np.array([1e5, 3e5, 1e6, 3e6, 1e7])
-A, B = Law("power", 20.0, 0.20, 2.0), Law("power", 21.0, 0.21, 2.0)
-LINE_A, LINE_B = Law("log-linear", 0.0, 0.25, 6.5), Law("log-linear", 0.0, 0.26, 6.6)
+A = Law("power", 20.0, 0.20, 2.0)
+B = Law("power", 21.0, 0.21, 2.0)
+LINE_A = Law("log-linear", 0.0, 0.25, 6.5)
+LINE_B = Law("log-linear", 0.0, 0.26, 6.6)
 
 
 def noisy(a: Law, b: Law, rng: np.random.Generator, seeds: int = 3) -> tuple[NDArray, NDArray]:
@@ -51,15 +53,17 @@ def test_fit_scaling_line_equals_the_normal_equations() -> None:
 )
 def test_fit_scaling_interval_covers_the_truth(form: Form, trials: int) -> None:
     """The share of 95% intervals of three pairs a size that hold the true offset and slope."""
-    a, b = (A, B) if form == "power" else (LINE_A, LINE_B)
-    rng, hits = np.random.default_rng(0), np.zeros(2)
+    a, b = {"power": (A, B), "log-linear": (LINE_A, LINE_B)}[form]
+    rng = np.random.default_rng(0)
     middle = np.exp(np.log(SIZES).mean())
-    truth = (float(b(middle) - a(middle)), b.slope - a.slope)
+    truth = np.array([float(b(middle) - a(middle)), b.slope - a.slope])
+    hits = np.zeros(2)
     for trial in range(trials):
         losses = np.stack(noisy(a, b, rng))
         fit = _fit_law(form, SIZES, losses, _shifts(losses, 100, trial))
-        for i, (found, true) in enumerate(zip((fit.offset, fit.slope), truth, strict=True)):
-            hits[i] += found.low <= true <= found.high
+        low = np.array([fit.offset.low, fit.slope.low])
+        high = np.array([fit.offset.high, fit.slope.high])
+        hits += (low <= truth) & (truth <= high)
     assert (np.abs(hits / trials - 0.95) < 0.08).all(), hits / trials
 
 
