@@ -138,6 +138,19 @@ def claims(folder: str) -> Callable[[pd.DataFrame], Rows]:
     return expected
 
 
+def ratios(folder: str) -> Callable[[pd.DataFrame], Rows]:
+    """Expect the ratio with its interval and the corrected verdict of each claim."""
+
+    def expected(_: pd.DataFrame) -> Rows:
+        verdicts = recorded(f"{folder}/verdicts.csv")
+        return [
+            [f"{row.estimate:.2f} ({row.low:.2f} to {row.high:.2f})", row.corrected]
+            for row in verdicts.itertuples()
+        ]
+
+    return expected
+
+
 def tuning(path: str, panel: str = "Initial std 0.02", arm: str = "llama") -> pd.Series:
     """Return the losses of the tuning runs per learning rate."""
     rows = recorded(path, panel=panel)
@@ -283,6 +296,7 @@ TABLES: dict[tuple[str, str], Callable[[pd.DataFrame], Rows]] = {
     ("cpu-mini", "| claim |"): claims("cpu-mini"),
     ("cpu-english", "| rate of `tiny`"): rates("cpu-english/results.csv", "Learning rate of llama"),
     ("cpu-largest-rate", "| claim: depends"): claims("cpu-largest-rate"),
+    ("cpu-balance", "| claim |"): ratios("cpu-balance"),
 }
 
 
