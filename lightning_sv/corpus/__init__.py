@@ -10,6 +10,15 @@ from lightning_sv.corpus.tokenizer import Tokenizer
 from lightning_sv.corpus.validate import check_corpus
 
 __all__ = [
-    "CorpusConfig", "Manifest", "RankShare", "Sequences", "TokenLoader", "Tokenizer", "check_corpus", "is_remote",
-    "local_folder", "open_split", "prepare",
-]  # fmt: skip
+    "CorpusConfig",
+    "Manifest",
+    "RankShare",
+    "Sequences",
+    "TokenLoader",
+    "Tokenizer",
+    "check_corpus",
+    "is_remote",
+    "local_folder",
+    "open_split",
+    "prepare",
+]

@@ -2,10 +2,10 @@
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,16 @@ _BYTES_PER_TOKEN = 3.0
 
 
 def encode_enough(job: Job, workers: int, *, shown: bool) -> int:
-    """Encode the first parts of a job until they have `max_bytes` or `max_tokens`; return their number."""
+    """Encode the first parts of a job until they have `max_bytes` or `max_tokens`.
+
+    Returns:
+        their number
+    """
     count = 0
     while count < len(job.parts):
         count = _enough(job, count)
-        parts = job.parts[:count]
         _encode(job, count, workers, shown=shown)
-        if count < len(job.parts) and _keep(job, parts).is_limited:
+        if count < len(job.parts) and _keep(job, job.parts[:count]).is_limited:
             break
     return count
 
@@ -64,20 +67,12 @@ def _encode(job: Job, count: int, workers: int, *, shown: bool) -> None:
 
 
 def _enough(job: Job, count: int) -> int:
-    """Return a number of parts, above `count`, that is estimated to reach the limit of the corpus."""
-    config = job.config
-    encoded = [part.summary() for part in job.parts[:count]]
-    n_bytes = sum(summary["bytes"] for summary in encoded)
-    ratio = (
-        n_bytes / max(1, sum(summary["tokens"] for summary in encoded))
-        if encoded
-        else _BYTES_PER_TOKEN
-    )
-    needed = float("inf")
-    if config.limit is not None:
-        needed = config.limit
-    if config.max_tokens is not None:
-        needed = min(needed, ratio * config.max_tokens)
+    """Return a number of parts, above `count`, that should reach the limit of the corpus."""
+    needed = math.inf
+    if job.config.limit is not None:
+        needed = job.config.limit
+    if job.config.max_tokens is not None:
+        needed = min(needed, _bytes_per_token(job.parts[:count]) * job.config.max_tokens)
 
     planned = 0
     for number, part in enumerate(job.parts, 1):
@@ -87,12 +82,27 @@ def _enough(job: Job, count: int) -> int:
     return len(job.parts)
 
 
+def _bytes_per_token(encoded: list[Part]) -> float:
+    if not encoded:
+        return _BYTES_PER_TOKEN
+    n_bytes = 0
+    n_tokens = 0
+    for part in encoded:
+        summary = part.summary()
+        n_bytes += summary["bytes"]
+        n_tokens += summary["tokens"]
+    return n_bytes / max(1, n_tokens)
+
+
 def _keep(job: Job, parts: list[Part]) -> Kept:
     return keep_documents(parts, max_bytes=job.config.limit, max_tokens=job.config.max_tokens)
 
 
 def publish(job: Job, count: int, target: Path, workers: int, *, shown: bool) -> Manifest:
-    """Write the corpus of the first `count` parts and rename it to `target`; remove the parts unless it can grow."""
+    """Write the corpus of the first `count` parts and rename it to `target`.
+
+    The parts are removed, unless the corpus can grow.
+    """
     parts = job.parts[:count]
     kept = _keep(job, parts)
     _check_max_tokens(job, parts, kept)
@@ -105,9 +115,7 @@ def publish(job: Job, count: int, target: Path, workers: int, *, shown: bool) ->
     replace(folder, target)
     if job.config.max_tokens is None:
         remove(job.folder)
-    check_corpus(
-        manifest, target
-    )  # now, because other users may not be able to write verified.json
+    check_corpus(manifest, target)  # now, because other users may not write verified.json
     # The library's threads do not survive a fork, about which it would warn in every process forked
     # later.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -118,22 +126,22 @@ def _check_max_tokens(job: Job, parts: list[Part], kept: Kept) -> None:
     limit = job.config.max_tokens
     if limit is None or kept.is_limited:
         return
-    total = sum(_n_tokens(parts, kept, split) for split in SPLITS)
-    expect(
-        total == limit,
-        "max_tokens",
-        f"{limit:,}",
-        f"at most {total:,}, all tokens of {job.config.source}.",
-    )
+    total = _n_tokens(parts, kept)
+    expected = f"at most {total:,}, all tokens of {job.config.source}."
+    expect(total == limit, "max_tokens", f"{limit:,}", expected)
 
 
-def _n_tokens(parts: list[Part], kept: Kept, split: str) -> int:
-    pairs = zip(parts, kept.rows, strict=True)
-    return sum(int(_tokens(part, split, rows).sum()) for part, rows in pairs)
+def _n_tokens(parts: list[Part], kept: Kept) -> int:
+    """Return the tokens of both splits."""
+    total = 0
+    for part, rows in zip(parts, kept.rows, strict=True):
+        for split in SPLITS:
+            total += int(_tokens(part, split, rows).sum())
+    return total
 
 
 def _tokens(part: Part, split: str, rows: np.ndarray) -> np.ndarray:
-    """Return the number of tokens of each document of a part in a split (n,), 0 for one that is dropped."""
+    """Return the tokens of each document of a part in a split (n,), 0 if it is dropped."""
     return part.documents()[f"{split}_tokens"] * rows.astype(np.int64)
 
 
@@ -141,16 +149,25 @@ def _write_splits(
     job: Job, parts: list[Part], kept: Kept, folder: Path, workers: int, *, shown: bool
 ) -> dict[str, SplitInfo]:
     writers = {split: _SplitWriter(job, parts, kept, split, folder) for split in SPLITS}
-    tasks: list[Callable[[], int]] = []
-    for writer in writers.values():
-        tasks += [partial(writer.write, number) for number in range(len(writer.plan))]
-    total = job.tokenizer.dtype.itemsize * sum(_n_tokens(parts, kept, split) for split in SPLITS)
-    in_threads("writing shards", lambda task: task(), tasks, total, shown=shown, threads=workers)
+    shards: list[tuple[str, int]] = []
+    for split, writer in writers.items():
+        for number in range(len(writer.plan)):
+            shards.append((split, number))
+
+    def write(shard: tuple[str, int]) -> int:
+        split, number = shard
+        return writers[split].write(number)
+
+    total = job.tokenizer.dtype.itemsize * _n_tokens(parts, kept)
+    in_threads("writing shards", write, shards, total, shown=shown, threads=workers)
     return {split: writer.finish() for split, writer in writers.items()}
 
 
 class _SplitWriter:
-    """Writer of the shards of one split; a shard that an interrupted preparation completed is kept."""
+    """Writer of the shards of one split.
+
+    A shard that an interrupted preparation completed is kept.
+    """
 
     def __init__(self, job: Job, parts: list[Part], kept: Kept, split: str, folder: Path) -> None:
         self.job = job
@@ -160,10 +177,12 @@ class _SplitWriter:
         self.folder = folder / split
         self.folder.mkdir(parents=True, exist_ok=True)
         self.dtype = job.tokenizer.dtype
-        tokens = (_tokens(part, split, rows) for part, rows in zip(parts, kept.rows, strict=True))
-        self.plan = plan_shards(
-            (sizes * self.dtype.itemsize for sizes in tokens), job.config.chunk_size
-        )
+        self.plan = plan_shards(self._sizes_of_parts(), job.config.chunk_size)
+
+    def _sizes_of_parts(self) -> Iterator[np.ndarray]:
+        """Yield the bytes of the tokens of a part's documents, 0 for those that are dropped."""
+        for part, rows in zip(self.parts, self.kept.rows, strict=True):
+            yield _tokens(part, self.split, rows) * self.dtype.itemsize
 
     def write(self, number: int) -> int:
         """Write a shard, unless it exists; return its bytes."""
@@ -175,7 +194,7 @@ class _SplitWriter:
                 return int(content["bytes"])
             described.unlink()
         spans = self.plan[number]
-        sizes = [self._sizes(span) * self.dtype.itemsize for span in spans]
+        sizes = [self._sizes(span) for span in spans]
         path = self.folder / f"chunk-0-{number}.bin"
         content = write_shard(path, sizes, map(self._span_tokens, spans))
         write_atomically(described, json.dumps(content | {"key": key}))
@@ -197,11 +216,10 @@ class _SplitWriter:
         return self.kept.rows[span.part][span.start : span.stop]
 
     def _sizes(self, span: Span) -> np.ndarray:
-        """Return the tokens of each document of a span that is in the split and kept."""
-        sizes = _tokens(self.parts[span.part], self.split, self.kept.rows[span.part])[
-            span.start : span.stop
-        ]
-        return sizes[sizes > 0]
+        """Return the bytes of the tokens of each document of a span that is in the split."""
+        tokens = _tokens(self.parts[span.part], self.split, self.kept.rows[span.part])
+        in_span = tokens[span.start : span.stop]
+        return in_span[in_span > 0] * self.dtype.itemsize
 
     def _span_tokens(self, span: Span) -> np.ndarray:
         """Return the tokens of the documents of a span that are kept."""
@@ -211,7 +229,9 @@ class _SplitWriter:
         lengths = lengths[span.start : span.stop]
         tokens = part.tokens(self.split, self.dtype)[first : first + int(lengths.sum())]
         rows = self._rows(span)
-        return tokens if rows.all() else tokens[np.repeat(rows, lengths)]
+        if rows.all():
+            return tokens
+        return tokens[np.repeat(rows, lengths)]
 
     def finish(self) -> SplitInfo:
         """Write the index, remove all other files, and return the split's description."""
@@ -234,7 +254,7 @@ class _SplitWriter:
 
 
 def _text_bytes(parts: list[Part], kept: Kept, split: str) -> int:
-    """Return the bytes of the text of a split; of validation text those that the tokenizer keeps."""
+    """Return the bytes of the text of a split; of validation text what the tokenizer keeps."""
     total = 0
     for part, rows in zip(parts, kept.rows, strict=True):
         table = part.documents()[rows]
@@ -249,11 +269,11 @@ def _manifest(job: Job, parts: list[Part], kept: Kept, splits: dict[str, SplitIn
     config = job.config
     source = job.source
     tokenizer = job.tokenizer
-    summaries = [part.summary() for part in parts]
-    lost = sum(
-        int(part.documents()["lost_bytes"][rows].sum())
-        for part, rows in zip(parts, kept.rows, strict=True)
-    )
+    unreadable: set[str] = set()
+    lost = 0
+    for part, rows in zip(parts, kept.rows, strict=True):
+        unreadable.update(part.summary()["unreadable"])
+        lost += int(part.documents()["lost_bytes"][rows].sum())
     val_bytes = splits["val"].bytes + lost
     check_lost(lost, val_bytes, config.tokenizer)
     return Manifest(
@@ -270,35 +290,37 @@ def _manifest(job: Job, parts: list[Part], kept: Kept, splits: dict[str, SplitIn
         dtype=tokenizer.dtype.name,
         splits=splits,
         duplicates=kept.duplicates,
-        unreadable=source.unreadable
-        + len(set().union(*(summary["unreadable"] for summary in summaries))),
+        unreadable=source.unreadable + len(unreadable),
         corpus_hash=corpus_hash(tokenizer.sha256, splits),
         sources=source.files,
         left_out=source.left_out,
-        held_out=list(_held_out(parts, summaries, kept)),
+        held_out=_held_out(parts, kept),
         tokenizer_loss=lost / val_bytes,
     )
 
 
-def _held_out(parts: list[Part], summaries: list[dict[str, Any]], kept: Kept) -> Iterator[str]:
-    """Yield the names of the first validation documents."""
-    left = NAMED
-    for part, summary, rows in zip(parts, summaries, kept.rows, strict=True):
+def _held_out(parts: list[Part], kept: Kept) -> list[str]:
+    """Return the names of the first validation documents."""
+    names: list[str] = []
+    for part, rows in zip(parts, kept.rows, strict=True):
         in_part = int((part.documents()["val_tokens"][rows] > 0).sum())
-        names = summary["held_out"][: min(left, in_part)]
-        yield from names
-        left -= len(names)
+        names += part.summary()["held_out"][:in_part]
+        if len(names) >= NAMED:
+            break
+    return names[:NAMED]
 
 
 def _write_layer(config: CorpusConfig, vocab_size: int, folder: Path) -> None:
-    """Write the settings that reproduce this corpus and the model's vocabulary size, as a layer of a run's config."""
+    """Write the corpus's own layer of a run's config.
+
+    It has the settings that reproduce the corpus, and the vocabulary size of a model.
+    """
     always = ("dir", "source", "tokenizer")
     default = asdict(CorpusConfig())
-    settings = {
-        key: value
-        for key, value in asdict(config).items()
-        if key in always or value != default[key]
-    }
+    settings = {}
+    for key, value in asdict(config).items():
+        if key in always or value != default[key]:
+            settings[key] = value
     padded = -(-vocab_size // PADDED_TO) * PADDED_TO
     layer: dict[str, Any] = {
         "data": {"corpus": settings},

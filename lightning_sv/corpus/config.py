@@ -68,34 +68,29 @@ class CorpusConfig:
     chunk_bytes: str = "64MB"
 
     def __post_init__(self) -> None:
-        expect(
-            bool(self.dir.strip()),
-            "dir",
-            "empty",
-            "the folder of the corpus, for example dir=data/stdlib.",
-        )
-        kind, _, rest = self.source.partition(":")
-        known = self.source in ("stdlib", "installed") or (
-            kind in ("files", "hf") and bool(rest.strip())
-        )
-        expect(
-            known,
-            "source",
-            repr(self.source),
-            "'stdlib', 'installed', 'files:PATH[,PATH...]' or 'hf:NAME'.",
-        )
-        wanted = "a number between 0 and 1, both excluded, because training and validation need documents."
-        expect(0.0 < self.val_fraction < 1.0, "val_fraction", self.val_fraction, wanted)
+        expected = "the folder of the corpus, for example dir=data/stdlib."
+        expect(bool(self.dir.strip()), "dir", "empty", expected)
+        self._check_source()
+        reason = "because training and validation need documents"
+        expected = f"a number between 0 and 1, both excluded, {reason}."
+        expect(0.0 < self.val_fraction < 1.0, "val_fraction", self.val_fraction, expected)
         expect_known("errors", self.errors, get_args(Errors))
         for key in ("max_bytes", "max_tokens"):
             limit = getattr(self, key)
             expect(limit is None or limit >= 1, key, limit, "at least 1, or null.")
-        for key, value in asdict(
-            self
-        ).items():  # bytes of a path that are not UTF-8 are half surrogate pairs in Python
-            valid = not re.search(r"[\ud800-\udfff]", str(value))
-            expect(valid, key, repr(value), "UTF-8. Rename the file or folder.")
+        for key, value in asdict(self).items():
+            # bytes of a path that are not UTF-8 are half surrogate pairs in Python
+            is_valid = not re.search(r"[\ud800-\udfff]", str(value))
+            expect(is_valid, key, repr(value), "UTF-8. Rename the file or folder.")
         _ = self.chunk_size  # check the value early
+
+    def _check_source(self) -> None:
+        if self.kind in ("files", "hf"):
+            is_known = bool(self.location.strip())
+        else:
+            is_known = self.source in ("stdlib", "installed")
+        expected = "'stdlib', 'installed', 'files:PATH[,PATH...]' or 'hf:NAME'."
+        expect(is_known, "source", repr(self.source), expected)
 
     @property
     def kind(self) -> str:
@@ -110,14 +105,14 @@ class CorpusConfig:
     @property
     def limit(self) -> int | None:
         """`max_bytes`, or the default of the source; None for all text."""
-        return self.max_bytes or (_STDLIB_BYTES if self.source == "stdlib" else None)
+        default = _STDLIB_BYTES if self.source == "stdlib" else None
+        return self.max_bytes or default
 
     @property
     def chunk_size(self) -> int:
         """`chunk_bytes` as an integer."""
-        return byte_size(
-            "chunk_bytes", self.chunk_bytes
-        )  # offsets inside a shard are 32-bit in litdata's format
+        # offsets inside a shard are 32-bit in litdata's format
+        return byte_size("chunk_bytes", self.chunk_bytes)
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that determine the content; corpora with equal settings are equal."""
@@ -127,8 +122,14 @@ class CorpusConfig:
 
 
 def byte_size(key: str, text: str) -> int:
-    """Return a size as a number: bytes, or a number with KB, MB or GB (powers of 1,024); at most 2 GB."""
+    """Return a size of at most 2 GB as a number.
+
+    The text is a number of bytes, or a number with KB, MB or GB (powers of 1,024).
+    """
+    size = 0
     match = re.fullmatch(r"\s*(\d+)\s*([KMG]B)?\s*", str(text), re.IGNORECASE)
-    size = int(match[1]) * _UNITS[(match[2] or "").upper()] if match else 0
+    if match:
+        unit = (match[2] or "").upper()
+        size = int(match[1]) * _UNITS[unit]
     expect(0 < size <= 2 << 30, key, repr(text), "a size from 1 byte to 2 GB, for example '64MB'.")
     return size

@@ -7,8 +7,8 @@ NAME.
 
 import json
 import logging
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -66,9 +66,9 @@ class Job:
     @cached_property
     def parts(self) -> list[Part]:
         """All parts of the source in order."""
-        return plan_parts(
-            self.folder, list(self.source.slices), self.encoding, self.config.limit, self.part_bytes
-        )
+        slices = list(self.source.slices)
+        limit = self.config.limit
+        return plan_parts(self.folder, slices, self.encoding, limit, self.part_bytes)
 
     def is_open(self) -> bool:
         """Return False after the corpus has been published."""
@@ -78,16 +78,18 @@ class Job:
         """Write the plan and the tokenizer."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer.save(self.folder)
-        source = {
-            key: value
-            for key, value in vars(self.source).items()
-            if key not in ("slices", "reader")
-        }
+        source = dict(vars(self.source))
+        del source["slices"]
+        del source["reader"]
         plan = {
-            "settings": self.config.settings(), "tokenizer_sha256": self.tokenizer.sha256, "eot": self.tokenizer.eot,
-            "cuts": self.cuts, "part_bytes": self.part_bytes, "source": source,
-            "slices": [list(asdict(piece).values()) for piece in self.source.slices],
-        }  # fmt: skip
+            "settings": self.config.settings(),
+            "tokenizer_sha256": self.tokenizer.sha256,
+            "eot": self.tokenizer.eot,
+            "cuts": self.cuts,
+            "part_bytes": self.part_bytes,
+            "source": source,
+            "slices": [astuple(piece) for piece in self.source.slices],
+        }
         write_atomically(self.folder / FILENAME, json.dumps(plan))
 
     @classmethod
@@ -98,9 +100,8 @@ class Job:
             config = CorpusConfig(**plan["settings"])
             slices = [Slice(*values) for values in plan["slices"]]
             source = Source(slices, READERS[config.kind](config), **plan["source"])
-            tokenizer = Tokenizer(
-                (folder / Tokenizer.filename).read_bytes(), str(folder), plan["eot"]
-            )
+            content = (folder / Tokenizer.filename).read_bytes()
+            tokenizer = Tokenizer(content, str(folder), plan["eot"])
             return cls(config, folder, source, tokenizer, plan["cuts"], plan["part_bytes"])
         except (KeyError, TypeError, FileNotFoundError) as error:
             raise ConfigError(f"{folder} is damaged ({error!r}); delete it.") from None
@@ -127,22 +128,36 @@ def open_job(config: CorpusConfig, target: Path, part_bytes: int, *, shown: bool
             tokenizer
     """
     folder = parts_folder(target)
-    started = None
-    if (folder / FILENAME).is_file():
-        started = Job.load(folder)
-        _check_settings(config, started)
-    given = _given_tokenizer(config, started)  # checked before any reading
-    part_bytes = started.part_bytes if started else part_bytes
-    source = SOURCES[config.kind](config, started.source if started else None, part_bytes)
-    if started and source.slices == started.source.slices:
-        job = replace(started, config=config, source=source)
-        job.save()
-        return job
+    given = _given_tokenizer(config)  # checked before any reading
+    open_source = SOURCES[config.kind]
+    if not (folder / FILENAME).is_file():
+        source = open_source(config, None, part_bytes)
+        return _new_job(config, folder, source, given, part_bytes, shown=shown)
 
-    if started:
-        log.warning(
-            "the text of %s has changed; parts of the changed text are encoded again", folder
-        )
+    started = Job.load(folder)
+    _check_settings(config, started)
+    if given is not None:
+        _check_tokenizer(config, given, started)
+    part_bytes = started.part_bytes
+    source = open_source(config, started.source, part_bytes)
+    if source.slices != started.source.slices:
+        log.warning("the text of %s has changed; its changed parts are encoded again", folder)
+        return _new_job(config, folder, source, given, part_bytes, shown=shown)
+    job = replace(started, config=config, source=source)
+    job.save()
+    return job
+
+
+def _new_job(
+    config: CorpusConfig,
+    folder: Path,
+    source: Source,
+    given: Tokenizer | None,
+    part_bytes: int,
+    *,
+    shown: bool,
+) -> Job:
+    """Plan a preparation, with a tokenizer that is given or trained on the text."""
     try:
         documents = SplitDocuments(source.read, config.limit, config.val_fraction)
     except ConfigError as error:
@@ -158,45 +173,45 @@ def _check_settings(config: CorpusConfig, started: Job) -> None:
     then = started.config.settings()
     for key, value in config.settings().items():
         if key != GROWING and then[key] != value:
-            value_then = f"{then[key]}, with which {started.folder} was started"
-            raise ConfigError(
-                f"{key} is {value}; expected {value_then}. Delete that folder, or use a different dir."
-            )
+            expected = f"{then[key]}, with which {started.folder} was started"
+            hint = "Delete that folder, or use a different dir."
+            raise ConfigError(f"{key} is {value}; expected {expected}. {hint}")
 
 
-def _given_tokenizer(config: CorpusConfig, started: Job | None) -> Tokenizer | None:
+def _given_tokenizer(config: CorpusConfig) -> Tokenizer | None:
     """Return the tokenizer that the settings name; None for one that is trained on the text."""
     if bpe_size(config.tokenizer) is None:
-        tokenizer = open_tokenizer(config.tokenizer, config.eot)
-        if started and (tokenizer.sha256, tokenizer.eot) != (
-            started.tokenizer.sha256,
-            started.tokenizer.eot,
-        ):
-            expected = f"the tokenizer with which {started.folder} was started"
-            raise ConfigError(f"tokenizer is {config.tokenizer}, which has changed; expected {expected}. Restore it, "
-                              "or delete that folder.")  # fmt: skip
-        return tokenizer
+        return open_tokenizer(config.tokenizer, config.eot)
     if config.eot not in (None, END_OF_TEXT):
-        raise ConfigError(
-            f"eot is {config.eot!r}; expected null, because tokenizer is {config.tokenizer}, no file."
-        )
+        expected = f"null, because tokenizer is {config.tokenizer}, no file"
+        raise ConfigError(f"eot is {config.eot!r}; expected {expected}.")
     return None
+
+
+def _check_tokenizer(config: CorpusConfig, given: Tokenizer, started: Job) -> None:
+    before = started.tokenizer
+    if given.sha256 != before.sha256 or given.eot != before.eot:
+        expected = f"the tokenizer with which {started.folder} was started"
+        hint = "Restore it, or delete that folder."
+        found = f"{config.tokenizer}, which has changed"
+        raise ConfigError(f"tokenizer is {found}; expected {expected}. {hint}")
 
 
 def _train_bpe(documents: SplitDocuments, spec: str, shown: bool) -> Tokenizer:
     """Train a BPE on the first training documents; validation text is not used."""
+    size = bpe_size(spec)
+    assert size is not None, spec
     with phase("training BPE", BPE_SAMPLE_BYTES, shown=shown) as step:
+        return Tokenizer.train(_sample(documents, step), size)
 
-        def sample() -> Iterator[str]:
-            n_bytes = 0
-            for document, held_out in documents:
-                if n_bytes >= BPE_SAMPLE_BYTES:
-                    return
-                if not held_out:
-                    step(document.n_bytes)
-                    n_bytes += document.n_bytes
-                    yield document.text[:BPE_SAMPLE_BYTES]
 
-        size = bpe_size(spec)
-        assert size is not None, spec
-        return Tokenizer.train(sample(), size)
+def _sample(documents: SplitDocuments, step: Callable[[int], None]) -> Iterator[str]:
+    """Yield the first training texts; `step` is called with the bytes of each."""
+    n_bytes = 0
+    for document, is_held_out in documents:
+        if n_bytes >= BPE_SAMPLE_BYTES:
+            return
+        if not is_held_out:
+            step(document.n_bytes)
+            n_bytes += document.n_bytes
+            yield document.text[:BPE_SAMPLE_BYTES]

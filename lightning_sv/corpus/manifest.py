@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass, fields
-from itertools import chain
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
@@ -32,10 +31,15 @@ class Shard:
 
 @dataclass(frozen=True)
 class SplitInfo:
-    """One split: documents, tokens (including end-of-text), UTF-8 bytes of its text, largest id, shards.
+    """One split.
 
-    Validation bytes count only text that the tokenizer preserves, so that bits per byte refer to
-    it.
+    Attributes:
+        documents: number of documents
+        tokens: number of tokens, with end-of-text tokens
+        bytes: UTF-8 bytes of the text; of validation text those that the tokenizer preserves, so
+            that bits per byte refer to them
+        largest_token: largest id
+        shards: files of the split, in order
     """
 
     documents: int
@@ -45,7 +49,7 @@ class SplitInfo:
     shards: tuple[Shard, ...]
 
     def sequences(self, seq_len: int) -> int:
-        """Return the number of sequences of seq_len + 1 tokens; the remainder of each shard is unused."""
+        """Return the number of sequences of seq_len + 1 tokens; the rest of a shard is unused."""
         return sum(shard.tokens // (seq_len + 1) for shard in self.shards)
 
 
@@ -102,7 +106,7 @@ class Manifest:
     @property
     def shards(self) -> list[Shard]:
         """Shards of both splits."""
-        return list(chain.from_iterable(self.splits[name].shards for name in SPLITS))
+        return [*self.train.shards, *self.val.shards]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the manifest as plain JSON types with a checksum, as in manifest.json."""
@@ -135,37 +139,40 @@ class Manifest:
         if not path.is_file():
             hint = "Run `lightning-sv prepare` or `make data`, or correct data.corpus.dir."
             raise ConfigError(f"{path} does not exist; expected a complete corpus in {dir}. {hint}")
-        data = read_json(path, f"delete {dir} and prepare it again.")
+        again = f"delete {dir} and prepare it again."
+        data = read_json(path, again)
         version = data.get("version")
-        again = f"{FORMAT_VERSION}. Delete {dir} and prepare it again."
-        expect(version == FORMAT_VERSION, f"{path}: version", repr(version), again)
+        expected = f"{FORMAT_VERSION}. Delete {dir} and prepare it again."
+        expect(version == FORMAT_VERSION, f"{path}: version", repr(version), expected)
         try:
             splits = {name: _split(data["splits"][name]) for name in SPLITS}
             manifest = _build(cls, data | {"splits": splits})
         except (KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(
-                f"{path} is incomplete ({error!r}); delete {dir} and prepare it again."
-            ) from None
-        if any(not isinstance(state, dict) for state in manifest.sources.values()):
-            raise ConfigError(f"{path}: sources is damaged; delete {dir} and prepare it again.")
-        for name in (manifest.tokenizer_file, *(shard.file for shard in manifest.shards)):
-            if not _inside(name):
-                raise ConfigError(
-                    f"{path} names the file {name!r} outside {dir}; do not use this corpus."
-                )
+            raise ConfigError(f"{path} is incomplete ({error!r}); {again}") from None
+        _check_files(manifest, path)
         if data.get(CHECKSUM) != checksum(data):
-            raise ConfigError(
-                f"{path} does not match its {CHECKSUM}, so it was edited; prepare the corpus again."
-            )
+            found = f"{path} does not match its {CHECKSUM}, so it was edited"
+            raise ConfigError(f"{found}; prepare the corpus again.")
         return manifest
+
+
+def _check_files(manifest: Manifest, path: Path) -> None:
+    """Check that the files of a corpus are inside its folder, and describe those of its text."""
+    for name in (manifest.tokenizer_file, *(shard.file for shard in manifest.shards)):
+        if not _is_inside(name):
+            found = f"{path} names the file {name!r} outside its folder"
+            raise ConfigError(f"{found}; do not use this corpus.")
+    for name, state in manifest.sources.items():
+        if not isinstance(state, dict):
+            raise ConfigError(f"{path}: sources is damaged at {name!r}; prepare the corpus again.")
 
 
 def corpus_hash(tokenizer_sha256: str, splits: dict[str, SplitInfo]) -> str:
     """Return the hash of the tokens of all splits, their order and shards, and the tokenizer."""
-    content = [
-        tokenizer_sha256,
-        *([name, *(s.sha256 for s in splits[name].shards)] for name in SPLITS),
-    ]
+    content: list[Any] = [tokenizer_sha256]
+    for name in SPLITS:
+        digests = [shard.sha256 for shard in splits[name].shards]
+        content.append([name, *digests])
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
@@ -175,32 +182,44 @@ def checksum(data: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _inside(name: str) -> bool:
+def _is_inside(name: str) -> bool:
     """Return True if a path stays inside its folder, on every operating system."""
-    return name.isprintable() and not any(
-        path.drive or path.root or ".." in path.parts
-        for path in (PurePosixPath(name), PureWindowsPath(name))
-    )
+    if not name.isprintable():
+        return False
+    for path in (PurePosixPath(name), PureWindowsPath(name)):
+        if path.anchor or ".." in path.parts:
+            return False
+    return True
 
 
 def _split(data: dict[str, Any]) -> SplitInfo:
-    split = _build(
-        SplitInfo, data | {"shards": tuple(_build(Shard, shard) for shard in data["shards"])}
-    )
+    shards = tuple(_build(Shard, shard) for shard in data["shards"])
+    split = _build(SplitInfo, data | {"shards": shards})
     if not min(split.documents, split.tokens, split.bytes):
         raise TypeError("a split has no documents, tokens or bytes")
     return split
 
 
 def _build(cls: type[_T], data: dict[str, Any]) -> _T:
-    """Return an instance, ignoring unknown keys; raise KeyError or TypeError for a missing or a wrong value."""
-    known = fields(cls)  # type: ignore[arg-type]
-    for entry in known:
-        kinds = get_args(entry.type) if isinstance(entry.type, UnionType) else (entry.type,)
+    """Return an instance of a dataclass, ignoring unknown keys.
+
+    Raises:
+        KeyError: a value is missing
+        TypeError: a value is of a wrong type
+    """
+    values = {}
+    for entry in fields(cls):  # type: ignore[arg-type]
         value = data[entry.name]
-        valid = isinstance(
-            value, tuple(get_origin(kind) or kind for kind in kinds)
-        ) and not isinstance(value, bool)
-        if not valid or (entry.type is int and not 0 <= value < 1 << 63):
+        if not _is_valid(value, entry.type):
             raise TypeError(f"{entry.name} is {value!r}"[:200])
-    return cls(**{entry.name: data[entry.name] for entry in known})
+        values[entry.name] = value
+    return cls(**values)
+
+
+def _is_valid(value: Any, annotation: Any) -> bool:
+    """Return True if a value of JSON has the type of a field."""
+    if annotation is int:  # and no bool, which is an int too
+        return type(value) is int and 0 <= value < 1 << 63
+    allowed = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    classes = tuple(get_origin(kind) or kind for kind in allowed)
+    return isinstance(value, classes)

@@ -119,7 +119,9 @@ class Part:
     def tokens(self, split: str, dtype: np.dtype) -> np.ndarray:
         """Return the tokens of a split of a complete part, mapped from the disk."""
         path = self.path / f"{split}.bin"
-        return np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
+        if not path.stat().st_size:  # which cannot be mapped
+            return np.empty(0, dtype)
+        return np.memmap(path, dtype, mode="r")
 
 
 def plan_parts(
@@ -196,10 +198,9 @@ def _unique(part: Part, reader: Reader, rows: list[_Row]) -> Iterator[tuple[_Row
     for piece in part.slices:
         for document in reader.read(piece):
             row = _Row(document.digest[:16], document.n_bytes)
-            if document.digest in seen:
-                rows.append(row)
-                continue
             rows.append(row)
+            if document.digest in seen:
+                continue
             n_bytes += document.n_bytes
             if part.max_bytes is not None and n_bytes > part.max_bytes:
                 return  # its row marks the end of the corpus
@@ -231,6 +232,15 @@ def _table(rows: list[_Row]) -> np.ndarray:
     return table
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A document, or an end of it, in one split."""
+
+    row: _Row
+    document: Document
+    is_val: bool
+
+
 class _TokenWriter:
     """Encode documents and append their tokens to the files of the splits.
 
@@ -242,11 +252,13 @@ class _TokenWriter:
         self.encoding = encoding
         self.held_out: list[str] = []
         self._stack = ExitStack()
-        self._files = {
-            name: self._stack.enter_context((folder / f"{name}.bin").open("wb")) for name in SPLITS
-        }
+        self._files = {}
+        for name in SPLITS:
+            file = (folder / f"{name}.bin").open("wb")
+            self._files[name] = self._stack.enter_context(file)
         self._eot = np.array([encoding.tokenizer.eot], encoding.tokenizer.dtype).tobytes()
-        self._val_bytes = self._lost_bytes = 0
+        self._val_bytes = 0
+        self._lost_bytes = 0
 
     def __enter__(self) -> "_TokenWriter":
         return self
@@ -256,36 +268,42 @@ class _TokenWriter:
 
     def write(self, batch: list[tuple[_Row, Document]]) -> None:
         """Encode a batch of documents, write their tokens, and complete their rows."""
-        rows: list[_Row] = []
-        pieces: list[tuple[Document, bool]] = []
+        pieces: list[_Piece] = []
         for row, document in batch:
-            for piece in split_document(
-                document, self.encoding.val_fraction, cuts=self.encoding.cuts
-            ):
-                rows.append(row)
-                pieces.append(piece)
+            pieces += self._pieces(row, document)
+        encoded = self.encoding.tokenizer.encode_batch([piece.document.text for piece in pieces])
+        for piece, ids in zip(pieces, encoded, strict=True):
+            self._check_end(piece.document, ids)
+            self._write_piece(piece, ids)
+        n_bytes = max(self._val_bytes, LOSS_SAMPLE_BYTES)
+        check_lost(self._lost_bytes, n_bytes, self.encoding.spec)
 
-        encoded = self.encoding.tokenizer.encode_batch([document.text for document, _ in pieces])
-        for row, (document, is_val), ids in zip(rows, pieces, encoded, strict=True):
-            self._check_end(document, ids)
-            self._files["val" if is_val else "train"].write(ids.tobytes() + self._eot)
-            if is_val:
-                row.val_tokens = len(ids) + 1
-                self._measure_loss(row, document, ids)
-            else:
-                row.train_tokens = len(ids) + 1
-        check_lost(self._lost_bytes, max(self._val_bytes, LOSS_SAMPLE_BYTES), self.encoding.spec)
+    def _pieces(self, row: _Row, document: Document) -> Iterator[_Piece]:
+        encoding = self.encoding
+        for part, is_val in split_document(document, encoding.val_fraction, cuts=encoding.cuts):
+            yield _Piece(row, part, is_val)
+
+    def _write_piece(self, piece: _Piece, ids: np.ndarray) -> None:
+        content = ids.tobytes() + self._eot
+        n_tokens = len(ids) + 1
+        if piece.is_val:
+            self._files["val"].write(content)
+            piece.row.val_tokens = n_tokens
+            self._measure_loss(piece.row, piece.document, ids)
+        else:
+            self._files["train"].write(content)
+            piece.row.train_tokens = n_tokens
 
     def _check_end(self, document: Document, ids: np.ndarray) -> None:
         tokenizer = self.encoding.tokenizer
         if not (ids == tokenizer.eot).any():
             return
-        is_unknown = tokenizer.eot == tokenizer.unknown
-        contains = "unknown text is encoded as" if is_unknown else "the text contains"
+        contains = "the text contains"
+        if tokenizer.eot == tokenizer.unknown:
+            contains = "unknown text is encoded as"
         found = f"{document.where}: {contains} {tokenizer.eot_token!r}, the end-of-text token"
-        raise ConfigError(
-            f"{found}; remove it, or set data.corpus.eot to a token that is in no text."
-        )
+        hint = "remove it, or set data.corpus.eot to a token that is in no text."
+        raise ConfigError(f"{found}; {hint}")
 
     def _measure_loss(self, row: _Row, document: Document, ids: np.ndarray) -> None:
         share = self.encoding.tokenizer.lost_share(document.text, ids.tolist())
@@ -300,15 +318,14 @@ class _TokenWriter:
 def check_lost(lost_bytes: int, n_bytes: int, tokenizer: str) -> None:
     """Check that a tokenizer drops at most `MOST_LOST` of a text."""
     if lost_bytes > MOST_LOST * n_bytes:
-        expected = (
-            f"at most {MOST_LOST:.0%}. Use one that knows its characters, for example bpe:4096."
-        )
         share = f"{lost_bytes / n_bytes:.0%}"
+        hint = "Use one that knows its characters, for example bpe:4096."
+        expected = f"at most {MOST_LOST:.0%}. {hint}"
         raise ConfigError(f"tokenizer={tokenizer} drops {share} of this text; expected {expected}")
 
 
 def sync(folder: Path) -> None:
-    """Write the files of a folder to the disk, so that a crash of the machine leaves no incomplete ones."""
+    """Write the files of a folder to the disk, so that they survive a crash of the machine."""
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())

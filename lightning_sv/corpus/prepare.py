@@ -12,7 +12,7 @@ from lightning_sv.corpus.assemble import encode_enough, publish
 from lightning_sv.corpus.config import LAYER, CorpusConfig
 from lightning_sv.corpus.estimate import describe_need
 from lightning_sv.corpus.job import FILENAME as JOB
-from lightning_sv.corpus.job import GROWING, open_job, parts_folder
+from lightning_sv.corpus.job import GROWING, Job, open_job, parts_folder
 from lightning_sv.corpus.manifest import FILENAME, Manifest
 from lightning_sv.corpus.parts import PART_BYTES
 from lightning_sv.corpus.remote import is_remote
@@ -57,19 +57,18 @@ def prepare(
         ConfigError: the text or the tokenizer is not available, there is nothing to split, or
             `config.dir` has other content, or a corpus whose text has changed since
     """
-    wanted = "a local folder. Prepare the corpus there and copy it to the store."
-    expect(not is_remote(config.dir), "dir", config.dir, wanted)
-    expect(workers is None or workers >= 1, "--workers", workers, "at least 1.")
+    expected = "a local folder. Prepare the corpus there and copy it to the store."
+    expect(not is_remote(config.dir), "dir", config.dir, expected)
+    if workers is None:
+        workers = usable_cores()
+    expect(workers >= 1, "--workers", workers, "at least 1.")
     expect(part_bytes >= 1, "--part_bytes", part_bytes, "at least 1.")
     target = Path(config.dir).expanduser().resolve()
     try:
-        return _prepare(
-            config, target, workers or usable_cores(), part_bytes, needed_tokens, shown=progress
-        )
+        return _prepare(config, target, workers, part_bytes, needed_tokens, shown=progress)
     except OSError as error:
-        raise ConfigError(
-            f"preparing dir={config.dir} failed ({error}); check path, permissions and space."
-        ) from error
+        found = f"preparing dir={config.dir} failed ({error})"
+        raise ConfigError(f"{found}; check path, permissions and space.") from error
 
 
 def usable_cores() -> int:
@@ -99,15 +98,24 @@ def _prepare(
     if needed is not None and len(job.parts) > 1:
         for sentence in describe_need(job, needed, workers):
             log.info("%s", sentence)
-    try:
-        count = encode_enough(job, workers, shown=shown)  # together with the other processes
-    except ConfigError:
-        if not any(part.is_complete() for part in job.parts):
-            remove(job.folder)
-        raise
+    count = _encode(job, workers, shown=shown)
 
     with locked(target, f"prepare of {target}"):
-        return _existing(config, target) or publish(job, count, target, workers, shown=shown)
+        manifest = _existing(config, target)
+        if manifest is not None:
+            return manifest
+        return publish(job, count, target, workers, shown=shown)
+
+
+def _encode(job: Job, workers: int, *, shown: bool) -> int:
+    """Encode the parts that are needed, together with other processes; return their number."""
+    try:
+        return encode_enough(job, workers, shown=shown)
+    except ConfigError:
+        is_unused = not any(part.is_complete() for part in job.parts)
+        if is_unused:
+            remove(job.folder)
+        raise
 
 
 def _remove_left_parts(config: CorpusConfig, target: Path) -> None:
@@ -136,7 +144,10 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
 
 
 def _is_vacant(target: Path) -> bool:
-    return not target.exists() or (target.is_dir() and not any(target.iterdir()))
+    """Return True if a path does not exist, or is an empty folder."""
+    if not target.exists():
+        return True
+    return target.is_dir() and not any(target.iterdir())
 
 
 def _check_unchanged(
@@ -150,16 +161,17 @@ def _check_unchanged(
     found = f"dir={config.dir} has a corpus"
     again = "delete it to prepare it again, or choose a different dir."
     if changed:
-        settings = "; ".join(
-            f"{key}={json.dumps(then)}, expected {json.dumps(now)}"
-            for key, (then, now) in changed.items()
-        )
-        raise ConfigError(f"{found} with other settings ({settings}); {again}")
+        settings = []
+        for key, (then, now) in changed.items():
+            settings.append(f"{key}={json.dumps(then)}, expected {json.dumps(now)}")
+        raise ConfigError(f"{found} with other settings ({'; '.join(settings)}); {again}")
+
     check_corpus(manifest, target, checksums=False)
     file = tokenizer_file(config.tokenizer)
     if file is not None and file.is_file() and _has_changed(file, config, manifest):
-        what = f"whose tokenizer {file}, or its end-of-text token, has changed since"
-        raise ConfigError(f"{found} {what}; {again}")
+        reason = f"whose tokenizer {file}, or its end-of-text token, has changed since"
+        raise ConfigError(f"{found} {reason}; {again}")
+
     changes = changed_text(manifest)
     if changes:
         words = f"fit --config {config.dir}/{LAYER} --data.corpus.dir {config.dir}"

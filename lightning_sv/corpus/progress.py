@@ -39,11 +39,16 @@ class _SpeedColumn(TransferSpeedColumn):
 
 @contextmanager
 def phase(name: str, total: int | None, *, shown: bool = True) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on standard error during the block; yield the function that advances it by bytes."""
+    """Show a progress bar on standard error; yield the function that advances it by bytes."""
     columns = (
-        SpinnerColumn(), TextColumn(f"{name:<16}"), BarColumn(), _SpeedColumn(), TimeElapsedColumn(),
-        TextColumn("left"), TimeRemainingColumn(),
-    )  # fmt: skip
+        SpinnerColumn(),
+        TextColumn(f"{name:<16}"),
+        BarColumn(),
+        _SpeedColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), disable=not shown) as bars:
         task = bars.add_task(name, total=total)
         yield lambda amount: bars.advance(task, amount)
@@ -59,7 +64,7 @@ def in_threads(
     shown: bool = True,
     threads: int = 8,
 ) -> None:
-    """Call `work` with each item, on some threads, and advance a progress bar by the bytes that it returns."""
+    """Call `work` with each item, on some threads, with a progress bar of the bytes it returns."""
     with ThreadPoolExecutor(threads) as pool, phase(name, total, shown=shown) as advance:
         try:
             for done in pool.map(work, items):
@@ -83,9 +88,12 @@ class PartsLog:
         self.total = len(parts)
         self.total_bytes = sum(part.n_bytes for part in parts)
         self.left = parts
-        self.done_bytes = self.text_bytes = self.tokens = 0
+        self.done_bytes = 0
+        self.text_bytes = 0
+        self.tokens = 0
         self._count_complete()
-        self._started = self._logged = monotonic()
+        self._started = monotonic()
+        self._logged = self._started
         self._bytes_at_start = self.done_bytes
 
     def update(self, *, is_last: bool = False) -> None:
@@ -118,11 +126,14 @@ class PartsLog:
         if speed:
             left = str(timedelta(seconds=round((self.total_bytes - self.done_bytes) / speed)))
         disk = self.tokens * self.itemsize
-        needed = (
-            2 * disk * self.total_bytes / max(1, self.done_bytes)
-        )  # the parts, and then the shards
-        return (
-            f"{self.total - len(self.left)}/{self.total} parts, {self.text_bytes / 1e6:,.1f} MB of text, "
-            f"{speed / 1e6:.1f} MB/s, {self.tokens:,} tokens, {disk / 1e6:,.1f} of {needed / 1e6:,.1f} MB on disk, "
-            f"{left} left"
-        )
+        parts_and_shards = 2 * disk
+        needed = parts_and_shards * self.total_bytes / max(1, self.done_bytes)
+        figures = [
+            f"{self.total - len(self.left)}/{self.total} parts",
+            f"{self.text_bytes / 1e6:,.1f} MB of text",
+            f"{speed / 1e6:.1f} MB/s",
+            f"{self.tokens:,} tokens",
+            f"{disk / 1e6:,.1f} of {needed / 1e6:,.1f} MB on disk",
+            f"{left} left",
+        ]
+        return ", ".join(figures)

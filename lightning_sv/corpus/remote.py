@@ -38,16 +38,17 @@ def local_folder(dir: str | Path) -> Path:
         ConfigError: the scheme is unknown, the address has no corpus, or a file does not match the
             manifest
     """
-    return _download(str(dir).rstrip("/")) if is_remote(dir) else Path(dir).expanduser()
+    if is_remote(dir):
+        return _download(str(dir).rstrip("/"))
+    return Path(dir).expanduser()
 
 
 @lru_cache
 def _download(url: str) -> Path:
     scheme, _, name = url.partition("://")
     expect_known("data.corpus.dir: scheme", scheme, SCHEMES)
-    cache = (
-        Path(os.environ.get("LIGHTNING_SV_CACHE", "~/.cache/lightning_sv")).expanduser() / "corpora"
-    )
+    folder_of_caches = os.environ.get("LIGHTNING_SV_CACHE", "~/.cache/lightning_sv")
+    cache = Path(folder_of_caches).expanduser() / "corpora"
     cache.mkdir(parents=True, exist_ok=True)
     # Imported here, because litdata imports many cloud clients.
     from litdata.streaming.downloader import get_downloader
@@ -58,9 +59,8 @@ def _download(url: str) -> Path:
         manifest = Manifest.load(temporary)
         text = (Path(temporary) / FILENAME).read_text()
     folder = cache / f"{name.rpartition('/')[2]}-{manifest.corpus_hash[:12]}"
-    with locked(
-        folder, f"download of {url}"
-    ):  # one process per node downloads while the others wait
+    # one process per node downloads while the others wait
+    with locked(folder, f"download of {url}"):
         if not (folder / FILENAME).is_file():
             _fetch_all(store, url, manifest, folder)
             write_atomically(folder / FILENAME, text)  # last: a folder with a manifest is complete
@@ -79,9 +79,8 @@ def _fetch_all(store: Any, url: str, manifest: Manifest, folder: Path) -> None:
             _fetch(store, url, name, folder)
         if name in hashes and file_sha256(path) != hashes[name]:
             path.unlink()
-            raise ConfigError(
-                f"{url}/{name} does not match its sha256 in {FILENAME}; copy the corpus there again."
-            )
+            found = f"{url}/{name} does not match its sha256 in {FILENAME}"
+            raise ConfigError(f"{found}; copy the corpus there again.")
         return sizes.get(name, 0)
 
     in_threads("downloading", fetch, names, sum(sizes.values()))
@@ -97,5 +96,5 @@ def _fetch(store: Any, url: str, name: str, folder: Path) -> None:
             store.download_fileobj(f"{url}/{name}", file)
     except Exception as error:  # each store's client has errors of its own
         found = f"{url}, whose {name} cannot be read ({type(error).__name__}: {error})"
-        wanted = "the address of a folder written by lightning-sv prepare. Check the credentials."
-        raise ConfigError(f"data.corpus.dir is {found}; expected {wanted}") from error
+        expected = "the address of a folder written by lightning-sv prepare. Check the credentials."
+        raise ConfigError(f"data.corpus.dir is {found}; expected {expected}") from error

@@ -5,6 +5,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ class DeviceSampler(SequentialSampler, DistributedSampler[Any]):
 
 
 class Batches(Dataset[Tensor]):
-    """Batches (B, seq_len + 1) of a dataset of sequences (seq_len + 1,), by the numbers of the sequences."""
+    """Batches (B, seq_len + 1) of a dataset of sequences (seq_len + 1,), by their numbers."""
 
     def __init__(self, sequences: Dataset[Tensor]):
         self.sequences = sequences
@@ -79,7 +80,7 @@ class Batches(Dataset[Tensor]):
 
 
 class GlobalBatchSampler(DeviceSampler):
-    """Sample each epoch as a permutation of all sequences, cut into global batches and split over the devices.
+    """Order of the sequences: each epoch is a permutation, cut into steps for all devices.
 
     Step s of epoch e has the sequences p[s G], ..., p[s G + G - 1], with G the global batch and p
     the permutation of (seed, e). Rank r of R reads the r-th of R equal parts of them, in
@@ -91,13 +92,10 @@ class GlobalBatchSampler(DeviceSampler):
     """
 
     def __init__(self, n_sequences: int, share: RankShare, seed: int):
-        wanted = f"at least data.global_batch, {share.global_batch}. Lower it or data.seq_len, or prepare more text."
-        expect(
-            n_sequences >= share.global_batch,
-            "the number of training sequences",
-            n_sequences,
-            wanted,
-        )
+        batch = share.global_batch
+        hint = "Lower it or data.seq_len, or prepare more text."
+        expected = f"at least data.global_batch, {batch}. {hint}"
+        expect(n_sequences >= batch, "the number of training sequences", n_sequences, expected)
         super().__init__(range(n_sequences))
         self.n_sequences = n_sequences
         self.share = share
@@ -114,14 +112,13 @@ class GlobalBatchSampler(DeviceSampler):
         """Yield the sequence numbers of each micro-batch of this device."""
         share = self.share
         parts = self._steps(self.epoch).view(-1, share.ranks, share.accumulate, share.micro_batch)
-        for i in range(
-            self.start, len(self)
-        ):  # iterating over the tensor would create all of its rows first
+        # by index, because iterating over the tensor would create all of its rows first
+        for i in range(self.start, len(self)):
             step, micro_step = divmod(i, share.accumulate)
             yield parts[step, share.rank, micro_step].tolist()
 
     def sequences(self, epoch: int, step: int) -> list[int]:
-        """Return the sequence numbers of a step over all devices; steps count from 0 in each epoch."""
+        """Return the sequence numbers of a step of an epoch, from 0, of all devices."""
         return self._steps(epoch)[step].tolist()
 
     def _steps(self, epoch: int) -> Tensor:
@@ -133,8 +130,10 @@ class GlobalBatchSampler(DeviceSampler):
 
 
 def limited(batches: int, limit: float) -> int:
-    """Return the batches read in an epoch under the Trainer's limit_train_batches, a number or a fraction."""
-    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    """Return the batches of an epoch under limit_train_batches, a number or a fraction."""
+    if isinstance(limit, int):
+        return min(batches, limit)
+    return int(batches * limit)
 
 
 #: where worker processes leave their batches on Linux
@@ -142,9 +141,9 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def check_shared_memory(batch_bytes: int, num_workers: int, prefetch_factor: int = 2) -> None:
-    """Check that the batches that workers read ahead fit the shared memory, which is 64 MiB in many containers.
+    """Check that the batches that workers read ahead fit the shared memory.
 
-    A worker that finds it full is killed in the middle of a run.
+    Many containers have 64 MiB of it. A worker that finds it full is killed in the middle of a run.
 
     Args:
         batch_bytes: size of a batch, in bytes
@@ -159,14 +158,16 @@ def check_shared_memory(batch_bytes: int, num_workers: int, prefetch_factor: int
     needed = batch_bytes * num_workers * prefetch_factor
     free = shutil.disk_usage(SHARED_MEMORY).free
     if free < needed:
-        raise ConfigError(
-            f"the free space of {SHARED_MEMORY} is {free:,} bytes; expected at least {needed:,}, for the batches of "
-            f"{num_workers} workers. Start the container with a larger --shm-size, or set data.num_workers to 0."
-        )
+        expected = f"at least {needed:,}, for the batches of {num_workers} workers"
+        hint = "Start the container with a larger --shm-size, or set data.num_workers to 0."
+        found = f"the free space of {SHARED_MEMORY} is {free:,} bytes"
+        raise ConfigError(f"{found}; expected {expected}. {hint}")
 
 
 class TokenLoader(DataLoader[Tensor]):
-    """Load micro-batches (B, seq_len + 1), int64, in the order of `GlobalBatchSampler`, with a resumable position.
+    """Load micro-batches (B, seq_len + 1), int64, in the order of `GlobalBatchSampler`.
+
+    Its position is resumable.
 
     Args:
         sequences: sequences of the training split
@@ -233,31 +234,27 @@ class TokenLoader(DataLoader[Tensor]):
         # Lightning stops after len() batches without exhausting the iterator, so set all state
         # before a yield.
         try:
-            # Block signals for the threads that torch starts in a worker before `_outlive_signals`.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-            try:
+            # for the threads that torch starts in a worker before `_outlive_signals`
+            with _blocked_signals():
                 batches = super().__iter__()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for batch in batches:
                 self._read += 1
                 yield batch
-        except (
-            EOFError,
-            ConnectionError,
-        ) as error:  # a closed pipe; torch raises an error for other causes
-            raise RunError(
-                f"a data loader worker died ({type(error).__name__} while it was read from)"
-            ) from error
+        except (EOFError, ConnectionError) as error:
+            # a closed pipe; torch raises an error for other causes
+            reason = f"{type(error).__name__} while it was read from"
+            raise RunError(f"a data loader worker died ({reason})") from error
 
     def position(self) -> tuple[int, int]:
         """Return the epoch and the step in it (from 0) of the last yielded micro-batch."""
         return self._epoch, max(0, self._read - 1) // self.order.share.accumulate
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch that was trained, as plain values, equal on all ranks."""
+        """Return the position after the last trained batch, equal on all ranks."""
         share = self.order.share
-        read = self._read - (0 if self._loaded else self.unfinished())
+        read = self._read
+        if not self._loaded:
+            read -= self.unfinished()
         # Save the end of an epoch as the start of the next, because Lightning would count an epoch
         # without batches.
         ended = read >= self._last
@@ -279,23 +276,31 @@ class TokenLoader(DataLoader[Tensor]):
         """
         current = self.state_dict()
         if set(state) != set(current):
-            raise ConfigError(
-                "the checkpoint's data position has a different format; start a new run."
-            )
+            found = "the checkpoint's data position has a different format"
+            raise ConfigError(f"{found}; start a new run.")
         for name in ("corpus_hash", "seed", "seq_len", "global_batch"):
-            wanted = f"{state[name]}, as in the checkpoint. Resume with the same value, or start a new run."
-            expect(state[name] == current[name], f"data.{name}", current[name], wanted)
+            hint = "Resume with the same value, or start a new run."
+            expected = f"{state[name]}, as in the checkpoint. {hint}"
+            expect(state[name] == current[name], f"data.{name}", current[name], expected)
         share = self.order.share
         if state["sequences"] % share.global_batch:
-            raise ConfigError(
-                "the checkpoint was saved inside an optimizer step; resume from one saved after a step."
-            )
+            found = "the checkpoint was saved inside an optimizer step"
+            raise ConfigError(f"{found}; resume from one saved after a step.")
         self._epoch = state["epoch"]
         self._read = state["sequences"] // (share.micro_batch * share.ranks)
         self._loaded = self._epoch >= 0
 
 
 _SIGNALS = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT}
+
+
+@contextmanager
+def _blocked_signals() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _outlive_signals(worker: int) -> None:

@@ -22,10 +22,16 @@ Split = Literal["train", "val"]
 
 # Settings of litdata's index of uncompressed shards, one 1-D NumPy array per document.
 _INDEX = {
-    "chunk_size": None, "compression": None, "compression_batch_size": None, "compression_level": None,
-    "data_spec": '[1, {"type": null, "context": null, "children_spec": []}]', "encryption": None,
-    "ipc_compression": None, "item_loader": "TokensLoader", "types": "json",
-}  # fmt: skip
+    "chunk_size": None,
+    "compression": None,
+    "compression_batch_size": None,
+    "compression_level": None,
+    "data_spec": '[1, {"type": null, "context": null, "children_spec": []}]',
+    "encryption": None,
+    "ipc_compression": None,
+    "item_loader": "TokensLoader",
+    "types": "json",
+}
 
 
 @dataclass(frozen=True)
@@ -84,13 +90,10 @@ def write_shard(
     sizes = np.concatenate([np.zeros(1, np.int64), *documents])
     header = 4 * (len(sizes) + 1)
     offsets = header + np.cumsum(sizes)
-    expect(
-        offsets[-1] < 1 << 32,
-        "chunk_bytes",
-        f"{offsets[-1]:,} bytes in one document",
-        "less than 4 GiB.",
-    )
-    largest = n_tokens = 0
+    found = f"{offsets[-1]:,} bytes in one document"
+    expect(offsets[-1] < 1 << 32, "chunk_bytes", found, "less than 4 GiB.")
+    largest = 0
+    n_tokens = 0
     with atomic_path(path) as partial:
         with partial.open("wb") as file:
             file.write(np.uint32(len(sizes) - 1).tobytes())
@@ -101,9 +104,12 @@ def write_shard(
                 n_tokens += len(ids)
         digest = file_sha256(partial)
     return {
-        "bytes": int(offsets[-1]), "sha256": digest, "documents": len(sizes) - 1, "tokens": n_tokens,
+        "bytes": int(offsets[-1]),
+        "sha256": digest,
+        "documents": len(sizes) - 1,
+        "tokens": n_tokens,
         "largest_token": largest,
-    }  # fmt: skip
+    }
 
 
 def write_index(folder: Path, shards: Sequence[Shard], chunk_bytes: int, dtype: np.dtype) -> None:
@@ -118,9 +124,8 @@ def write_index(folder: Path, shards: Sequence[Shard], chunk_bytes: int, dtype: 
         for shard in shards
     ]
     config = _INDEX | {"chunk_bytes": chunk_bytes, "data_format": DATA_FORMATS[dtype.name]}
-    (folder / "index.json").write_text(
-        json.dumps({"chunks": chunks, "config": config}, sort_keys=True)
-    )
+    text = json.dumps({"chunks": chunks, "config": config}, sort_keys=True)
+    (folder / "index.json").write_text(text)
 
 
 def open_split(dir: str | Path, split: Split, *, seq_len: int) -> "Sequences":
@@ -146,9 +151,9 @@ def open_split(dir: str | Path, split: Split, *, seq_len: int) -> "Sequences":
 
 
 class Sequences(Dataset[Tensor]):
-    """Sequences of one split in the order of its shards, int64 of shape (seq_len + 1,); see `open_split`.
+    """Sequences of one split in the order of its shards, int64 of shape (seq_len + 1,).
 
-    litdata maps the shards in place, without a copy, cache or lock files.
+    `open_split` opens them. litdata maps the shards in place, without a copy, cache or lock files.
     """
 
     def __init__(self, folder: Path, seq_len: int, n: int, corpus_hash: str):
@@ -158,9 +163,11 @@ class Sequences(Dataset[Tensor]):
         from litdata import StreamingDataset
         from litdata.streaming.item_loader import TokensLoader
 
-        loader = TokensLoader(block_size=seq_len + 1)
         self._stream = StreamingDataset(
-            str(folder), item_loader=loader, shuffle=False, drop_last=False
+            str(folder),
+            item_loader=TokensLoader(block_size=seq_len + 1),
+            shuffle=False,
+            drop_last=False,
         )
 
     def __len__(self) -> int:

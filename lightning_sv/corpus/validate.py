@@ -8,7 +8,7 @@ checked during setup.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
@@ -18,10 +18,10 @@ import numpy as np
 
 from lightning_sv.atomic import file_sha256, locked, regular, write_atomically
 from lightning_sv.corpus.config import LAYER
-from lightning_sv.corpus.manifest import CHECKSUM, SPLITS, Manifest, Shard
+from lightning_sv.corpus.manifest import CHECKSUM, SPLITS, Manifest, Shard, SplitInfo
 from lightning_sv.corpus.progress import in_threads
 from lightning_sv.corpus.tokenizer import read_file, tokenizer_file
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import ConfigError
 
 # Above this size, hashing takes more than a second or two and shows a progress bar.
 SHOWN_BYTES = 2 << 30
@@ -69,25 +69,32 @@ def check_corpus(
     """
     root = Path(dir)
     _check_tokenizer(manifest, root, tokenizer)
-    hint = f"Set model.backbone.vocab_size{_by_layer(root)}."
-    wanted = f"at least {manifest.vocab_size}, for the corpus in {dir}. {hint}"
-    expect(
-        vocab_size is None or vocab_size >= manifest.vocab_size, "vocab_size", vocab_size, wanted
-    )
+    if vocab_size is not None:
+        _check_vocabulary(manifest, root, vocab_size)
     for name in SPLITS:
         _check_split(manifest, root, name)
-        split = manifest.splits[name]
-        longest = max((shard.tokens for shard in split.shards), default=0)
-        hint = "Lower seq_len, or prepare more text or larger shards (val_fraction, max_bytes, chunk_bytes)."
-        wanted = f"at most {longest - 1}, the largest shard minus 1. {hint}"
-        expect(
-            seq_len is None or split.sequences(seq_len) > 0,
-            f"{root / name}: seq_len",
-            seq_len,
-            wanted,
-        )
+        if seq_len is not None:
+            _check_length(manifest.splits[name], root / name, seq_len)
     if checksums:
         _check_contents(manifest, root)
+
+
+def _check_vocabulary(manifest: Manifest, root: Path, vocab_size: int) -> None:
+    if vocab_size < manifest.vocab_size:
+        expected = f"at least {manifest.vocab_size}, for the corpus in {root}"
+        hint = f"Set model.backbone.vocab_size{_by_layer(root)}."
+        raise ConfigError(f"vocab_size is {vocab_size}; expected {expected}. {hint}")
+
+
+def _check_length(split: SplitInfo, folder: Path, seq_len: int) -> None:
+    """Check that a split has a sequence of seq_len + 1 tokens."""
+    if split.sequences(seq_len):
+        return
+    longest = max((shard.tokens for shard in split.shards), default=0)
+    expected = f"at most {longest - 1}, the largest shard minus 1"
+    settings = "val_fraction, max_bytes, chunk_bytes"
+    hint = f"Lower seq_len, or prepare more text or larger shards ({settings})."
+    raise ConfigError(f"{folder}: seq_len is {seq_len}; expected {expected}. {hint}")
 
 
 def _check_tokenizer(manifest: Manifest, root: Path, spec: str | None) -> None:
@@ -97,22 +104,21 @@ def _check_tokenizer(manifest: Manifest, root: Path, spec: str | None) -> None:
     if spec is None or spec == manifest.tokenizer:
         return
     file = tokenizer_file(spec)
-    same = (
-        file is not None
-        and hashlib.sha256(read_file(file)).hexdigest() == manifest.tokenizer_sha256
-    )
+    if file is not None:
+        digest = hashlib.sha256(read_file(file)).hexdigest()
+        if digest == manifest.tokenizer_sha256:
+            return
+    expected = f"{manifest.tokenizer}, with which the corpus in {root} was prepared"
     hint = f"Use that one{_by_layer(root)}, or prepare a different folder."
-    expect(
-        same,
-        "tokenizer",
-        spec,
-        f"{manifest.tokenizer}, with which the corpus in {root} was prepared. {hint}",
-    )
+    raise ConfigError(f"tokenizer is {spec}; expected {expected}. {hint}")
 
 
 def _by_layer(root: Path) -> str:
+    """Return how to take a value from the corpus's layer; empty if there is none."""
     layer = root / LAYER
-    return f" (--config {layer} sets it)" if layer.is_file() else ""
+    if not layer.is_file():
+        return ""
+    return f" (--config {layer} sets it)"
 
 
 def _check_split(manifest: Manifest, root: Path, name: str) -> None:
@@ -150,7 +156,8 @@ def _check_index(manifest: Manifest, root: Path, name: str) -> None:
     if not is_plain:
         raise ConfigError(f"{path} does not describe plain {manifest.dtype} tokens; {_again(root)}")
     shards = manifest.splits[name].shards
-    if listed != [(s.file, s.bytes, s.documents, s.tokens) for s in shards]:
+    expected_shards = [(s.file, s.bytes, s.documents, s.tokens) for s in shards]
+    if listed != expected_shards:
         raise ConfigError(f"{path} does not list the shards of manifest.json; {_again(root)}")
 
 
@@ -170,14 +177,18 @@ def _plain_config(manifest: Manifest, config: Mapping[str, Any]) -> dict[str, An
 
 
 def _check_size(manifest: Manifest, root: Path, shard: Shard) -> None:
-    """Check the bytes of a shard: number of documents, their offsets and the end (uint32), tokens."""
+    """Check the bytes of a shard: its header and its tokens."""
     path = _file(root, shard.file)
     size = path.stat().st_size
-    header = 4 * (shard.documents + 2)
-    expected = header + np.dtype(manifest.dtype).itemsize * shard.tokens
+    expected = _header_bytes(shard) + np.dtype(manifest.dtype).itemsize * shard.tokens
     if not size == shard.bytes == expected:
         found = f"{path} has {size:,} bytes; expected {expected:,}"
         raise ConfigError(f"{found}: {_again(root)}")
+
+
+def _header_bytes(shard: Shard) -> int:
+    """Return the bytes before the tokens: number of documents, offsets and the end, in uint32."""
+    return 4 * (shard.documents + 2)
 
 
 def _check_contents(manifest: Manifest, root: Path) -> None:
@@ -187,66 +198,91 @@ def _check_contents(manifest: Manifest, root: Path) -> None:
     which nodes share a disk. Nodes that share the folder share its lock and stamp, so one hashes
     for all. Other nodes hash their copy.
     """
-    # Read before hashing, to detect concurrent changes. The change time (ctime) of a copy is new,
-    # and programs cannot set it. Neither holds for the modification time.
-    status = {shard.file: (root / shard.file).stat() for shard in manifest.shards}
-    files = {name: [state.st_size, state.st_ctime_ns] for name, state in status.items()}
-    checksum = manifest.to_dict()[CHECKSUM]
-
-    def unverified() -> list[Shard]:
-        stamped: dict[str, Any] = {}
-        with suppress(
-            OSError, ValueError, RecursionError, LookupError, TypeError
-        ):  # missing or damaged
-            found = json.loads(regular(root / STAMP).read_text())
-            stamped = dict(found["files"]) if found[CHECKSUM] == checksum else {}
-        return [shard for shard in manifest.shards if stamped.get(shard.file) != files[shard.file]]
-
-    def stamp(left: set[str]) -> None:
-        verified = {name: state for name, state in files.items() if name not in left}
-        with suppress(OSError):  # e.g. not writable
-            write_atomically(root / STAMP, json.dumps({CHECKSUM: checksum, "files": verified}))
-
-    if not unverified():
+    stamp = _Stamp(manifest, root)
+    if not stamp.unverified():
         return
     with ExitStack() as stack:
         with suppress(OSError):  # after the time-out, or if it is not writable, each process hashes
-            stack.enter_context(
-                locked(root / STAMP, f"process that checks {root}", timeout=_WAIT_S)
-            )
-        if left := unverified():
-            _hash_shards(manifest, root, left, stamp)
+            lock = locked(stamp.path, f"process that checks {root}", timeout=_WAIT_S)
+            stack.enter_context(lock)
+        shards = stamp.unverified()
+        if shards:
+            _hash_shards(manifest, root, shards, stamp)
 
 
-def _hash_shards(
-    manifest: Manifest, root: Path, shards: list[Shard], stamp: Callable[[set[str]], None]
-) -> None:
-    """Check the shards; call `stamp` with the names of those left from time to time, so that a restart continues."""
+class _Stamp:
+    """The file `STAMP`: shards that were hashed, with their size and change time (ctime) then.
+
+    Programs cannot set the change time, and that of a copy is new. Neither holds for the
+    modification time. The state is that at construction, before hashing, so that concurrent changes
+    are detected.
+    """
+
+    def __init__(self, manifest: Manifest, root: Path) -> None:
+        self.path = root / STAMP
+        self._shards = manifest.shards
+        self._checksum = manifest.to_dict()[CHECKSUM]
+        self._states = {}
+        for shard in manifest.shards:
+            status = (root / shard.file).stat()
+            self._states[shard.file] = [status.st_size, status.st_ctime_ns]
+
+    def unverified(self) -> list[Shard]:
+        """Return the shards that have to be hashed."""
+        hashed = self._read()
+        return [shard for shard in self._shards if self._has_changed(shard, hashed)]
+
+    def _has_changed(self, shard: Shard, hashed: Mapping[str, Any]) -> bool:
+        return hashed.get(shard.file) != self._states[shard.file]
+
+    def _read(self) -> dict[str, Any]:
+        """Return the states in the file; empty if it is missing, damaged or of another corpus."""
+        try:
+            content = json.loads(regular(self.path).read_text())
+            is_ours = content[CHECKSUM] == self._checksum
+            return dict(content["files"]) if is_ours else {}
+        except (OSError, ValueError, RecursionError, LookupError, TypeError):
+            return {}
+
+    def write(self, left: Collection[str]) -> None:
+        """Write the file for all shards except those that are left to hash."""
+        states = {name: state for name, state in self._states.items() if name not in left}
+        text = json.dumps({CHECKSUM: self._checksum, "files": states})
+        with suppress(OSError):  # e.g. not writable
+            write_atomically(self.path, text)
+
+
+def _hash_shards(manifest: Manifest, root: Path, shards: list[Shard], stamp: _Stamp) -> None:
+    """Check the shards, and write the stamp from time to time, so that a restart continues."""
     left = {shard.file for shard in shards}
     lock = Lock()
     stamped = time.monotonic()
 
     def check(shard: Shard) -> int:
-        path = root / shard.file
-        if file_sha256(path) != shard.sha256:
-            raise ConfigError(f"{path} does not match its sha256 in manifest.json; {_again(root)}")
-        tokens = (
-            np.memmap(path, manifest.dtype, mode="r", offset=4 * (shard.documents + 2))
-            if shard.tokens
-            else [0]
-        )
-        if (largest := np.max(tokens)) >= manifest.vocab_size:
-            raise ConfigError(f"{path} has token {largest}, outside the vocabulary; {_again(root)}")
         nonlocal stamped
+        _check_shard(manifest, root, shard)
         with lock:
             left.remove(shard.file)
             if not left or time.monotonic() - stamped >= _STAMP_S:
-                stamp(left)
+                stamp.write(left)
                 stamped = time.monotonic()
         return shard.bytes
 
     size = sum(shard.bytes for shard in shards)
     in_threads("checking shards", check, shards, size, shown=size > SHOWN_BYTES)
+
+
+def _check_shard(manifest: Manifest, root: Path, shard: Shard) -> None:
+    """Check the hash and the largest token of a shard."""
+    path = root / shard.file
+    if file_sha256(path) != shard.sha256:
+        raise ConfigError(f"{path} does not match its sha256 in manifest.json; {_again(root)}")
+    if not shard.tokens:
+        return
+    tokens = np.memmap(path, manifest.dtype, mode="r", offset=_header_bytes(shard))
+    largest = tokens.max()
+    if largest >= manifest.vocab_size:
+        raise ConfigError(f"{path} has token {largest}, outside the vocabulary; {_again(root)}")
 
 
 def _file(root: Path, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Encoding of the parts by any number of processes, here and on other machines with the same file system.
+"""Encoding of the parts by any number of processes, on machines with the same file system.
 
 Every process runs the same loop: it takes a part that is neither complete nor locked, and encodes
 it under the part's lock. The operating system releases the lock of a process that ends or dies, so
@@ -14,8 +14,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from filelock import Timeout
@@ -33,6 +33,8 @@ EXIT_TEXT = 2
 EXIT_DISK = 3
 #: seconds between two looks at the parts that the workers have completed
 _POLL_S = 0.2
+#: timeout of a lock that waits for as long as it takes
+_NO_LIMIT = -1.0
 
 
 def encode_parts(job: Job, count: int, workers: int, step: Callable[[int], None]) -> None:
@@ -50,36 +52,37 @@ def encode_parts(job: Job, count: int, workers: int, step: Callable[[int], None]
     """
     parts = job.parts[:count]
     left = [part for part in parts if not part.is_complete()]
-    if min(workers, len(left)) <= 1:
+    n_processes = min(workers, len(left))
+    if n_processes <= 1:
         work(job, parts, step)
     else:
-        _encode_in_processes(job, count, left, min(workers, len(left)), step)
+        _encode_in_processes(job, count, left, n_processes, step)
 
 
 def work(job: Job, parts: list[Part], step: Callable[[int], None]) -> None:
-    """Encode all parts that no other process encodes, and then those whose process did not complete them."""
-    for waits in (False, True):
+    """Encode the parts that no other process encodes; then wait for the others.
+
+    A part whose process ended before it was complete is encoded here.
+    """
+    for timeout in (0, _NO_LIMIT):
         for part in parts:
             if not job.is_open():  # another process has published the corpus
                 return
-            with _claim(part, waits=waits) as is_free:
-                if is_free and not part.is_complete():
-                    encode_part(part, job.source, job.encoding, step)
+            if not part.is_complete():
+                _encode_unless_locked(job, part, step, timeout)
 
 
-@contextmanager
-def _claim(part: Part, *, waits: bool) -> Iterator[bool]:
-    """Hold the lock of a part; yield False if it is complete, or if a different process has the lock."""
-    if part.is_complete():
-        yield False
-        return
+def _encode_unless_locked(
+    job: Job, part: Part, step: Callable[[int], None], timeout: float
+) -> None:
+    """Encode a part under its lock, unless a different process holds it for `timeout` seconds."""
     try:
-        lock = acquire_lock(part.path.with_suffix(".lock"), timeout=-1 if waits else 0)
+        lock = acquire_lock(part.path.with_suffix(".lock"), timeout)
     except Timeout:
-        yield False
         return
     try:
-        yield True
+        if not part.is_complete():  # the process that held the lock may have completed it
+            encode_part(part, job.source, job.encoding, step)
     finally:
         lock.release()
 
@@ -93,15 +96,16 @@ def _encode_in_processes(
             running.append(stack.enter_context(_Worker(job.folder, count)))
         while running:
             left = _report_completed(left, step)
-            for worker in [worker for worker in running if worker.process.poll() is not None]:
-                worker.check()
-                running.remove(worker)
+            for worker in list(running):
+                if worker.has_ended():
+                    worker.check()
+                    running.remove(worker)
             time.sleep(_POLL_S)
-    _report_completed(left, step)
-    if job.is_open() and not all(part.is_complete() for part in job.parts[:count]):
-        raise RunError(
-            "all workers died, perhaps for lack of memory; start again, with fewer --workers."
-        )
+
+    left = _report_completed(left, step)
+    if left and job.is_open():
+        found = "all workers died, perhaps for lack of memory"
+        raise RunError(f"{found}; start again, with fewer --workers.")
 
 
 class _Worker:
@@ -115,14 +119,15 @@ class _Worker:
             "OMP_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
-        paths = {
-            "PYTHONPATH": os.pathsep.join(sys.path)
-        }  # and not the current folder, which -m would put first
+        paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+        # -P: without the current folder, which -m would put first
         command = [sys.executable, "-P", "-m", __name__, str(folder), str(count)]
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in __exit__)
-        environment = os.environ | threads | paths
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stderr=self.errors, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stderr=self.errors,
+            env=os.environ | threads | paths,
         )
 
     def __enter__(self) -> "_Worker":
@@ -134,19 +139,29 @@ class _Worker:
         self.process.communicate()
         self.errors.close()
 
+    def has_ended(self) -> bool:
+        """Return True if the process has ended."""
+        return self.process.poll() is not None
+
     def check(self) -> None:
-        """Raise the error with which the process ended; log a warning if it died, because others take its part."""
+        """Raise the error with which the process ended.
+
+        If it died, only log a warning, because others take its part.
+
+        Raises:
+            ConfigError: the text cannot be encoded
+            OSError: a file cannot be written
+        """
         self.errors.seek(0)
         message = self.errors.read().strip()
         sentence = message.rpartition("\n")[2]  # after warnings, such as runpy's about this module
-        if self.process.returncode == EXIT_TEXT:
+        code = self.process.returncode
+        if code == EXIT_TEXT:
             raise ConfigError(sentence)
-        if self.process.returncode == EXIT_DISK:
+        if code == EXIT_DISK:
             raise OSError(sentence)
-        if self.process.returncode:
-            log.warning(
-                "a worker died (%s); the others go on. %s", self.process.returncode, message
-            )
+        if code:
+            log.warning("a worker died (%s); the others go on. %s", code, message)
 
 
 def _report_completed(left: list[Part], step: Callable[[int], None]) -> list[Part]:
@@ -176,7 +191,7 @@ def main(folder: str, count: str) -> int:
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that started it ends, even if by a signal: then its end of the pipe closes."""
+    """End this process when the one that started it ends, even by a signal: its pipe closes."""
     os.read(sys.stdin.fileno(), 1)
     os._exit(1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -16,34 +17,34 @@ from lightning_sv.corpus import CorpusConfig, Manifest, prepare
 def texts() -> list[str]:
     """300 different documents of random words, some with characters beyond ASCII."""
     rng = random.Random(0)
-    words = ["".join(rng.choices("abcdefgh", k=rng.randint(1, 6))) for _ in range(200)] + [
-        "naïve",
-        "日本",
-        "🙂",
-        "\n",
-    ]
-    return [
-        f"{number}: " + " ".join(rng.choices(words, k=rng.randint(5, 120))) for number in range(300)
-    ]
+    words = ["".join(rng.choices("abcdefgh", k=rng.randint(1, 6))) for _ in range(200)]
+    words += ["naïve", "日本", "🙂", "\n"]
+    drawn = [" ".join(rng.choices(words, k=rng.randint(5, 120))) for _ in range(300)]
+    return [f"{number}: {text}" for number, text in enumerate(drawn)]
 
 
 @pytest.fixture(scope="session")
 def jsonl(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
     path = tmp_path_factory.mktemp("text") / "documents.jsonl"
-    path.write_text(
-        "".join(
-            json.dumps({"text": text, "id": number}) + "\n" for number, text in enumerate(texts)
-        )
-    )
+    write_rows(path, texts)
     return path
 
 
+def write_rows(path: Path, texts: Iterable[str]) -> None:
+    """Write a text per line, in the format of JSON lines."""
+    lines = [json.dumps({"text": text, "id": 1}) + "\n" for text in texts]
+    path.write_text("".join(lines))
+
+
 def _config(folder: Path, jsonl: Path) -> CorpusConfig:
-    source, settings = (
-        f"files:{jsonl}",
-        {"val_fraction": 0.1, "chunk_bytes": "16KB", "licence": "CC0-1.0"},
+    return CorpusConfig(
+        dir=str(folder),
+        source=f"files:{jsonl}",
+        tokenizer="bpe:300",
+        val_fraction=0.1,
+        chunk_bytes="16KB",
+        licence="CC0-1.0",
     )
-    return CorpusConfig(dir=str(folder), source=source, tokenizer="bpe:300", **settings)
 
 
 @pytest.fixture
@@ -66,11 +67,10 @@ def manifest(corpus: Path) -> Manifest:
 
 def shard_ids(corpus: Path, split: str) -> list[np.ndarray]:
     """Return the ids of each shard of a split, read by the description of litdata's format."""
-    folder, dtype = corpus / split, Manifest.load(corpus).dtype
-    chunks = json.loads((folder / "index.json").read_text())["chunks"]
-    header = {
-        chunk["filename"]: 4 * (chunk["chunk_size"] + 2) for chunk in chunks
-    }  # number of documents, offsets
-    return [
-        np.fromfile(folder / name, dtype=dtype, offset=offset) for name, offset in header.items()
-    ]
+    folder = corpus / split
+    dtype = Manifest.load(corpus).dtype
+    shards = []
+    for chunk in json.loads((folder / "index.json").read_text())["chunks"]:
+        header = 4 * (chunk["chunk_size"] + 2)  # number of documents, offsets
+        shards.append(np.fromfile(folder / chunk["filename"], dtype=dtype, offset=header))
+    return shards

@@ -1,6 +1,5 @@
 """Preparations that fail: one sentence, nothing lost, and the next start goes on where it was."""
 
-import json
 import os
 import resource
 import shutil
@@ -20,6 +19,7 @@ from lightning_sv.corpus import parts as parts_module
 from lightning_sv.corpus.job import parts_folder
 from lightning_sv.corpus.sources.document import Slice, Source
 from lightning_sv.errors import ConfigError, RunError
+from tests.corpus.conftest import write_rows
 
 PART_BYTES = 5000
 
@@ -50,9 +50,8 @@ class Preparation:
 @pytest.fixture
 def preparation(tmp_path: Path, texts: list[str]) -> Preparation:
     Tokenizer.train(texts, 300).save(tmp_path)
-    for name, rows in (("a.jsonl", texts[:150]), ("b.jsonl", texts[150:])):
-        lines = [json.dumps({"text": text}) + "\n" for text in rows]
-        (tmp_path / name).write_text("".join(lines))
+    write_rows(tmp_path / "a.jsonl", texts[:150])
+    write_rows(tmp_path / "b.jsonl", texts[150:])
     source = f"files:{tmp_path}/a.jsonl,{tmp_path}/b.jsonl"
     config = CorpusConfig(
         str(tmp_path / "corpus"), source, str(tmp_path / "tokenizer.json"), val_fraction=0.1
@@ -189,8 +188,6 @@ def part_of_another_text(preparation: Preparation) -> None:
     [
         ({"tokenizer": "bpe:301"}, None, "tokenizer"),
         ({"val_fraction": 0.2}, None, "val_fraction"),
-        ({"text_field": "body"}, None, "text_field"),
-        ({"max_bytes": 9}, None, "max_bytes"),
         ({"source": "files:other.jsonl"}, None, "source"),  # two corpora in one folder
         ({"max_tokens": 10**9}, None, "max_tokens"),  # more than the text has
         ({}, other_tokenizer, "tokenizer"),

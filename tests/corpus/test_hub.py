@@ -6,7 +6,6 @@ The client reads HF_ENDPOINT when it is imported, so each preparation is a proce
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -19,6 +18,7 @@ import pyarrow.parquet
 import pytest
 
 from lightning_sv.corpus import CorpusConfig, Manifest, prepare
+from tests.corpus.conftest import write_rows
 from tests.corpus.hub import NAME, Hub
 
 CARD = """---
@@ -72,7 +72,7 @@ def hub(tmp_path: Path, texts: list[str]) -> Iterator[Hub]:
 def expected(tmp_path: Path, texts: list[str]) -> str:
     """The hash of the corpus of the same documents in a file."""
     path = tmp_path / "texts.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    write_rows(path, texts)
     config = CorpusConfig(str(tmp_path / "expected"), f"files:{path}", "bpe:300", val_fraction=0.1)
     return prepare(config, progress=False).corpus_hash
 

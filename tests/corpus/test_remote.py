@@ -34,10 +34,15 @@ def server() -> Iterator[str]:
 @pytest.fixture
 def s3(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A client of the empty store; the cache of corpora is empty too."""
-    for key, value in {
-        "AWS_ENDPOINT_URL": server, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1", "LIGHTNING_SV_CACHE": str(tmp_path / "cache"), "NO_PROXY": "127.0.0.1",
-    }.items():  # fmt: skip
+    variables = {
+        "AWS_ENDPOINT_URL": server,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "LIGHTNING_SV_CACHE": str(tmp_path / "cache"),
+        "NO_PROXY": "127.0.0.1",
+    }
+    for key, value in variables.items():
         monkeypatch.setenv(key, value)
     remote_module._download.cache_clear()
     client = boto3.client("s3")
@@ -55,7 +60,8 @@ def url(s3: Any, corpus: Path) -> str:
 
 
 def test_open_split_of_an_address_reads_the_sequences_of_the_folder(url: str, corpus: Path) -> None:
-    ours, expected = open_split(url, "train", seq_len=8), open_split(corpus, "train", seq_len=8)
+    ours = open_split(url, "train", seq_len=8)
+    expected = open_split(corpus, "train", seq_len=8)
     assert ours.corpus_hash == expected.corpus_hash
     assert len(ours) == len(expected)
     for number in (0, len(ours) // 2, len(ours) - 1):
@@ -81,25 +87,9 @@ def test_local_folder_of_a_second_process_downloads_no_shard(
 
 
 def test_fit_with_an_address_keeps_it_in_the_config_of_the_run(url: str, tmp_path: Path) -> None:
-    words = [
-        "--config",
-        "tiny-llama",
-        "--trainer.max_steps",
-        "1",
-        "--data.corpus.dir",
-        url,
-        "--data.seq_len",
-        "16",
-    ]
-    words += [
-        "--data.corpus.tokenizer",
-        "bpe:300",
-        "--data.val_sequences",
-        "2",
-        "--run_dir",
-        str(tmp_path / "run"),
-    ]
-    assert main(["fit", *words]) == 0  # which reads the copy
+    words = f"--config tiny-llama --trainer.max_steps 1 --data.corpus.dir {url} --data.seq_len 16"
+    words += f" --data.corpus.tokenizer bpe:300 --data.val_sequences 2 --run_dir {tmp_path}/run"
+    assert main(["fit", *words.split()]) == 0  # which reads the copy
     assert read_config(tmp_path / "run")["data"]["corpus"]["dir"] == url
 
 

@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_sv.corpus import RankShare, Sequences, TokenLoader, open_split
+from lightning_sv.corpus import RankShare, TokenLoader, open_split
 from lightning_sv.corpus.sampler import GlobalBatchSampler
 from lightning_sv.errors import ConfigError
-from tests.conftest import thinned
 from tests.corpus.conftest import shard_ids
 
-SEQ, GLOBAL = 96, 8
+SEQ = 96
+GLOBAL = 8
 
 
 def loader(corpus: Path, micro: int = 4, rank: int = 0, ranks: int = 1, **kwargs) -> TokenLoader:
@@ -41,9 +41,15 @@ def stream(made: TokenLoader, stop_at_len: bool = True) -> Iterator[Tensor]:
         yield from islice(iter(made), len(made)) if stop_at_len else made
 
 
-def steps(batches: list[Tensor]) -> Tensor:
+def first_steps(made: TokenLoader, number: int) -> Tensor:
     """(steps, sequences of a step, SEQ + 1)."""
-    return torch.cat(batches).unflatten(0, (-1, GLOBAL))
+    batches = islice(stream(made), number * made.order.share.accumulate)
+    return torch.cat(list(batches)).unflatten(0, (number, -1))
+
+
+def on_ranks(loaders: list[TokenLoader], number: int) -> Tensor:
+    """The same steps, each read by several ranks."""
+    return torch.cat([first_steps(made, number) for made in loaders], 1)
 
 
 @settings(max_examples=60)
@@ -59,54 +65,36 @@ def test_sampler_devices_share_steps_and_an_epoch_repeats_nothing(
     micro, accumulate, ranks = parts
     size = micro * accumulate * ranks
     n = steps * size + min(rest, size - 1)
-    orders = [
-        GlobalBatchSampler(n, RankShare(size, micro, rank, ranks), seed) for rank in range(ranks)
-    ]
+    shares = [RankShare(size, micro, rank, ranks) for rank in range(ranks)]
+    orders = [GlobalBatchSampler(n, share, seed) for share in shares]
     alone = GlobalBatchSampler(n, RankShare(size, size), seed)
     epochs = []
     for epoch in range(2):
         for order in (*orders, alone):
             order.epoch = epoch
-        assert all(len(list(order)) == len(order) == steps * accumulate for order in orders)
-        read = (
-            torch.tensor([list(order) for order in orders])
-            .view(ranks, steps, -1)
-            .transpose(0, 1)
-            .flatten(1)
-        )
-        assert (
-            read.tolist()
-            == list(alone)
-            == [orders[0].sequences(epoch, step) for step in range(steps)]
-        )
+        assert len(orders[0]) == steps * accumulate
+        of_ranks = torch.tensor([list(order) for order in orders])
+        read = of_ranks.view(ranks, steps, -1).transpose(0, 1).flatten(1)  # steps, size
+        assert read.tolist() == list(alone)
+        assert read.tolist() == [orders[0].sequences(epoch, step) for step in range(steps)]
         assert len(read.unique()) == read.numel() == steps * size and read.max() < n
         epochs.append(read)
     assert steps * size < 8 or not torch.equal(*epochs)
 
 
-def test_sampler_every_seed_and_epoch_has_its_own_order() -> None:
-    samplers = [GlobalBatchSampler(40, RankShare(4, 4), seed) for seed in range(3)]
-    assert len({str(each.sequences(epoch, 0)) for each in samplers for epoch in range(3)}) == 9
-
-
 def test_token_loader_steps_are_equal_for_all_devices_and_workers(corpus: Path) -> None:
-    whole = steps(list(islice(stream(loader(corpus, GLOBAL)), 60)))
+    whole = first_steps(loader(corpus, GLOBAL), 60)
     assert len(whole) > len(loader(corpus, GLOBAL))
     for workers in (0, 2):
-        assert torch.equal(
-            steps(list(islice(stream(loader(corpus, 2, num_workers=workers)), 240))), whole
-        )
-    halves = [list(islice(stream(loader(corpus, 2, rank, 2)), 120)) for rank in range(2)]
-    together = [
-        torch.cat([half[2 * i + j] for half in halves for j in range(2)]) for i in range(60)
-    ]
-    assert torch.equal(steps(together), whole)
-    assert not torch.equal(steps(list(islice(stream(loader(corpus, GLOBAL, seed=2)), 60))), whole)
+        assert torch.equal(first_steps(loader(corpus, 2, num_workers=workers), 60), whole)
+    halves = [loader(corpus, 2, rank, 2) for rank in range(2)]
+    assert torch.equal(on_ranks(halves, 60), whole)
+    assert not torch.equal(first_steps(loader(corpus, GLOBAL, seed=2), 60), whole)
 
 
 @pytest.mark.parametrize(
     ("stop_at_len", "workers"),
-    thinned([(s, w) for s in (True, False) for w in (0, 2)], [(True, 0), (False, 2)], several=True),
+    [(True, 0), (False, 2)],
 )
 def test_token_loader_resumed_equals_uninterrupted(
     corpus: Path, workers: int, stop_at_len: bool
@@ -128,47 +116,35 @@ def test_token_loader_resumed_equals_uninterrupted(
 
 def test_token_loader_resumes_on_other_devices(corpus: Path) -> None:
     """Three steps on two devices, three on one with other micro-batches, three on two."""
-    whole = steps(list(islice(stream(loader(corpus, GLOBAL)), 9)))
+    whole = first_steps(loader(corpus, GLOBAL), 9)
     seen: list[Tensor] = []
     state = None
     for ranks, micro in ((2, 2), (1, 4), (2, 4)):
         made = [loader(corpus, micro, rank, ranks) for rank in range(ranks)]
-        for each in made:
-            if state is not None:
+        if state is not None:
+            for each in made:
                 each.load_state_dict(state)
-        accumulate = made[0].order.share.accumulate
-        read = [list(islice(stream(each), 3 * accumulate)) for each in made]
-        for step in range(3):
-            seen += [
-                torch.cat(
-                    [b for part in read for b in part[step * accumulate : (step + 1) * accumulate]]
-                )
-            ]
-        states = [each.state_dict() for each in made]
-        assert all(other == states[0] for other in states)
-        state = states[0]
-    assert torch.equal(steps(seen), whole)
+        seen.append(on_ranks(made, 3))
+        state = made[0].state_dict()
+        assert made[-1].state_dict() == state
+    assert torch.equal(torch.cat(seen), whole)
 
 
 def test_load_state_dict_different_settings_are_refused(corpus: Path, tmp_path: Path) -> None:
     before = loader(corpus)
     _ = list(islice(stream(before), 3))
-    with pytest.raises(ConfigError, match="inside an optimizer step"):
+    with pytest.raises(ConfigError):  # inside a step
         loader(corpus).load_state_dict(before.state_dict())
     before = loader(corpus)
     _ = list(islice(stream(before), 4))
     state = before.state_dict()
-    for change, match in (
-        ({"seed": 5}, "seed is 5; expected 1"),
-        ({"seq_len": 32}, "seq_len is 32; expected 96"),
-        ({"global_batch": 4}, "global_batch is 4; expected 8"),
-    ):
-        with pytest.raises(ConfigError, match=match):
-            loader(corpus, **change).load_state_dict(state)
-    with pytest.raises(ConfigError, match="data position"):
+    for key, value in {"seed": 5, "seq_len": 32, "global_batch": 4}.items():
+        with pytest.raises(ConfigError, match=f"data.{key} is {value}"):
+            loader(corpus, **{key: value}).load_state_dict(state)
+    with pytest.raises(ConfigError):
         loader(corpus).load_state_dict({"dataset": {}})
     loader(Path(shutil.copytree(corpus, tmp_path / "moved"))).load_state_dict(state)
-    with pytest.raises(ConfigError, match="expected 000000000000"):
+    with pytest.raises(ConfigError, match="data.corpus_hash"):
         loader(corpus).load_state_dict(state | {"corpus_hash": "0" * 64})
 
 
@@ -197,16 +173,13 @@ def test_sequences_are_the_blocks_of_the_shards(corpus: Path) -> None:
     sequences = open_split(corpus, "train", seq_len=SEQ)
     items = [sequences[i] for i in range(len(sequences))]
     assert all(item.dtype == torch.int64 and item.shape == (SEQ + 1,) for item in items)
-    assert [item.tolist() for item in items] == [
-        ids[start : start + SEQ + 1].tolist()
-        for ids in shard_ids(corpus, "train")
-        for start in range(0, ids.size - SEQ, SEQ + 1)
-    ]
-    assert (
-        isinstance(sequences, Sequences) and [*iter(sequences)][-1].tolist() == items[-1].tolist()
-    )
+    expected = []
+    for ids in shard_ids(corpus, "train"):
+        n = ids.size // (SEQ + 1)
+        expected += ids[: n * (SEQ + 1)].reshape(n, -1).tolist()
+    assert [item.tolist() for item in items] == expected
     for beyond in (-1, len(sequences)):
-        with pytest.raises(IndexError, match=f"sequence {beyond} of {len(sequences)}"):
+        with pytest.raises(IndexError):
             sequences[beyond]
 
 

@@ -12,56 +12,26 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import tokenizers
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, prepare
 from lightning_sv.corpus.sources.document import Document
 from lightning_sv.corpus.tokenizer import bpe_size, open_tokenizer
 from lightning_sv.errors import ConfigError
-
-
-def test_decode_encoded_text_is_equal(corpus: Path) -> None:
-    tokenizer = Tokenizer.load(corpus)
-
-    @given(st.text())
-    def check(text: str) -> None:
-        ids = tokenizer.encode(text)
-        assert tokenizer.decode(ids) == text
-        assert all(0 <= i < tokenizer.vocab_size for i in ids)
-
-    check()
-
-
-def test_encode_batch_of_long_texts_in_parts_gives_the_same_ids(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only of a tokenizer that splits at white space, which a WordLevel one does not promise."""
-    tokenizer = Tokenizer.load(corpus)
-    words = open_tokenizer(
-        _published(tmp_path, vocabulary=["?", END, "a\nb"], tokenizer_config={"eos_token": END})
-    )
-    assert tokenizer._places and not words._places
-    monkeypatch.setattr("lightning_sv.corpus.tokenizer._PART", 2)
-
-    @given(st.lists(st.text("ab \n\r\t'.é\u2028") | st.text()))
-    @example(["a\nb\nc\n\nd \n e\n", "", "it's\n'll\nx"])
-    def check(texts: list[str]) -> None:
-        found = tokenizer.encode_batch(texts)
-        assert [ids.tolist() for ids in found] == [tokenizer.encode(text) for text in texts]
-        assert all(ids.dtype == tokenizer.dtype for ids in found)
-
-    check()
-
+from tests.corpus.conftest import write_rows
 
 SPACES = "".join(c for c in map(chr, range(0x3001)) if c.isspace())
 LETTERS = "".join(
     c for c in map(chr, range(0x11000)) if unicodedata.category(c) not in ("Cn", "Co", "Cs")
 )
 ALPHABETS = (
-    string.printable, SPACES, LETTERS, string.ascii_lowercase + " ", "'sdmtlrveSDMT ", string.digits + "²½٠〇 ",
+    string.printable,
+    SPACES,
+    LETTERS,
+    string.ascii_lowercase + " ",
+    "'sdmtlrveSDMT ",
+    string.digits + "²½٠〇 ",
     "\u200b\u200d\ufeff\u00ad\u0300\u0301\x00\x1c\x1f\x7f\x85\u180e <|endoftext|>",
-)  # fmt: skip
+)
 
 
 def random_text(draw: random.Random) -> str:
@@ -71,7 +41,8 @@ def random_text(draw: random.Random) -> str:
         return "".join(draw.choices(ALPHABETS[kind], k=draw.randint(1, 60)))
     if kind == len(ALPHABETS):
         return draw.choice(string.printable) * draw.randint(1, 300)
-    return "".join(draw.choice(draw.choice(ALPHABETS)) for _ in range(draw.randint(1, 60)))
+    mixed = draw.choices(ALPHABETS, k=draw.randint(1, 60))
+    return "".join(map(draw.choice, mixed))
 
 
 @pytest.mark.parametrize("number", [20_000, pytest.param(1_000_000, marks=pytest.mark.long)])
@@ -83,64 +54,22 @@ def test_encode_batch_in_the_fast_library_gives_the_same_ids(number: int, corpus
         texts = [random_text(draw) for _ in range(2000)]
         fast = tokenizer.encode_batch(texts)
         slow = tokenizer._encode(texts)
-        different = [
-            text for text, a, b in zip(texts, fast, slow, strict=True) if a.tolist() != b.tolist()
-        ]
-        assert not different
+        for text, ids, expected in zip(texts, fast, slow, strict=True):
+            assert ids.tolist() == expected.tolist()
+            assert tokenizer.decode(ids.tolist()) == text
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("dropout", 0.1),
-        ("unk_token", "a"),
-        ("continuing_subword_prefix", "##"),
-        ("ignore_merges", True),
-    ],
-)
-def test_fast_library_is_only_for_tokenizers_like_gpt2(
-    key: str, value: object, corpus: Path
+def test_tokenizer_unlike_gpt2_is_encoded_by_the_slow_library_without_dropout(
+    corpus: Path,
 ) -> None:
-    content = json.loads(Tokenizer.load(corpus).content)
-    content["model"][key] = value
-    if key == "continuing_subword_prefix":
-        content["model"]["merges"] = []
-    assert Tokenizer(json.dumps(content).encode(), "tokenizer.json")._fast is None
-
-
-def test_encode_batch_long_line_is_encoded_in_parts(
-    corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer, sizes = Tokenizer.load(corpus), list[int]()
-    encode = tokenizer._encode
-    monkeypatch.setattr(tokenizer, "_fast", None)
-    monkeypatch.setattr("lightning_sv.corpus.tokenizer._PART", 10)
-    monkeypatch.setattr(
-        tokenizer, "_encode", lambda texts: sizes.extend(map(len, texts)) or encode(texts)
-    )
-    assert tokenizer.encode_batch(["word " * 100])[0].tolist() == tokenizer.encode("word " * 100)
-    assert max(sizes) <= 15
-
-
-@pytest.mark.parametrize(
-    "added",
-    [
-        ("TOKEN", "lstrip"),
-        ("TOKEN", "rstrip"),
-        ("  ", "normalized"),
-        ("TOKEN", "single_word"),
-        ("d", "normalized"),
-    ],
-)
-def test_encode_batch_added_token_of_white_space_gives_the_same_ids(
-    added: tuple[str, str], corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library = tokenizers.Tokenizer.from_file(str(corpus / "tokenizer.json"))
-    library.add_tokens([tokenizers.AddedToken(added[0], **{added[1]: True})])
-    tokenizer = Tokenizer(library.to_str().encode(), "")
-    monkeypatch.setattr("lightning_sv.corpus.tokenizer._PART", 2)
-    text = "a\nTOKEN\nb    c\n    d\n    TOKEN\u1680"
-    assert tokenizer.encode_batch([text])[0].tolist() == tokenizer.encode(text)
+    text = "def function(argument): return argument\n" * 9
+    tokenizer = Tokenizer.load(corpus)
+    for key, value in {"dropout": 0.9, "unk_token": "a", "ignore_merges": True}.items():
+        content = json.loads(tokenizer.content)
+        content["model"][key] = value
+        unlike = Tokenizer(json.dumps(content).encode(), "tokenizer.json")
+        assert unlike._fast is None
+        assert unlike.encode_batch([text])[0].tolist() == tokenizer.encode(text)
 
 
 def test_encode_spelled_special_token_is_text(corpus: Path) -> None:
@@ -163,23 +92,21 @@ def test_open_tokenizer_gpt2_is_the_hubs_file_or_an_error(
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
-    with pytest.raises(
-        ConfigError, match=r"tokenizer=gpt2 .*tokenizer\.json of openai-community/gpt2"
-    ):
+    with pytest.raises(ConfigError, match="^tokenizer=gpt2"):
         open_tokenizer("gpt2")
 
 
 def test_open_tokenizer_absent_or_bad_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{}")
-    for name, message in (("absent", "tokenizer is .*absent"), ("bad", "is not a tokenizer")):
-        with pytest.raises(ConfigError, match=message):
-            open_tokenizer(str(tmp_path / f"{name}.json"))
+    for name in ("absent.json", "bad.json"):
+        with pytest.raises(ConfigError, match=name):
+            open_tokenizer(str(tmp_path / name))
 
 
 def test_bpe_size_invalid_number_is_refused(texts: list[str]) -> None:
     assert bpe_size("bpe:50304") == 50304 and bpe_size("gpt2") is None
     for spec in ("bpe:", "bpe:x", "bpe:256", "bpe:-5"):
-        with pytest.raises(ConfigError, match="tokenizer is .*257"):
+        with pytest.raises(ConfigError, match="^tokenizer is"):
             bpe_size(spec)
     with pytest.raises(ConfigError, match="bpe:90000"):  # more than the text supports
         Tokenizer.train(texts, 90000)
@@ -198,7 +125,10 @@ def _published(folder: Path, *, vocabulary: list[str], **files: object) -> str:
     return str(folder / "tokenizer.json")
 
 
-END, OTHER = "<EOS_TOKEN>", "<|eos|>"
+END = "<EOS_TOKEN>"
+OTHER = "<|eos|>"
+#: as DeepSeek publishes it
+FULLWIDTH = "<\uff5cend\u2581of\u2581sentence\uff5c>"
 
 
 @pytest.mark.parametrize(
@@ -206,26 +136,21 @@ END, OTHER = "<EOS_TOKEN>", "<|eos|>"
     [
         ({"tokenizer_config": {"eos_token": END}}, None, END),
         ({"special_tokens_map": {"eos_token": {"content": OTHER, "lstrip": False}}}, None, OTHER),
-        ({"tokenizer_config": {"eos_token": None}}, None, "</s>"),
+        ({"tokenizer_config": {"eos_token": None}}, None, FULLWIDTH),
         ({"tokenizer_config": {"eos_token": END}}, OTHER, OTHER),
-        ({}, None, "</s>"),
+        ({}, None, FULLWIDTH),
+        ({}, "</s>", "</s>"),
     ],
 )
 def test_open_tokenizer_end_token_is_that_of_setting_or_files(
     files: dict[str, object], eot: str | None, expected: str, tmp_path: Path
 ) -> None:
-    spec = _published(tmp_path / "model", vocabulary=["?", "a", "</s>", END, OTHER], **files)
+    spec = _published(tmp_path / "model", vocabulary=["?", "</s>", END, OTHER, FULLWIDTH], **files)
     tokenizer = open_tokenizer(spec, eot)
     assert tokenizer.eot_token == expected
     tokenizer.save(tmp_path)  # as in a corpus or a run
     again = Tokenizer.load(tmp_path)
     assert (again.eot, again.sha256) == (tokenizer.eot, tokenizer.sha256)
-
-
-def test_open_tokenizer_end_token_with_fullwidth_bars_is_known(tmp_path: Path) -> None:
-    """As DeepSeek publishes it."""
-    end = "<\uff5cend\u2581of\u2581sentence\uff5c>"
-    assert open_tokenizer(_published(tmp_path, vocabulary=["?", "a", end]), None).eot_token == end
 
 
 def test_open_tokenizer_absent_end_token_is_refused(tmp_path: Path) -> None:
@@ -245,13 +170,14 @@ def test_prepare_dropped_text_is_measured_and_refused(
     monkeypatch.setattr(sys.modules["lightning_sv.corpus.parts"], "LOSS_SAMPLE_BYTES", 5000)
     words = [f"word{number}" for number in range(40)]
     spec = _published(tmp_path, vocabulary=["?", END, *words], tokenizer_config={"eos_token": END})
-    rows = [
-        " ".join(words[i % 40 :] + words[: i % 40]).upper() + f" {'é' * (i % 4)}" for i in range(40)
-    ]
+    rows = []
+    for i in range(40):
+        rotated = " ".join(words[i:] + words[:i]).upper()
+        rows.append(f"{rotated} {'é' * (i % 4)}")
     path = tmp_path / "rows.jsonl"
 
     def make(texts: list[str], name: str) -> Manifest:
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        write_rows(path, texts)
         config = CorpusConfig(
             dir=str(tmp_path / name), source=f"files:{path}", tokenizer=spec, val_fraction=0.3
         )
@@ -266,14 +192,11 @@ def test_prepare_dropped_text_is_measured_and_refused(
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
         make(rows, "some")
     _published(tmp_path, vocabulary=["?", END, *words], tokenizer_config={"eos_token": "word0"})
-    with pytest.raises(
-        ConfigError, match=r"tokenizer\.json"
-    ):  # another token between the documents
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):  # another end of documents
         make(rows, "some")
     _published(tmp_path, vocabulary=["?", END, *words], tokenizer_config={"eos_token": END})
-    assert (
-        make([text.replace("é", "") for text in rows], "none").tokenizer_loss == 0.0
-    )  # case and spaces are no loss
+    lossless = make([text.replace("é", "") for text in rows], "none")
+    assert lossless.tokenizer_loss == 0.0  # case and spaces are no loss
     other = [f"{i} " + "слово 世界 " * 20 for i in range(40)]
     for name, texts in (("at once", other), ("beyond the sample", rows + other)):
         with pytest.raises(ConfigError, match=r"tokenizer\.json"):
@@ -292,18 +215,8 @@ def test_prepare_end_token_of_a_bpe_is_refused(tmp_path: Path) -> None:
 
 def test_prepare_text_with_the_end_token_is_refused(tmp_path: Path) -> None:
     spec = _published(tmp_path / "model", vocabulary=["?", "a", "b", "end"])
-    (tmp_path / "rows.jsonl").write_text(
-        "".join(json.dumps({"text": f"a b {i}"}) + "\n" for i in range(30))
-    )
+    write_rows(tmp_path / "rows.jsonl", [f"a b {i}" for i in range(30)])
     source = f"files:{tmp_path / 'rows.jsonl'}"
     config = CorpusConfig(str(tmp_path / "out"), source, spec, eot="b", val_fraction=0.2)
     with pytest.raises(ConfigError, match=r"rows\.jsonl, line \d+"):
         prepare(config, progress=False)
-
-
-def test_tokenizer_with_dropout_encodes_without(corpus: Path) -> None:
-    content = json.loads(Tokenizer.load(corpus).content)
-    content["model"]["dropout"] = 0.9
-    tokenizer = Tokenizer(json.dumps(content).encode(), "tokenizer.json")
-    text = "def function(argument): return argument\n" * 9
-    assert tokenizer.encode(text) == Tokenizer.load(corpus).encode(text)

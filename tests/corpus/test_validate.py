@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -64,27 +65,46 @@ def _foreign_shard(root: Path) -> None:
     (root / "train/index.json").write_text(json.dumps(index))
 
 
-#: name -> damage, message
-DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no index": (lambda c: (c / "train/index.json").unlink(), r"train/index\.json is missing"),
-    "bad index": (lambda c: (c / "val/index.json").write_text("{"), r"val/index\.json is damaged"),
-    "no shard": (lambda c: (c / "train/chunk-0-1.bin").unlink(), r"chunk-0-1\.bin is missing"),
-    "short shard": (lambda c: os.truncate(c / "train/chunk-0-0.bin", 9), r"chunk-0-0\.bin has 9 bytes; expected \d"),
-    "foreign shard": (_foreign_shard, r"train/index\.json .*manifest\.json"),
-    "no tokenizer": (lambda c: (c / "tokenizer.json").unlink(), r"tokenizer\.json is missing"),
-    "other tokenizer": (lambda c: _flip(c / "tokenizer.json"), r"is not the tokenizer that made the shards"),
-    "no manifest": (lambda c: (c / "manifest.json").unlink(), r"manifest\.json does not exist"),
-    "no JSON": (lambda c: (c / "manifest.json").write_text("{"), r"manifest\.json cannot be read as JSON"),
-    "version": (_in_manifest(lambda d: d.update(version=99)), r"version is 99; expected 1"),
-    "incomplete": (_in_manifest(lambda d: d.pop("eot")), r"is incomplete \(KeyError\('eot'\)\)"),
-    "no checksum": (_in_manifest(lambda d: d.pop(CHECKSUM)), CHECKSUM),
-    "edited": (_in_manifest(lambda d: d["splits"]["val"]["shards"][0].update(sha256="0"), signed=False), CHECKSUM),
-    "no number": (_in_manifest(lambda d: d.update(vocab_size="9")), r"vocab_size is '9'"),
-    "total": (_in_manifest(lambda d: d["splits"]["train"].update(tokens=1)), r"shards of train do not add up"),
-    "token": (_in_manifest(lambda d: d["splits"]["val"].update(largest_token=300)), r"token 300 of val .* is outside"),
-    **{f"no {key}": (_in_manifest(lambda d, key=key: d["splits"]["val"].update({key: 0})), r"manifest\.json")
-       for key in ("bytes", "tokens", "documents")},
-}  # fmt: skip
+Damage = Callable[[Path], object]
+
+
+def _without(key: str) -> Damage:
+    return _in_manifest(lambda content: content.pop(key))
+
+
+def _with(**values: object) -> Damage:
+    return _in_manifest(lambda content: content.update(values))
+
+
+def _with_val(**values: object) -> Damage:
+    return _in_manifest(lambda content: content["splits"]["val"].update(values))
+
+
+def _edited(content: dict[str, Any]) -> None:
+    content["splits"]["val"]["shards"][0]["sha256"] = "0"
+
+
+#: name -> damage, and the file or key that the error names
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    "no index": (lambda c: (c / "train/index.json").unlink(), "train/index.json"),
+    "bad index": (lambda c: (c / "val/index.json").write_text("{"), "val/index.json"),
+    "foreign shard": (_foreign_shard, "train/index.json"),
+    "no shard": (lambda c: (c / "train/chunk-0-1.bin").unlink(), "chunk-0-1.bin"),
+    "short shard": (lambda c: os.truncate(c / "train/chunk-0-0.bin", 9), "chunk-0-0.bin"),
+    "no tokenizer": (lambda c: (c / "tokenizer.json").unlink(), "tokenizer.json"),
+    "other tokenizer": (lambda c: _flip(c / "tokenizer.json"), "tokenizer.json"),
+    "no manifest": (lambda c: (c / "manifest.json").unlink(), "manifest.json"),
+    "no JSON": (lambda c: (c / "manifest.json").write_text("{"), "manifest.json"),
+    "version": (_with(version=99), "version is 99"),
+    "incomplete": (_without("eot"), "'eot'"),
+    "no checksum": (_without(CHECKSUM), CHECKSUM),
+    "edited": (_in_manifest(_edited, signed=False), CHECKSUM),
+    "no number": (_with(vocab_size="9"), "vocab_size is '9'"),
+    "outside": (_with(tokenizer_file="../tokenizer.json"), "../tokenizer.json"),
+    "total": (_with_val(tokens=1), "val"),
+    "token": (_with_val(largest_token=300), "token 300"),
+    "no bytes": (_with_val(bytes=0), "manifest.json"),
+}
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
@@ -92,31 +112,27 @@ def test_check_corpus_damage_is_named(
     copy: Path, damage: Callable[[Path], object], message: str
 ) -> None:
     damage(copy)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         _load_and_check(copy)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "message"),
+    ("key", "value"),
     [
-        ({"vocab_size": 256}, r"vocab_size is 256; expected at least 300"),
-        ({"seq_len": 9_000}, r"seq_len is 9000"),
-        ({"tokenizer": "gpt2"}, r"tokenizer is gpt2; expected bpe:300"),
-        ({"tokenizer": "absent.json"}, r"tokenizer is .*absent\.json"),
+        ("vocab_size", 256),
+        ("seq_len", 9_000),
+        ("tokenizer", "gpt2"),
+        ("tokenizer", "absent.json"),
     ],
 )
-def test_check_corpus_unfit_model_is_refused(
-    corpus: Path, wanted: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check_corpus(Manifest.load(corpus), corpus, **wanted)
+def test_check_corpus_unfit_model_is_refused(corpus: Path, key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"{key} is {value}"):
+        check_corpus(Manifest.load(corpus), corpus, **{key: value})
 
 
-@pytest.mark.parametrize(
-    ("split", "message"), [("val", "seq_len is 9000"), ("test", "split 'test' is unknown")]
-)
-def test_open_split_unfit_request_is_refused(corpus: Path, split: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+@pytest.mark.parametrize(("split", "key"), [("val", "seq_len"), ("test", "split")])
+def test_open_split_unfit_request_is_refused(corpus: Path, split: Any, key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
         open_split(corpus, split, seq_len=9_000)
 
 
@@ -124,7 +140,8 @@ def test_open_split_unfit_request_is_refused(corpus: Path, split: Any, message: 
 def test_fit_damaged_shard_writes_nothing(
     resumed: bool, tmp_path: Path, copy: Path, refused: Refused
 ) -> None:
-    args, run = write_run_args(copy, tmp_path), tmp_path / "run"
+    args = write_run_args(copy, tmp_path)
+    run = tmp_path / "run"
     fit = ["fit", *args, "--run_dir", str(run), "--trainer.max_steps"]
     shard = copy / "train/chunk-0-0.bin"
     if resumed:

@@ -22,9 +22,12 @@ FileStates = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document: its text, which is not empty, its size and hash in UTF-8, and its file, with line or row.
+    """A document.
 
     Attributes:
+        text: its text, which is not empty
+        n_bytes: size of the text in UTF-8
+        where: its file, with line or row
         digest: blake2b of those bytes, 24 bytes long; the first 8 decide its split, the next 8 its
             place in 'stdlib'
     """
@@ -40,15 +43,13 @@ class Document:
         try:
             raw = text.encode("utf-8")
         except UnicodeEncodeError:
+            found = f"{where} has half of a surrogate pair"
             hint = "Repair it, or set data.corpus.errors to replace or skip."
-            raise ConfigError(
-                f"{where} has half of a surrogate pair; expected Unicode text. {hint}"
-            ) from None
+            raise ConfigError(f"{found}; expected Unicode text. {hint}") from None
         if len(raw) > MAX_DOCUMENT_BYTES:
+            expected = f"at most {MAX_DOCUMENT_BYTES:,} bytes"
             hint = "Split it, or write its parts as lines of a .jsonl file."
-            raise ConfigError(
-                f"{where} has {len(raw):,} bytes; expected at most {MAX_DOCUMENT_BYTES:,} bytes. {hint}"
-            )
+            raise ConfigError(f"{where} has {len(raw):,} bytes; expected {expected}. {hint}")
         return cls(text, len(raw), hashlib.blake2b(raw, digest_size=24).digest(), where)
 
     def held_out(self, val_fraction: float) -> bool:
@@ -118,8 +119,10 @@ class Source:
 
     def check_unchanged(self, slices: Sequence[Slice]) -> None:
         """Check that the files of slices have the size and time at which they were hashed."""
-        for name in {piece.name for piece in slices} & self.files.keys():
-            if not file_times(Path(name)).items() <= self.files[name].items():
+        names = {piece.name for piece in slices}
+        for name in names & self.files.keys():
+            is_unchanged = file_times(Path(name)).items() <= self.files[name].items()
+            if not is_unchanged:
                 raise ConfigError(f"{name} has changed while it was being read; start again.")
 
 
@@ -159,7 +162,8 @@ class SplitDocuments:
         self.val_fraction = val_fraction
         self.duplicates = 0
         self.cuts = True
-        longest = number = 0
+        longest = 0
+        number = 0
         sides = set()
         for number, document in enumerate(self._unique(), 1):
             longest = max(longest, len(document.text))
@@ -167,9 +171,10 @@ class SplitDocuments:
             if number >= FEW and len(sides) == 2:
                 self.cuts = False
                 return
+        if not number and max_bytes:
+            raise ConfigError(f"there is no document within max_bytes={max_bytes}; raise it.")
         if not number:
-            limit = f" within max_bytes={max_bytes}; raise it" if max_bytes else "; add some"
-            raise ConfigError(f"there is no document{limit}.")
+            raise ConfigError("there is no document; add some.")
         if longest < 2:
             raise ConfigError("no document has more than a single character; add text.")
 
@@ -185,17 +190,17 @@ class SplitDocuments:
             if document.digest in seen:
                 self.duplicates += 1
                 continue
-            if self.max_bytes is not None and n_bytes + document.n_bytes > self.max_bytes:
+            n_bytes += document.n_bytes
+            if self.max_bytes is not None and n_bytes > self.max_bytes:
                 return
             seen.add(document.digest)
-            n_bytes += document.n_bytes
             yield document
 
 
 def split_document(
     document: Document, val_fraction: float, *, cuts: bool
 ) -> Iterator[tuple[Document, bool]]:
-    """Yield a document, or with `cuts` its start and its end, each with True if it is in validation."""
+    """Yield a document with True if it is in validation; with `cuts` its start and its end."""
     if cuts:
         yield from _cut(document, val_fraction)
     else:
@@ -203,12 +208,15 @@ def split_document(
 
 
 def _cut(document: Document, val_fraction: float) -> Iterator[tuple[Document, bool]]:
-    """Yield the start of a text and its last val_fraction, cut at a nearby line start if there is one."""
+    """Yield the start of a text and its last val_fraction, cut at a line start if one is near."""
     text = document.text
     where = document.where
-    size = min(len(text) - 1, max(1, round(val_fraction * len(text))))
+    size = max(1, round(val_fraction * len(text)))
+    size = min(size, len(text) - 1)
     cut = len(text) - size
-    cut = text.rfind("\n", max(1, cut - size), cut) + 1 or cut
+    line_end = text.rfind("\n", max(1, cut - size), cut)
+    if line_end >= 0:
+        cut = line_end + 1
     yield Document.from_text(text[:cut], where), False
     if size:
         yield Document.from_text(text[cut:], f"the end of {where}"), True

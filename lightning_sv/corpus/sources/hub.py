@@ -1,4 +1,4 @@
-"""Documents from a Hugging Face dataset: row groups of its Parquet files, or else its rows streamed in order.
+"""Documents from a Hugging Face dataset: row groups of its Parquet files, or its rows streamed.
 
 The client of the hub repeats a request after a time-out, a lost connection or an answer 408, 429 or
 5xx up to five times, after 1, 2, 4, 8 and 8 seconds. After that the preparation ends, and the next
@@ -9,18 +9,19 @@ import logging
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.sources.document import Document, Slice, Source
-from lightning_sv.corpus.sources.files import (
+from lightning_sv.corpus.sources.formats import (
     FileReader,
     needs,
     open_parquet,
-    record_documents,
+    record_text,
     row_groups,
+    text_documents,
 )
 from lightning_sv.errors import ConfigError
 
@@ -30,15 +31,16 @@ log = logging.getLogger(__name__)
 WAIT_S = 10.0
 #: threads that read the ends of Parquet files, where their row groups are listed
 _THREADS = 16
+_GOES_ON = "The next start goes on where this one ended."
 _ACCESS = "Set HF_TOKEN to a token of an account that may read it."
 #: status of the hub's answer -> hint
 HINTS = {
     401: _ACCESS,
     403: _ACCESS,
     404: "Check the name, hf_subset and hf_split; a private dataset needs HF_TOKEN.",
-    429: "The hub limits requests: wait some minutes, or set HF_TOKEN. The next start goes on where this one ended.",
+    429: f"The hub limits requests: wait some minutes, or set HF_TOKEN. {_GOES_ON}",
 }
-_SERVER_HINT = "The hub has a failure. The next start goes on where this one ended."
+_SERVER_HINT = f"The hub has a failure. {_GOES_ON}"
 _OTHER_HINT = (
     "Check the name, hf_subset, hf_split, HF_TOKEN, the network and its proxy (HTTPS_PROXY); "
     "without a network use files:PATH."
@@ -52,31 +54,46 @@ def hub_source(config: CorpusConfig, previous: Source | None, part_bytes: int) -
     """
     needs("datasets", config.source)
     if previous is not None:
-        revision = previous.packages.get(config.source)
-        if revision:
-            log.info("going on with revision %s of %s", revision, config.source)
+        if previous.packages:
+            sha = previous.packages[config.source]
+            log.info("going on with revision %s of %s", sha, config.source)
         return previous
+
     name = os.path.expanduser(config.location)  # noqa: PTH111
     revision = None if Path(name).exists() else _hub_revision(config)
     packages = {config.source: revision} if revision else {}
-    return Source(_slices(config, name, revision, part_bytes), HubReader(config), packages=packages)
+    with _naming(config, _subset(config)):
+        slices = _slices(config, name, revision, part_bytes)
+    return Source(slices, HubReader(config), packages=packages)
+
+
+@contextmanager
+def _naming(config: CorpusConfig, where: str) -> Iterator[None]:
+    """Name the dataset and a place in every error of a reader, which can raise anything."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise _unreadable(config, where, error) from error
 
 
 def _slices(config: CorpusConfig, name: str, revision: str | None, part_bytes: int) -> list[Slice]:
-    where = _subset(config)
-    try:
-        files = _data_files(config, name, revision)
-        if not all(str(file).endswith(".parquet") for file in files):
-            return [Slice(name, state=revision or "")]
-        with ThreadPoolExecutor(_THREADS) as pool:
-            groups = pool.map(
-                lambda file: _row_groups(file, revision or "", config.text_field, part_bytes), files
-            )
-            return list(chain.from_iterable(groups))
-    except ConfigError:
-        raise
-    except Exception as error:  # readers can raise anything
-        raise _unreadable(config, where, error) from error
+    """Return the row groups of all files; a single slice if a file is not Parquet."""
+    state = revision or ""
+    files = _data_files(config, name, revision)
+    if not all(str(file).endswith(".parquet") for file in files):
+        return [Slice(name, state=state)]
+
+    def groups_of(file: str) -> list[Slice]:
+        with _open(file) as content:
+            return row_groups(file, state, content, config.text_field, part_bytes)
+
+    slices = []
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for groups in pool.map(groups_of, files):
+            slices += groups
+    return slices
 
 
 def _data_files(config: CorpusConfig, name: str, revision: str | None) -> list[str]:
@@ -85,15 +102,9 @@ def _data_files(config: CorpusConfig, name: str, revision: str | None) -> list[s
     builder = datasets.load_dataset_builder(name, config.hf_subset, revision=revision)
     files = builder.config.data_files or {}
     if config.hf_split not in files:
-        raise ConfigError(
-            f"hf_split is {config.hf_split}; expected one of {sorted(files)}, the splits of {name}."
-        )
+        expected = f"one of {sorted(files)}, the splits of {name}."
+        raise ConfigError(f"hf_split is {config.hf_split}; expected {expected}")
     return list(files[config.hf_split])
-
-
-def _row_groups(file: str, revision: str, text_field: str, part_bytes: int) -> list[Slice]:
-    with _open(file) as content:
-        return row_groups(file, revision, content, text_field, part_bytes)
 
 
 def _open(file: str) -> Any:
@@ -112,22 +123,18 @@ class HubReader:
 
     def read(self, piece: Slice) -> Iterator[Document]:
         """Yield one document per row."""
-        config = self.config
-        where = piece.name if piece.stop is not None else _subset(config)
-        try:
-            if piece.stop is None:
-                yield from self._stream(piece)
-                return
-            with _open(piece.name) as file:
-                yield from self._files.rows(
-                    open_parquet(file, piece.name, config.text_field), piece
-                )
-        except ConfigError:
-            raise
-        except Exception as error:  # readers can raise anything
-            raise _unreadable(config, where, error) from error
+        is_streamed = piece.stop is None
+        where = _subset(self.config) if is_streamed else piece.name
+        read = self._streamed_rows if is_streamed else self._parquet_rows
+        with _naming(self.config, where):
+            yield from read(piece)
 
-    def _stream(self, piece: Slice) -> Iterator[Document]:
+    def _parquet_rows(self, piece: Slice) -> Iterator[Document]:
+        with _open(piece.name) as file:
+            table = open_parquet(file, piece.name, self.config.text_field)
+            yield from self._files.rows(table, piece)
+
+    def _streamed_rows(self, piece: Slice) -> Iterator[Document]:
         config = self.config
         datasets = needs("datasets", config.source)
         rows = datasets.load_dataset(
@@ -138,7 +145,9 @@ class HubReader:
             revision=piece.state or None,
         )
         for row, record in enumerate(rows, 1):
-            yield from record_documents(record, f"{config.source}, row {row}", config.text_field)
+            where = f"{config.source}, row {row}"
+            text = record_text(record, where, config.text_field)
+            yield from text_documents(text, where, config.text_field)
 
 
 def _subset(config: CorpusConfig) -> str:
@@ -159,10 +168,16 @@ def _hub_revision(config: CorpusConfig) -> str | None:
 
 
 def _unreadable(config: CorpusConfig, where: str, error: Exception) -> ConfigError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    status = _status(error)
-    hint = HINTS.get(status, _SERVER_HINT if status >= 500 else _OTHER_HINT)
+    message = str(error).strip() or type(error).__name__
+    reason = message.splitlines()[0]
+    hint = _hint(_status(error))
     return ConfigError(f"{config.source} ({where}) cannot be read: {reason} {hint}")
+
+
+def _hint(status: int) -> str:
+    if status >= 500:
+        return _SERVER_HINT
+    return HINTS.get(status, _OTHER_HINT)
 
 
 def _status(error: BaseException | None) -> int:

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.sources.document import Reader, Source
-from lightning_sv.corpus.sources.files import FileReader, files_source
+from lightning_sv.corpus.sources.files import files_source
+from lightning_sv.corpus.sources.formats import FileReader
 from lightning_sv.corpus.sources.hub import HubReader, hub_source
 from lightning_sv.corpus.sources.stdlib import PythonReader, python_source
 

@@ -4,6 +4,7 @@ import importlib.metadata as metadata
 import platform
 import sysconfig
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_sv.corpus.config import CorpusConfig
@@ -14,46 +15,64 @@ from lightning_sv.errors import ConfigError
 # that a lock file determines the corpus; absent packages are skipped, and the manifest lists the
 # others.
 PACKAGES = (
-    "fonttools", "huggingface_hub", "lightning", "litdata", "matplotlib", "mpmath", "networkx", "numpy", "pillow",
-    "scipy", "sympy", "tensorboard", "torch", "torchmetrics",
-)  # fmt: skip
+    "fonttools",
+    "huggingface_hub",
+    "lightning",
+    "litdata",
+    "matplotlib",
+    "mpmath",
+    "networkx",
+    "numpy",
+    "pillow",
+    "scipy",
+    "sympy",
+    "tensorboard",
+    "torch",
+    "torchmetrics",
+)
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__"}
 
 
 def _installed() -> list[str]:
-    """Return the names of all installed distributions except this project, whose text changes often."""
+    """Return the names of all distributions except this project, whose text changes often."""
     names = {str(distribution.metadata["Name"]) for distribution in metadata.distributions()}
-    return sorted(name for name in names if name.replace("-", "_") != "lightning_sv")
+    names -= {"lightning-sv", "lightning_sv"}
+    return sorted(names)
 
 
 def python_source(config: CorpusConfig, previous: Source | None, part_bytes: int) -> Source:
-    """Return Python sources of the standard library and distributions, ordered by a hash of their text.
+    """Return Python sources of the standard library and distributions, by a hash of their text.
 
     The order mixes the packages, so that a size limit samples all of them. Empty files and files
     that are not UTF-8 are skipped. 'stdlib' has the distributions of `PACKAGES`, 'installed' has
     all.
     """
-    paths, packages, licences = _python_files(
-        PACKAGES if config.source == "stdlib" else _installed()
-    )
+    names = PACKAGES if config.source == "stdlib" else _installed()
+    library = Library.installed(names)
     reader = PythonReader(config)
-    found: list[tuple[bytes, Slice]] = []
-    for path in paths:
+    slices = []
+    for path in library.paths:
         document = reader.document(path)
         if document is not None:
-            digest = document.digest
-            found.append(
-                (digest[8:16], Slice(str(path), n_bytes=document.n_bytes, state=digest.hex()))
-            )
-    found.sort(key=lambda item: item[0])
+            state = document.digest.hex()
+            slices.append(Slice(str(path), n_bytes=document.n_bytes, state=state))
+    slices.sort(key=_place)
 
-    slices = [piece for _, piece in found]
-    licence = "; ".join(f"{name}: {text}" for name, text in licences.items())
-    return Source(slices, reader, licence, packages, unreadable=len(reader.unreadable))
+    licence = "; ".join(f"{name}: {text}" for name, text in library.licences.items())
+    n_unreadable = len(reader.unreadable)
+    return Source(slices, reader, licence, library.versions, unreadable=n_unreadable)
+
+
+def _place(piece: Slice) -> str:
+    """Sort key of the files: the second 8 bytes of the hash; the first 8 decide the split."""
+    return piece.state[16:32]
 
 
 class PythonReader:
-    """Reader of installed Python files, each named by its path inside the environment, as on every machine."""
+    """Reader of installed Python files.
+
+    A file is named by its path inside the environment, which is the same on every machine.
+    """
 
     def __init__(self, config: CorpusConfig) -> None:
         self.roots = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")]
@@ -63,37 +82,57 @@ class PythonReader:
         """Yield the document of a file, which must have its hash of the first reading."""
         document = self.document(Path(piece.name))
         if document is None or document.digest.hex() != piece.state:
-            raise ConfigError(
-                f"{piece.name}: the file changed while it was being read; prepare the corpus again."
-            )
+            found = f"{piece.name}: the file changed while it was being read"
+            raise ConfigError(f"{found}; prepare the corpus again.")
         yield document
 
     def document(self, path: Path) -> Document | None:
         """Return a file as a document; None if it is empty or not UTF-8."""
-        inside = (path.relative_to(root) for root in self.roots if path.is_relative_to(root))
-        where = str(next(inside, path.name))
         try:
             text = path.read_bytes().decode("utf-8-sig")
         except UnicodeDecodeError:
             self.unreadable.add(str(path))
             return None
-        return Document.from_text(text, where) if text else None
+        if not text:
+            return None
+        return Document.from_text(text, self._inside(path))
+
+    def _inside(self, path: Path) -> str:
+        """Return the path inside the environment."""
+        for root in self.roots:
+            if path.is_relative_to(root):
+                return str(path.relative_to(root))
+        return path.name
 
 
-def _python_files(names: Iterable[str]) -> tuple[list[Path], dict[str, str], dict[str, str]]:
-    """Return the files of Python and of distributions, their versions, and their licences."""
-    paths = _library_files(Path(sysconfig.get_path("stdlib")))
-    packages = {"python": platform.python_version()}
-    licences = {"python": "PSF-2.0"}
-    for name in names:
-        try:
-            distribution = metadata.distribution(name)
-        except metadata.PackageNotFoundError:
-            continue
-        paths += _distribution_files(distribution)
-        packages[name] = distribution.version
-        licences[name] = _licence(distribution)
-    return paths, packages, licences
+@dataclass
+class Library:
+    """Python files of the standard library and of distributions.
+
+    Attributes:
+        paths: the files
+        versions: versions of Python and of each distribution
+        licences: their licences
+    """
+
+    paths: list[Path]
+    versions: dict[str, str]
+    licences: dict[str, str]
+
+    @classmethod
+    def installed(cls, names: Iterable[str]) -> "Library":
+        """Return the files of Python and of those of the distributions that are installed."""
+        paths = _library_files(Path(sysconfig.get_path("stdlib")))
+        library = cls(paths, {"python": platform.python_version()}, {"python": "PSF-2.0"})
+        for name in names:
+            try:
+                distribution = metadata.distribution(name)
+            except metadata.PackageNotFoundError:
+                continue
+            library.paths += _distribution_files(distribution)
+            library.versions[name] = distribution.version
+            library.licences[name] = _licence(distribution)
+        return library
 
 
 def _library_files(root: Path) -> list[Path]:
@@ -116,16 +155,14 @@ def _distribution_files(distribution: metadata.Distribution) -> list[Path]:
 
 
 def _licence(distribution: metadata.Distribution) -> str:
-    """Return the licence that a distribution declares, if short: some put the full text in the field."""
+    """Return the licence that a distribution declares in a line."""
     fields = distribution.metadata
-    for key in ("License-Expression", "License"):
-        if key in fields:
-            text = fields[key].strip()
-            is_short = len(text) <= 120 and "\n" not in text
-            if text and is_short:
-                return text
-            break
-    for line in fields.get_all("Classifier") or []:
-        if line.startswith("License ::"):
-            return line.split(" :: ")[-1]
+    key = "License-Expression" if "License-Expression" in fields else "License"
+    name = fields[key].strip() if key in fields else ""
+    has_full_text = len(name) > 120 or "\n" in name
+    if name and not has_full_text:
+        return name
+    for classifier in fields.get_all("Classifier") or []:
+        if classifier.startswith("License ::"):
+            return classifier.rpartition(" :: ")[2]
     return "see its own licence file"
