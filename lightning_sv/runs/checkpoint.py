@@ -50,9 +50,10 @@ def check_checkpoint(path: str, *, checksums: bool = True, tensors: bool = False
         checkpoint = read_sharded(path, tensors=tensors, checksums=checksums)
     else:
         checkpoint = _read_file(path, checksums=checksums)
-    entries: dict[str, Any] = checkpoint if isinstance(checkpoint, dict) else {}
-    _check_entries(path, entries)
-    return entries
+    if not isinstance(checkpoint, dict):
+        checkpoint = {}
+    _check_entries(path, checkpoint)
+    return checkpoint
 
 
 def _read_file(path: str, *, checksums: bool) -> Any:
@@ -95,7 +96,8 @@ def check_archive(path: str | Path) -> None:
     """Check that every entry of a file written by `torch.save` matches its checksum."""
     try:
         with reading(path), ZipFile(path) as archive:
-            if any(entry.compress_type != ZIP_STORED for entry in archive.infolist()):
+            compressions = {entry.compress_type for entry in archive.infolist()}
+            if compressions - {ZIP_STORED}:
                 raise ConfigError("it is compressed")
             altered = archive.testzip()
             if altered:
@@ -180,7 +182,8 @@ def _check_run(loaded: LoadedCheckpoint, tokenizer: Tokenizer, run_dir: Path) ->
     }
     for key, here in of_run.items():
         there = of_checkpoint[key]
-        if here is not None and there is not None and here != there:
+        is_known = here is not None and there is not None
+        if is_known and here != there:
             expected = f"{there!r}, as in its checkpoint. They belong to different runs."
             raise ConfigError(f"{run_dir}: {key} is {here!r}; expected {expected}")
 
@@ -258,13 +261,17 @@ def _weights(state: dict[Any, Any], path: str) -> dict[str, Tensor]:
             own_name = name.removeprefix(_PREFIX)
             _check_weight(path, own_name, value)
             weights[own_name] = value
+    if Path(path).is_file():
+        _check_size(path, weights)
+    return weights
 
-    # Strides of 0 can claim any size.
-    size = sum(value.numel() * value.element_size() for value in weights.values())
-    if Path(path).is_file() and size > Path(path).stat().st_size:
+
+def _check_size(path: str, weights: Mapping[str, Tensor]) -> None:
+    """Check that the file can hold the weights, because strides of 0 can claim any size."""
+    size = sum(value.nbytes for value in weights.values())
+    if size > Path(path).stat().st_size:
         found = f"{path}: its weights claim more bytes than the file has"
         raise ConfigError(f"{found}; use a different checkpoint.")
-    return weights
 
 
 def _check_weight(path: str, name: str, value: Any) -> None:

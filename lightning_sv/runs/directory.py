@@ -82,8 +82,8 @@ def is_diverged(run_dir: Path) -> bool:
     """
     if is_complete(run_dir) or not (run_dir / NONFINITE).is_file():
         return False
-    skips_steps = config_value(read_config(run_dir), "model.nonfinite") == "skip"
-    return not skips_steps  # one that skips such steps was interrupted later
+    # a run that skips such steps was interrupted later
+    return config_value(read_config(run_dir), "model.nonfinite") != "skip"
 
 
 def is_begun(run_dir: Path) -> bool:
@@ -117,13 +117,9 @@ def segment_number(event_file: Path) -> int:
 
 def runs_in(folder: Path) -> tuple[list[Path], list[Path]]:
     """Return the complete and the incomplete runs directly in a folder, each sorted."""
-    files = [*folder.glob(f"*/{CONFIG}"), *folder.glob(f"*/{SUMMARY}")]
-    complete: list[Path] = []
-    incomplete: list[Path] = []
-    for run in sorted({file.parent for file in files}):
-        same_state = complete if is_complete(run) else incomplete
-        same_state.append(run)
-    return complete, incomplete
+    complete = {file.parent for file in folder.glob(f"*/{SUMMARY}")}
+    begun = {file.parent for file in folder.glob(f"*/{CONFIG}")}
+    return sorted(complete), sorted(begun - complete)
 
 
 def run_of(checkpoint: Path) -> Path | None:
@@ -200,7 +196,9 @@ def read_config(run_dir: Path, name: str = CONFIG) -> dict[str, Any]:
 def config_value(config: Any, key: str) -> Any:
     """Return the value of a dotted key of a config, or None."""
     for name in key.split("."):
-        config = config.get(name) if isinstance(config, Mapping) else None
+        if not isinstance(config, Mapping):
+            return None
+        config = config.get(name)
     return config
 
 
@@ -209,12 +207,15 @@ def printable(value: Any) -> Any:
     if isinstance(value, str):
         return "".join(map(_printable_char, value))
     if isinstance(value, dict):
-        return {printable(key): printable(child) for key, child in value.items()}
+        keys = map(printable, value)
+        children = map(printable, value.values())
+        return dict(zip(keys, children, strict=True))
     if isinstance(value, list):
-        return [printable(child) for child in value]
+        return list(map(printable, value))
     return value
 
 
 def _printable_char(char: str) -> str:
-    is_allowed = char.isprintable() or char in "\n\t"
-    return char if is_allowed else "\N{REPLACEMENT CHARACTER}"
+    if char.isprintable() or char in "\n\t":
+        return char
+    return "\N{REPLACEMENT CHARACTER}"

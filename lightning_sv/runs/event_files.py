@@ -9,10 +9,12 @@ So a later file replaces what earlier files have after its start. The order of t
 their numbers, not of a clock. A file whose end is missing matters only if no later file repeats it.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import event_files, segment_number
@@ -28,8 +30,8 @@ class Segment:
     Attributes:
         file: path of the file
         number: number in its name, counted from 1; 0 in files of other programs
-        start: tokens at which it began; None if the file was not written by `RunLogger`
-        reach: tokens of its last checkpoint, or of its start
+        start: tokens at which it began; None in files of other programs, which do not mark it
+        reach: tokens of its last checkpoint, or of its start; infinite in files of other programs
         points: its scalars
         is_complete: if True, the file was read to its end
     """
@@ -37,46 +39,37 @@ class Segment:
     file: Path
     number: int
     start: int | None = None
-    reach: int = 0
+    reach: float = -math.inf
     points: Points = field(default_factory=dict)
     is_complete: bool = False
 
     @property
-    def order(self) -> tuple[int, int, int]:
-        """Key to sort by.
+    def first_tokens(self) -> int:
+        """Tokens after which its points count, and those of earlier files do not."""
+        if self.start is not None:
+            return self.start
+        first_points = [min(values) for values in self.points.values()]
+        return min(first_points, default=0) - 1
 
-        Of two starts from one checkpoint, the one that reached further is later.
-        """
-        start = self.start
-        if start is None:
-            start = min((min(tokens) for tokens in self.points.values()), default=0)
-        return self.number, start, self.reach
+    @property
+    def order(self) -> tuple[int, int]:
+        """Key to sort by."""
+        return self.number, self.first_tokens
 
     def is_repeated_by(self, later: Sequence["Segment"]) -> bool:
         """Return True if a later start repeats the end of this file.
 
         A kill cuts only points after the last checkpoint, from which the later start began.
         """
-        if self.start is None:
-            return bool(self.points) and bool(later)
-        return any(other.start is None or other.start <= self.reach for other in later)
+        return any(other.first_tokens <= self.reach for other in later)
 
     def replace_in(self, points: Points) -> None:
         """Add the scalars, and remove those of earlier files that this one repeats."""
-        for tag in points:
-            end = self._end_of_earlier(tag)
-            if end is not None:
-                points[tag] = {at: value for at, value in points[tag].items() if at <= end}
+        end = self.first_tokens
+        for tag, values in points.items():
+            points[tag] = {at: value for at, value in values.items() if at <= end}
         for tag, values in self.points.items():
             points.setdefault(tag, {}).update(values)
-
-    def _end_of_earlier(self, tag: str) -> int | None:
-        """Return the tokens up to which earlier points of a tag count; None for all of them."""
-        if self.start is not None:
-            return self.start
-        if tag in self.points:  # without a start, each tag continues at its first point
-            return min(self.points[tag]) - 1
-        return None
 
 
 def read_points(directory: Path) -> tuple[Points, list[Path]]:
@@ -119,14 +112,21 @@ def read_segment(file: Path) -> Segment:
             mark = event.session_log.status
             if mark == SessionLog.START:
                 segment.start = event.step - 1
-                segment.reach = event.step - 1
+                segment.reach = segment.start
             elif mark == SessionLog.CHECKPOINT:
                 segment.reach = event.step
-            for value in event.summary.value:
-                if value.HasField("simple_value"):
-                    segment.points.setdefault(value.tag, {})[event.step] = value.simple_value
+            _add_scalars(event, segment.points)
     except OutOfRangeError:  # the end of the file
         segment.is_complete = True
     except (DataLossError, DecodeError, MemoryError, OverflowError, TypeError, ValueError):
         pass  # a damaged record
+    if segment.start is None and segment.points:  # a file of a different program
+        segment.reach = math.inf
     return segment
+
+
+def _add_scalars(event: Any, points: Points) -> None:
+    for value in event.summary.value:
+        if value.HasField("simple_value"):
+            of_tag = points.setdefault(value.tag, {})
+            of_tag[event.step] = value.simple_value

@@ -5,7 +5,7 @@ runs with different batch sizes share one axis.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -69,11 +69,7 @@ class Run:
             return self.curves[tag]
         if self.recorded:
             raise NotTestableError(f"{self.dir.name} was recorded without {tag!r}; train it here.")
-        near = get_close_matches(tag, self.curves, n=5) or sorted(self.curves)[:5]
-        known = ", ".join(near)
-        n_others = len(self.curves) - len(near)
-        if n_others:
-            known += f" and {n_others} others"
+        known = _listed(tag, self.curves)
         raise NotTestableError(f"{self.dir} logged no scalar named {tag!r}, but {known}.")
 
     @property
@@ -129,7 +125,9 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
         summary = {**summary, "label": label, "seed": _seed(config, summary)}
     run = Run(directory, label, config, summary, curves)
 
-    fault = f"{cut[0]} is cut or damaged" if cut and summary else contradiction(run)
+    fault = contradiction(run)
+    if cut and summary:
+        fault = f"{cut[0]} is cut or damaged"
     if fault and complete:
         raise ConfigError(f"{fault}; train {directory} again, or leave it out.")
     if fault:
@@ -137,18 +135,27 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
     return run
 
 
+def _listed(tag: str, tags: Collection[str]) -> str:
+    """Return a phrase with the tags that are closest to one, or else the first ones."""
+    near = get_close_matches(tag, tags, n=5) or sorted(tags)[:5]
+    listed = ", ".join(near)
+    n_others = len(tags) - len(near)
+    return f"{listed} and {n_others} others" if n_others else listed
+
+
 def _check_directory(directory: Path, *, complete: bool) -> None:
     """Check that a folder has the files of a run."""
     if not directory.is_dir():
         expected = "the directory of a run. Check the path."
         raise ConfigError(f"{directory} is not a folder; expected {expected}")
-    if not (is_begun(directory) or is_complete(directory) or event_files(directory)):
+    is_run = is_begun(directory) or is_complete(directory) or event_files(directory)
+    if not is_run:
         found = f"a folder without {CONFIG} and scalars"
         hint = "`lightning-sv runs` lists those in runs/."
         raise ConfigError(f"{directory} is {found}; expected that of a run. {hint}")
-    if not complete:
-        return
-    for name in (SUMMARY, CONFIG):
+
+    required = (SUMMARY, CONFIG) if complete else ()
+    for name in required:
         if not (directory / name).is_file():
             hint = "Check the path, or resume the run."
             raise ConfigError(f"{directory} has no {name}; expected a complete run. {hint}")
@@ -156,11 +163,12 @@ def _check_directory(directory: Path, *, complete: bool) -> None:
 
 def _seed(config: Mapping[str, Any], summary: Mapping[str, Any]) -> int | None:
     """Return the seed of a run, from the key that set it."""
-    for seed in (
+    seeds = [
         config_value(config, "model.seed"),
         config.get("seed_everything"),
         summary.get("seed"),
-    ):
+    ]
+    for seed in seeds:
         if type(seed) is int:
             return seed
     return None

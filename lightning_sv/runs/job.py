@@ -151,12 +151,21 @@ def _change(before: Any, now: dict[str, Any]) -> str | None:
     """Return a phrase for the first difference of two records in files or context, or None."""
     if not isinstance(before, dict):
         return f"{COMMAND} is damaged"
-    for part, sentence in (("context", "{} was {}, now {}"), ("files", "{} has changed since")):
-        then = before.get(part) or {}
-        here = now[part]
-        for name in {**then, **here}:
-            if then.get(name) != here.get(name):
-                return sentence.format(name, then.get(name), here.get(name))
+    context = before.get("context") or {}
+    name = _first_difference(context, now["context"])
+    if name is not None:
+        return f"{name} was {context.get(name)}, now {now['context'].get(name)}"
+    name = _first_difference(before.get("files") or {}, now["files"])
+    if name is not None:
+        return f"{name} has changed since"
+    return None
+
+
+def _first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Return the first key whose values differ."""
+    for name in {**before, **now}:
+        if before.get(name) != now.get(name):
+            return name
     return None
 
 

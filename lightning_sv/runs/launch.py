@@ -20,6 +20,7 @@ from lightning_sv.runs.job import Job
 from lightning_sv.runs.progress import PROGRESS_VARIABLE, read_progress
 
 _TAIL_LINES = 20
+_TAIL_BYTES = 8192
 _GRACE_S = 20.0  # a stopping run ends its step and writes a checkpoint
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: exit codes of a process that a signal stopped, from a shell and from Popen
@@ -101,11 +102,12 @@ class _Queue:
     def collect_ended(self) -> None:
         """Remove the children that have ended, and note failures."""
         for child in list(self.running):
-            if child.poll():
-                self.running.remove(child)
-                reason = child.failure()
-                if reason:
-                    self._fail(child.job, reason)
+            if not child.poll():
+                continue
+            self.running.remove(child)
+            reason = child.failure()
+            if reason:
+                self._fail(child.job, reason)
 
     def _fail(self, job: Job, reason: str) -> None:
         self.failed[job.name] = reason
@@ -121,9 +123,10 @@ class _Queue:
 
 def _gpus() -> list[str]:
     """Return the names of the GPUs that this process may use."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    named = [name for name in visible if name]
-    return named or [str(i) for i in range(torch.cuda.device_count())]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if visible:
+        return visible.split(",")
+    return [str(number) for number in range(torch.cuda.device_count())]
 
 
 class _Child:
@@ -172,15 +175,17 @@ class _Child:
             hint = "the same command resumes it."
             raise RunError(f"The run of {title} was stopped by a signal; {hint}")
         why = f"exit code {code}" if code else f"it ended without a {SUMMARY}"
-        lines = _end_of(self.job.log).decode(errors="replace").replace("\r", "\n").splitlines()
-        tail = "\n".join(lines[-_TAIL_LINES:])
-        return f"The run of {title} failed ({why}); the end of {self.job.log}:\n{tail}"
+        log = self.job.log
+        return f"The run of {title} failed ({why}); the end of {log}:\n{_end_of(log)}"
 
 
-def _end_of(path: Path) -> bytes:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 8192))
-        return file.read()
+def _end_of(log: Path) -> str:
+    """Return the last lines of a log, in which progress bars end a line with a carriage return."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        text = file.read().decode(errors="replace")
+    lines = text.replace("\r", "\n").splitlines()
+    return "\n".join(lines[-_TAIL_LINES:])
 
 
 def _stop(processes: Sequence[Popen[bytes]]) -> None:

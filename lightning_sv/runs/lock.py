@@ -98,17 +98,16 @@ def _is_won(path: Path, create: bool) -> bool:
 def _check_free(path: Path, ckpt_path: str | None, again: bool) -> None:
     """Check that a directory has no run, the run of `ckpt_path`, or with `again` no checkpoint."""
     has_checkpoint = os.path.lexists(path / LAST)
-    is_used = has_checkpoint or (path / CONFIG).exists()
-    may_restart = again and not has_checkpoint
-    if not is_used or may_restart:
+    has_config = (path / CONFIG).exists() and not again
+    if not has_checkpoint and not has_config:
         return
-    is_resumed = ckpt_path is not None and _absolute(ckpt_path).is_relative_to(_absolute(path))
-    if not is_resumed:
-        found = f"run_dir {path} already contains a run"
-        if ckpt_path:
-            found += f", and {ckpt_path} is not its checkpoint"
-        hint = "choose a different one, or resume it with --ckpt_path last."
-        raise ConfigError(f"{found}; {hint}")
+    found = f"run_dir {path} already contains a run"
+    if ckpt_path is not None:
+        if _absolute(ckpt_path).is_relative_to(_absolute(path)):
+            return
+        found += f", and {ckpt_path} is not its checkpoint"
+    hint = "choose a different one, or resume it with --ckpt_path last."
+    raise ConfigError(f"{found}; {hint}")
 
 
 def _absolute(path: str | Path) -> Path:
@@ -144,8 +143,8 @@ def remove_unused(run_dir: Path) -> None:
 
     Call it after the lock is released.
     """
-    names = [file.name for file in run_dir.iterdir()]
-    if names in ([], [LOCK]):
+    names = {file.name for file in run_dir.iterdir()}
+    if names <= {LOCK}:
         (run_dir / LOCK).unlink(missing_ok=True)
         run_dir.rmdir()
 

@@ -15,9 +15,16 @@ log = logging.getLogger(__name__)
 
 #: errors for a path that does not exist, has the wrong kind, is not writable, or is invalid
 _UNUSABLE = (
-    errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS,
-    errno.ENAMETOOLONG, errno.ELOOP,
-)  # fmt: skip
+    errno.ENOENT,
+    errno.EEXIST,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+)
 
 
 def message_of(error: Exception) -> tuple[str, int] | None:

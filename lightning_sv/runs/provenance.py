@@ -2,11 +2,12 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -69,35 +70,30 @@ class Segments:
         try:
             self._before = [_read_segment(segment) for segment in saved]
         except (LookupError, TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(
-                f"the checkpoint's entry 'legs' is damaged ({error!r}); use a different one."
-            ) from error
+            found = f"the checkpoint's entry 'legs' is damaged ({error!r})"
+            raise ConfigError(f"{found}; use a different one.") from error
 
 
 def _read_segment(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return a segment of a checkpoint; those of earlier versions have no numerics."""
+    numerics = dict(saved.get("numerics", {}))
     return {
         "steps": int(saved["steps"]),
         "max_steps": int(saved["max_steps"]),
         "seconds": float(saved["seconds"]),
-        "numerics": {
-            str(key): str(value) for key, value in dict(saved.get("numerics", {})).items()
-        },
+        "numerics": {str(setting): str(value) for setting, value in numerics.items()},
     }
 
 
 def changed_numerics(summary: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return setting -> its different values, in order, for settings that a resume changed."""
-    values: dict[str, dict[str, None]] = defaultdict(dict)
+    values: dict[str, list[str]] = defaultdict(list)
     for segment in _segments_of(summary):
         numerics = segment.get("numerics") or {}
         for setting, value in numerics.items():
-            values[setting][value] = None  # a dict is a set with an order
-    changed = {}
-    for setting, different in values.items():
-        if len(different) > 1:
-            changed[setting] = list(different)
-    return changed
+            if value not in values[setting]:
+                values[setting].append(value)
+    return {setting: different for setting, different in values.items() if len(different) > 1}
 
 
 def schedule_lengths(summary: Mapping[str, Any]) -> list[int]:
@@ -110,8 +106,11 @@ def schedule_lengths(summary: Mapping[str, Any]) -> list[int]:
     return lengths if len(lengths) > 1 else []
 
 
-def _segments_of(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [segment for segment in summary.get("legs") or () if isinstance(segment, dict)]
+def _segments_of(summary: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the segments in a summary, except damaged ones."""
+    for segment in summary.get("legs") or []:
+        if isinstance(segment, dict):
+            yield segment
 
 
 def _git(*words: str, at: Path) -> str | None:
@@ -135,14 +134,13 @@ def commit() -> str:
 
 def commit_of(root: Path) -> str:
     """Return the commit of the checkout in a folder, or why there is none with our version."""
-    answer = _git("rev-parse", "--show-toplevel", "HEAD", at=root) or ""
+    answer = _git("rev-parse", "--show-toplevel", "HEAD", at=root)
+    if answer is None:
+        if (root / ".git").exists():  # git is missing, or the checkout has another owner
+            return f"version {__version__}, of a checkout that git does not read"
+        return f"version {__version__}, not a git checkout"
     top, _, head = answer.partition("\n")
-    is_refused = not top and (root / ".git").exists()
-    if is_refused:  # git is missing, or the checkout has another owner
-        return f"version {__version__}, of a checkout that git does not read"
-    # an environment may be inside the checkout of a different project
-    is_ours = bool(top) and Path(top).resolve() == root
-    if not is_ours:
+    if Path(top).resolve() != root:  # an environment inside the checkout of a different project
         return f"version {__version__}, not a git checkout"
     code = ("--", ".", ":(exclude)results")  # recordings are not code
     changed = _git("status", "--porcelain", "--untracked-files=no", *code, at=root)
@@ -161,8 +159,8 @@ def _machine() -> str:
 
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    for line in lines:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
+    text = info.read_text() if info.is_file() else ""
+    name = re.search(r"^model name\s*:(.*)$", text, re.MULTILINE)
+    if name is not None:
+        return name[1].strip()
     return platform.processor() or platform.machine()

@@ -33,17 +33,30 @@ _PATHS = {"PosixPath", "WindowsPath"}
 #: classes in DCP's index of tensors; unpickling others could execute code
 _SAFE: dict[str, set[str]] = {
     "torch.distributed.checkpoint.metadata": {
-        "Metadata", "TensorStorageMetadata", "ChunkStorageMetadata", "TensorProperties",
-        "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
+        "Metadata",
+        "TensorStorageMetadata",
+        "ChunkStorageMetadata",
+        "TensorProperties",
+        "MetadataIndex",
+        "StorageMeta",
+        "_MEM_FORMAT_ENCODING",
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch.serialization": {"_get_layout"},
     "pathlib": _PATHS,
     "pathlib._local": _PATHS,  # Python 3.13
     "torch": {
-        "Size", "float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool",
+        "Size",
+        "float64",
+        "float32",
+        "bfloat16",
+        "float16",
+        "int64",
+        "int32",
+        "uint8",
+        "bool",
     },
-}  # fmt: skip
+}
 
 
 def is_sharded(path: str | Path) -> bool:
@@ -59,8 +72,8 @@ def flat_tensors(model: dict[str, Any], optimizers: list[dict[str, Any]]) -> dic
     tensors = {f"model/{name}": value for name, value in model.items()}
     for index, optimizer in enumerate(optimizers):
         for name, state in optimizer["state"].items():
-            for key, value in state.items():
-                tensors[f"optimizer/{index}/{name}/{key}"] = value
+            prefix = f"optimizer/{index}/{name}"
+            tensors |= {f"{prefix}/{key}": value for key, value in state.items()}
     return tensors
 
 
@@ -89,9 +102,11 @@ def number_parameters(named: dict[str, Any]) -> dict[str, Any]:
     number: dict[str, int] = {}
     groups = []
     for group in named["param_groups"]:
+        numbers = []
         for name in group["params"]:
             number[name] = len(number)
-        groups.append(group | {"params": [number[name] for name in group["params"]]})
+            numbers.append(number[name])
+        groups.append(group | {"params": numbers})
     states = {number[name]: state for name, state in named["state"].items()}
     return {"state": states, "param_groups": groups}
 
@@ -163,13 +178,15 @@ def _check_files(folder: Path, *, checksums: bool) -> set[str]:
     if not (folder / CHECKSUMS).is_file():
         raise _incomplete(folder, f"it has no {CHECKSUMS}")
     digests = read_json(folder / CHECKSUMS, "use a different checkpoint.")
-    for name in dict.fromkeys((META, INDEX, *digests)):
+    for name in {META, INDEX} - digests.keys():
+        raise _incomplete(folder, f"{name} is missing")
+    for name, digest in digests.items():
         path = folder / name
         is_inside = path.parent == folder
-        if name not in digests or not is_inside or not path.is_file():
+        if not is_inside or not path.is_file():
             raise _incomplete(folder, f"{name} is missing")
         if checksums:
-            _check_digest(path, digests[name])
+            _check_digest(path, digest)
     return set(digests)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from lightning_sv.errors import ConfigError
 from lightning_sv.own_code import modules_named
 from lightning_sv.runs.directory import LAST, read_config, run_of
-from lightning_sv.settings.words import Option, options_of
+from lightning_sv.settings.words import options_of
 
 #: a text of a config, after the path of its keys
 Text = tuple[tuple[str, ...], str]
@@ -49,29 +49,30 @@ def allow_words(modules: Collection[str]) -> list[str]:
 
 def check_resumed(words: Sequence[str], allow: Collection[str]) -> None:
     """Check that the recorded config of a resumed run imports only allowed modules."""
-    given = options_of(words)
-    checkpoints = _values(given, "ckpt_path")
-    if not checkpoints or not checkpoints[-1]:
+    configs: list[str] = []
+    last = {"ckpt_path": "", "run_dir": ""}
+    for option in options_of(words):
+        value = option.value or ""
+        if option.name == "config":
+            configs.append(value)
+        elif option.name in last:
+            last[option.name] = value
+
+    if not last["ckpt_path"]:
         return
-    run = _resumed_run(checkpoints[-1], _values(given, "run_dir"))
-    for config in _values(given, "config"):
+    run = _resumed_run(last["ckpt_path"], last["run_dir"]).resolve()
+    for config in configs:
         file = _expanded(config)
-        if file.is_file() and file.parent.resolve() == run.resolve():
+        is_recorded = file.is_file() and file.parent.resolve() == run
+        if is_recorded:
             check_trusted(file, modules_of(file), allow)
 
 
-def _values(options: Sequence[Option], name: str) -> list[str]:
-    """Return the values of an option in their order; the last one counts."""
-    return [option.value or "" for option in options if option.name == name]
-
-
-def _resumed_run(checkpoint: str, run_dirs: Sequence[str]) -> Path:
+def _resumed_run(checkpoint: str, run_dir: str) -> Path:
     """Return the directory of the run that a checkpoint belongs to."""
+    path = _expanded(checkpoint)
     if checkpoint == "last":
-        run_dir = run_dirs[-1] if run_dirs else ""
         path = _expanded(run_dir) / LAST
-    else:
-        path = _expanded(checkpoint)
     return run_of(path) or path.parent.parent
 
 
@@ -95,7 +96,8 @@ def modules_of(config: Path) -> set[str]:
     Raises:
         ConfigError: a value is an interpolation, which no recorded config has
     """
-    texts = list(_texts(read_config(config.parent, config.name), ()))
+    content = read_config(config.parent, config.name)
+    texts = list(_texts(content, ()))
     for path, value in texts:
         if "${" in value:
             key = f"{config}: {'.'.join(path)}"
@@ -131,14 +133,16 @@ def modules_of_settings(settings: Mapping[str, Any]) -> set[str]:
 
 def _foreign(texts: Iterable[Text]) -> set[str]:
     """Return the modules of others that the texts of a config name."""
-    found: set[str] = set()
+    modules: set[str] = set()
     for keys, value in texts:
         names_strategy = keys[0] == "model" and keys[1:] not in _PLAIN_TEXTS
         if names_strategy:
-            found |= modules_named(value)
+            modules |= modules_named(value)
         if _is_class(keys, value):
-            found.add(value.rpartition(".")[0])
-    return {module for module in found if module.partition(".")[0] not in _OURS}
+            module, _, _ = value.rpartition(".")
+            modules.add(module)
+    ours = {module for module in modules if module.partition(".")[0] in _OURS}
+    return modules - ours
 
 
 def _is_class(keys: tuple[str, ...], value: str) -> bool:

@@ -1,5 +1,6 @@
 """Progress of a run in a file that a different command reads."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import lightning as L
@@ -50,8 +51,11 @@ def test_fit_reports_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_run_jobs_names_the_file_and_removes_it(tmp_path: Path) -> None:
+    """In a thread, as in a notebook or a server: Python installs no signal handler there."""
     script = f'echo "[1, 4]" > "${PROGRESS_VARIABLE}"; cat "${PROGRESS_VARIABLE}"; exit 3'
-    job = Job("t", ("sh", "-c"), (script,), tmp_path / "run")
-    failed = run_jobs([job], parallel=1, console=Console(quiet=True))
-    assert "[1, 4]" in failed["run"]
-    assert not job.progress.exists()
+    jobs = [Job(name, ("sh", "-c"), (script,), tmp_path / name) for name in ("a", "b")]
+    with ThreadPoolExecutor() as pool:
+        failed = pool.submit(run_jobs, jobs, parallel=2, console=Console(quiet=True)).result()
+    for job in jobs:
+        assert "exit code 3" in failed[job.name] and "[1, 4]" in failed[job.name]
+        assert not job.progress.exists()
