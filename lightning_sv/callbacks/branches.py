@@ -48,11 +48,16 @@ def scaled_branches(model: nn.Module) -> list[ScaledBranch]:
         for path, suffix, weight, sides in applied.branches(module):
             branches.append(_branch(path, weight, sides, suffix, prefix))
 
+    return _with_unique_names(branches)
+
+
+def _with_unique_names(branches: list[ScaledBranch]) -> list[ScaledBranch]:
     counts = Counter(branch.name for branch in branches)
     named = []
     for branch in branches:
-        is_unique = counts[branch.name] == 1
-        named.append(branch if is_unique else replace(branch, name=branch.path))
+        if counts[branch.name] > 1:
+            branch = replace(branch, name=branch.path)
+        named.append(branch)
     return named
 
 
@@ -125,19 +130,18 @@ class BranchCallback(L.Callback):
         """
         name = type(self).__name__
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        n_alike = sum(type(callback) is type(self) for callback in callbacks)
+        n_alike = [type(callback) for callback in callbacks].count(type(self))
         if n_alike != 1:
             hint = "Leave out `model`: then it measures all models of the module."
             raise ConfigError(f"number of {name} callbacks is {n_alike}; expected 1. {hint}")
 
         self._model = model_of(pl_module, self.model)
         branches = scaled_branches(self._model)
-        if not any(branch.vectors or branch.weight is not None for branch in branches):
+        has_parts = any(branch.vectors or branch.weight is not None for branch in branches)
+        if not has_parts:
             found = f"{type(self._model).__name__}, without scale vectors"
-            expected = (
-                "a Backbone, a model built with ScaleBuilder, or a model after apply_strategy."
-            )
-            raise ConfigError(f"the model of {name} is {found}; expected {expected}")
+            expected = "a Backbone, a model built with ScaleBuilder, or one after apply_strategy"
+            raise ConfigError(f"the model of {name} is {found}; expected {expected}.")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the initial figures, unless the run is resumed."""

@@ -94,12 +94,8 @@ def copying_losses(
         eot: id of the end-of-text token if attention is restricted to a document
     """
     most = block.shape[1] // 2
-    expect(
-        2 <= repeat_length <= most,
-        "repeat_length",
-        repeat_length,
-        f"from 2 to {most}, half of a sequence.",
-    )
+    expected = f"from 2 to {most}, half of a sequence."
+    expect(2 <= repeat_length <= most, "repeat_length", repeat_length, expected)
     documents = None if eot is None else document_ids(block, eot)
     losses = token_losses(model, block, documents)  # B T
     kinds = token_kinds(block, documents)
@@ -184,9 +180,8 @@ class CopyingMonitor(HeldOutProbe):
         if type(model).forward in (nn.Module.forward, L.LightningModule.forward):
             name = type(model).__name__
             found = f"model of CopyingMonitor is {self.model}, and {name} has no forward"
-            raise ConfigError(
-                f"{found}; expected the name of the submodule that maps token ids to logits."
-            )
+            expected = "the name of the submodule that maps token ids to logits"
+            raise ConfigError(f"{found}; expected {expected}.")
 
     def measure(
         self, model: nn.Module, block: Int[Tensor, "B S"], eot: int | None

@@ -3,7 +3,7 @@
 import resource
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import lightning as L
@@ -60,13 +60,18 @@ def measuring(trainer: L.Trainer) -> Iterator[None]:
 
     Compiling for the shapes of a measurement would take longer than the measurement.
     """
-    settings = settings_of(trainer.lightning_module)
     start = time.perf_counter()
-    is_compiled = settings is not None and settings.compile != "none"
-    eager = torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()
-    with eager:
+    with _eager(trainer.lightning_module):
         yield
     pause_throughput(trainer, time.perf_counter() - start)
+
+
+def _eager(module: L.LightningModule) -> AbstractContextManager[object]:
+    """Return the context that runs a compiled model eagerly; without one it does nothing."""
+    settings = settings_of(module)
+    if settings is None or settings.compile == "none":
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 def pause_throughput(trainer: L.Trainer, seconds: float) -> None:
@@ -90,5 +95,7 @@ def peak_flops(device: torch.device, precision: Any) -> float | None:
     gpu = gpu_of_card(torch.cuda.get_device_name(device))
     if gpu is not None:
         return gpu.peak(str(precision))
-    is_half = str(precision).startswith(("bf16", "16"))
-    return get_available_flops(device, torch.bfloat16 if is_half else torch.float32)
+    dtype = torch.float32
+    if str(precision).startswith(("bf16", "16")):
+        dtype = torch.bfloat16
+    return get_available_flops(device, dtype)

@@ -114,22 +114,28 @@ def _imbalances(model: nn.Module) -> dict[str, Tensor]:
     """
     sharing: dict[tuple[int, str], list[ScaledBranch]] = defaultdict(list)
     for branch in _scaled(model):
-        if branch.weight is not None:
-            for side, vector in branch.vectors.items():
-                sharing[id(vector), side].append(branch)
+        if branch.weight is None:
+            continue
+        for side, vector in branch.vectors.items():
+            sharing[id(vector), side].append(branch)
 
     out: dict[str, Tensor] = {}
     for (_, side), branches in sharing.items():
-        square = branches[0].gammas()[side].square()
-        lengths = torch.zeros_like(square)
-        for branch in branches:
-            assert branch.weight is not None
-            of_branch = _squared_lengths(branch.weight, side, square)
-            lengths = lengths + of_branch.sum_to_size(square.shape)  # over experts that share gamma
-        value = _mean((square - lengths).abs() / (square + lengths))
+        value = _imbalance(branches, side)
         for branch in branches:
             out[f"{branch.name}/imbalance_{side}"] = value
     return out
+
+
+def _imbalance(branches: list[ScaledBranch], side: str) -> Tensor:
+    """Return the imbalance of the vector that the branches share."""
+    square = branches[0].gammas()[side].square()
+    lengths = torch.zeros_like(square)
+    for branch in branches:
+        assert branch.weight is not None
+        of_branch = _squared_lengths(branch.weight, side, square)
+        lengths = lengths + of_branch.sum_to_size(square.shape)  # over experts that share gamma
+    return _mean((square - lengths).abs() / (square + lengths))
 
 
 def beta_gradients(model: nn.Module) -> dict[str, Tensor]:
@@ -235,12 +241,9 @@ class Preconditioner(BranchCallback):
             if place != "mean" or page is None:
                 continue
             charts = pages.setdefault(f"preconditioner: {page}", {})
-            shown = [figure]
+            _add_line(charts, name, figure)
             if figure.startswith("beta_"):
-                shown.append(f"{figure}_grad")
-            for chart in shown:
-                _, lines = charts.setdefault(chart, ["Multiline", []])
-                lines.append(f"preconditioner/mean/{name}/{chart}")
+                _add_line(charts, name, f"{figure}_grad")
         return pages
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -274,9 +277,12 @@ class Preconditioner(BranchCallback):
     def _write_histograms(self, trainer: L.Trainer) -> None:
         for branch in _scaled(self._model):
             for key, values in _histograms(branch).items():
-                finite = values[values.isfinite()]
-                if len(finite):
-                    _add_histogram(trainer, f"preconditioner/{branch.name}/{key}", finite)
+                _add_histogram(trainer, f"preconditioner/{branch.name}/{key}", values)
+
+
+def _add_line(charts: dict[str, list[Any]], branch: str, figure: str) -> None:
+    _, lines = charts.setdefault(figure, ["Multiline", []])
+    lines.append(f"preconditioner/mean/{branch}/{figure}")
 
 
 def _page_of(name: str) -> str | None:
@@ -305,7 +311,11 @@ def _histograms(branch: ScaledBranch) -> dict[str, Tensor]:
 
 
 def _add_histogram(trainer: L.Trainer, tag: str, values: Tensor) -> None:
+    """Write a histogram of the finite values, if there are any."""
+    finite = values[values.isfinite()]
+    if not len(finite):
+        return
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             own_tag = tag_of(logger, tag)
-            logger.experiment.add_histogram(own_tag, values, axis(logger, trainer))
+            logger.experiment.add_histogram(own_tag, finite, axis(logger, trainer))

@@ -75,15 +75,19 @@ class RunProgress(ProgressBar):
         if not self._enabled or not self._clock.ended(trainer):
             return
         step = trainer.global_step
-        is_due = self._clock.is_due(step)
-        if is_due:
-            report_progress(step, self._clock.last)
         if self._bar is not None:
             self._bar.update(self._task, completed=step, text=_text(trainer))
-        elif is_due:
-            self._waits = validates_now(trainer)
-            if not self._waits:
-                self._line(trainer)
+        if not self._clock.is_due(step):
+            return
+        report_progress(step, self._clock.last)
+        if self._bar is None:
+            self._print_line(trainer)
+
+    def _print_line(self, trainer: L.Trainer) -> None:
+        """Print a line now, or after the validation that follows, to show its loss."""
+        self._waits = validates_now(trainer)
+        if not self._waits:
+            self._line(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Show the validation loss."""
@@ -97,7 +101,8 @@ class RunProgress(ProgressBar):
         """Print a line for logs."""
         step = trainer.global_step
         last = self._clock.last
-        parts = [f"step {step}" if last is None else f"step {step}/{last}"]
+        total = "" if last is None else f"/{last}"
+        parts = [f"step {step}{total}"]
         data = data_of(trainer)
         if data is not None:
             parts.append(f"tokens {step * data.tokens_per_step:,}")
@@ -129,11 +134,16 @@ def _text(trainer: L.Trainer) -> str:
     """Return the last written values of the `TrainingMonitor`, if the run has one."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, TrainingMonitor):
-            values = {
-                "loss {:.3f}": callback.last_loss,
-                "val {:.3f}": callback.val_loss,
-                "lr {:.1e}": callback.lr,
-                "{:,.0f} tok/s": callback.tokens_per_s,
-            }
-            return "  ".join(text.format(x) for text, x in values.items() if x is not None)
+            return _described(callback)
     return ""
+
+
+def _described(monitor: TrainingMonitor) -> str:
+    values = {
+        "loss {:.3f}": monitor.last_loss,
+        "val {:.3f}": monitor.val_loss,
+        "lr {:.1e}": monitor.lr,
+        "{:,.0f} tok/s": monitor.tokens_per_s,
+    }
+    parts = [text.format(value) for text, value in values.items() if value is not None]
+    return "  ".join(parts)

@@ -1,6 +1,6 @@
 """Relative size of an optimizer step, per role and per branch."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 import lightning as L
@@ -11,7 +11,7 @@ from lightning_sv.callbacks.branches import BranchCallback, means_over_layers, s
 from lightning_sv.callbacks.logging import measuring, write_figures
 from lightning_sv.callbacks.run_state import was_skipped
 from lightning_sv.callbacks.tensorboard_layout import BRANCH_PAGES, Pages
-from lightning_sv.optim import full_tensor
+from lightning_sv.optim import PARAMETER_ROLES, full_tensor
 
 #: name of a measurement -> tensors that change together
 Tensors = dict[str, tuple[Tensor, ...]]
@@ -41,9 +41,11 @@ def role_tensors(trainer: L.Trainer) -> Tensors:
     tensors: Tensors = {}
     for optimizer in trainer.optimizers:
         for group in optimizer.param_groups:
-            if "role" in group:
-                key = f"role/{group['role']}"
-                tensors[key] = (*tensors.get(key, ()), *group["params"])
+            if "role" not in group:
+                continue
+            key = f"role/{group['role']}"
+            earlier = tensors.get(key, ())
+            tensors[key] = (*earlier, *group["params"])
     return tensors
 
 
@@ -75,6 +77,16 @@ def copied(groups: Tensors) -> Tensors:
     return result
 
 
+def _lines(members: Sequence[str], kind: str, means: Collection[str]) -> list[str]:
+    """Return the tags of a chart: of one kind of tensor, of the branches that have it."""
+    lines = []
+    for name in members:
+        key = f"mean/{name}/{kind}"
+        if key in means:
+            lines.append(f"relative_step/{key}")
+    return lines
+
+
 class RelativeSteps(BranchCallback):
     """Log ||change|| / ||value|| of one optimizer step under relative_step/.
 
@@ -103,19 +115,13 @@ class RelativeSteps(BranchCallback):
 
     def charts(self) -> Pages:
         """Return a chart with a line per role, and one per group of branches and kind of tensor."""
-        roles = ("matrix", "router", "head", "embedding", "input", "output")
-        charts = {
-            "relative step of each role": [
-                "Multiline",
-                [f"relative_step/role/{role}" for role in roles],
-            ]
-        }
-        zeros = {key: torch.zeros(()) for key in branch_tensors(self._model)}
-        known = means_over_layers(zeros)
+        roles = [f"relative_step/role/{role}" for role in PARAMETER_ROLES]
+        charts = {"relative step of each role": ["Multiline", roles]}
+        zeros = dict.fromkeys(branch_tensors(self._model), torch.zeros(()))
+        means = means_over_layers(zeros).keys()
         for page, members in BRANCH_PAGES.items():
             for kind in _KINDS:
-                keys = [f"mean/{name}/{kind}" for name in members]
-                lines = [f"relative_step/{key}" for key in keys if key in known]
+                lines = _lines(members, kind, means)
                 if lines:
                     charts[f"relative step, {page}: {kind}"] = ["Multiline", lines]
         return {"steps": charts}

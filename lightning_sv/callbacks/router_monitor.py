@@ -25,7 +25,8 @@ class RouterMonitor(MetricAccumulator):
     balanced; load_max and load_min are the maximum and minimum of a block. balance_loss is 1 when
     balanced, and n_expert / n_expert_active when every token uses the same experts; entropy is in
     nats, log(n_expert) for uniform probabilities. Both are means over the micro-batches since the
-    last write; load counts all their tokens. A dense `PretrainModule` writes nothing.
+    last write; load counts all their tokens. A dense `PretrainModule` writes nothing. If a custom
+    module calls a mixture several times in a training_step, the last call counts.
 
     Args:
         every_n_steps: optimizer steps between two writes
@@ -42,9 +43,8 @@ class RouterMonitor(MetricAccumulator):
         super().__init__(every_n_steps)
         self.model = model
         self._mixtures: dict[str, MixtureOfExperts] = {}
-        #: routing of the last micro-batch, over all its forward passes
+        #: routing of the last call in training mode, noted by hooks
         self._seen: dict[str, Routing] = {}
-        self._counted: set[str] = set()  # names whose routing in `_seen` was added
         self._hooks: list[RemovableHandle] = []
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -60,8 +60,10 @@ class RouterMonitor(MetricAccumulator):
         counts = Counter(map(place_of, mixtures))
         self._mixtures = {}
         for path, module in mixtures.items():
-            is_unique = counts[place_of(path)] == 1
-            self._mixtures[place_of(path) if is_unique else unique_place(path)] = module
+            name = place_of(path)
+            if counts[name] > 1:
+                name = unique_place(path)
+            self._mixtures[name] = module
         if not self._mixtures and settings_of(pl_module) is None:
             found = type(pl_module).__name__
             expected = "one with a MixtureOfExperts."
@@ -71,7 +73,9 @@ class RouterMonitor(MetricAccumulator):
         """Return the load of every expert, one chart per block; empty for a dense model."""
         if not self._mixtures:
             return {}
-        charts = {p: ["Multiline", [f"moe/{p}/load/expert.*"]] for p in self._mixtures}
+        charts = {}
+        for name in self._mixtures:
+            charts[name] = ["Multiline", [f"moe/{name}/load/expert.*"]]
         return {"expert load": charts}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -86,7 +90,6 @@ class RouterMonitor(MetricAccumulator):
             hook.remove()
         self._hooks = []
         self._seen = {}
-        self._counted = set()
 
     def _watch(self) -> None:
         for name, module in self._mixtures.items():
@@ -94,15 +97,9 @@ class RouterMonitor(MetricAccumulator):
             self._hooks.append(hook)
 
     def _see(self, name: str, module: MixtureOfExperts, args: Any, output: Any) -> None:
-        """Forward hook: keep the routing; add it to that of an earlier pass of the micro-batch."""
-        if not module.training:
-            return
-        routing: Routing = output[1].detach()
-        is_second_pass = name in self._seen and name not in self._counted
-        if is_second_pass:
-            routing = joined(self._seen[name], routing)
-        self._seen[name] = routing
-        self._counted.discard(name)
+        """Forward hook: note the routing."""
+        if module.training:
+            self._seen[name] = output[1].detach()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -112,12 +109,8 @@ class RouterMonitor(MetricAccumulator):
         if not routings:
             return
         n = len(batch) if isinstance(batch, Tensor) else 1
-        values = {
-            "load": torch.stack([r.load for r in routings]),
-            "balance_loss": torch.stack([r.balance_loss for r in routings]) * n,
-            "entropy": torch.stack([r.entropy for r in routings]) * n,
-        }
-        if self.add(values, n, keep=not was_skipped(pl_module)):
+        is_due = self.add(_sums(routings, n), n, keep=not was_skipped(pl_module))
+        if is_due:
             self._write(trainer)
 
     def _routings(self, outputs: Any) -> list[Routing]:
@@ -130,33 +123,46 @@ class RouterMonitor(MetricAccumulator):
     def _seen_by_hooks(self) -> list[Routing]:
         if not self._hooks:  # the training_step of a subclass; its first micro-batch is not counted
             self._watch()
-        self._counted = set(self._seen)
         return [self._seen[name] for name in self._mixtures if name in self._seen]
 
     def _write(self, trainer: L.Trainer) -> None:
         sums, n = self.take()
         if not n:  # every step was skipped
             return
-        # mixtures in eval mode have no routing
-        places = [name for name in self._mixtures if not self._seen or name in self._seen]
-        scalars: dict[str, float] = {}
         load = sums["load"] / sums["load"].mean(-1, keepdim=True)  # blocks, experts
-        for place, row in zip(places, load.tolist(), strict=True):
-            for expert, value in enumerate(row):
-                scalars[f"moe/{place}/load/expert{expert}"] = value
-            scalars[f"moe/{place}/load_max"] = max(row)
-            scalars[f"moe/{place}/load_min"] = min(row)
-        for key in ("balance_loss", "entropy"):
-            means = sums[key] / n  # blocks
-            for place, value in zip(places, means.tolist(), strict=True):
-                scalars[f"moe/{place}/{key}"] = value
-            scalars[f"moe/mean/{key}"] = float(means.mean())
+        balance = sums["balance_loss"] / n  # blocks
+        entropy = sums["entropy"] / n  # blocks
+        scalars = {
+            "moe/mean/balance_loss": balance.mean().item(),
+            "moe/mean/entropy": entropy.mean().item(),
+        }
+        for number, name in enumerate(self._measured()):
+            scalars |= _load_scalars(f"moe/{name}", load[number].tolist())
+            scalars[f"moe/{name}/balance_loss"] = balance[number].item()
+            scalars[f"moe/{name}/entropy"] = entropy[number].item()
         write_scalars(trainer, scalars)
 
+    def _measured(self) -> list[str]:
+        """Return the names of the mixtures that have a routing, those in training mode."""
+        if not self._hooks:  # a `PretrainModule` returns the routings of all
+            return list(self._mixtures)
+        return [name for name in self._mixtures if name in self._seen]
 
-def joined(first: Routing, second: Routing) -> Routing:
-    """Return the routing of the tokens of both passes."""
-    logits = torch.cat((first.logits, second.logits))
-    load = first.load + second.load
-    total = first.total + second.total
-    return Routing(load, total, logits.softmax(-1).mean(0), logits)
+
+def _sums(routings: list[Routing], n: int) -> dict[str, Tensor]:
+    """Return the figures of a micro-batch of n sequences, with a row per block."""
+    balance_losses = [routing.balance_loss for routing in routings]
+    entropies = [routing.entropy for routing in routings]
+    return {
+        "load": torch.stack([routing.load for routing in routings]),  # blocks, experts
+        "balance_loss": torch.stack(balance_losses) * n,  # blocks
+        "entropy": torch.stack(entropies) * n,  # blocks
+    }
+
+
+def _load_scalars(prefix: str, loads: list[float]) -> dict[str, float]:
+    """Return the load of each expert of a block, with their extremes."""
+    scalars = {f"{prefix}/load/expert{expert}": load for expert, load in enumerate(loads)}
+    scalars[f"{prefix}/load_max"] = max(loads)
+    scalars[f"{prefix}/load_min"] = min(loads)
+    return scalars

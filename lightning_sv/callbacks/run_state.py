@@ -17,16 +17,20 @@ from lightning_sv.settings.model import PretrainConfig
 def model_of(module: L.LightningModule, name: str | None = None) -> nn.Module:
     """Return the submodule of this dotted name; without a name our backbone, or the module."""
     if name is None:
-        is_ours = settings_of(module) is not None
-        backbone: nn.Module | None = getattr(module, "backbone", None)
-        return backbone if is_ours and backbone is not None else module
+        return _default_model(module)
     try:
         return module.get_submodule(name)
     except AttributeError:
-        known = " ".join(child for child, _ in module.named_children())
-        raise ConfigError(
-            f"model is {name!r}; expected a submodule of {type(module).__name__}: {known}."
-        ) from None
+        names = dict(module.named_children())
+        expected = f"a submodule of {type(module).__name__}: {' '.join(names)}"
+        raise ConfigError(f"model is {name!r}; expected {expected}.") from None
+
+
+def _default_model(module: L.LightningModule) -> nn.Module:
+    backbone: nn.Module | None = None
+    if settings_of(module) is not None:
+        backbone = getattr(module, "backbone", None)
+    return module if backbone is None else backbone
 
 
 @contextmanager
@@ -66,32 +70,24 @@ def was_skipped(module: L.LightningModule) -> bool:
 
 
 def total_steps(trainer: L.Trainer) -> int | None:
-    """Return the number of optimizer steps of the run; None if only `max_time` ends it.
+    """Return the number of optimizer steps of the run; None if it is not known.
 
-    In manual optimization each optimizer is taken to step once per batch, unless `max_steps` is
-    set.
+    It is not if only `max_time` ends the run. Without `max_steps` it is also not known if several
+    optimizers step, or a callback changes the accumulation, which Lightning's number ignores.
     """
-    total = trainer.estimated_stepping_batches
-    epochs = trainer.max_epochs or 0
-    if epochs > 0 and trainer.max_steps < 0 and len(trainer.optimizers) > 1:
-        total *= len(trainer.optimizers)
-    if not math.isfinite(total) or total < 0:
+    has_limit = trainer.max_steps >= 0
+    if not has_limit and _steps_vary(trainer):
         return None
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, GradientAccumulationScheduler) and epochs > 0:
-            total = _scheduled_steps(trainer, callback, epochs)
-    return int(total)
+    total = trainer.estimated_stepping_batches
+    is_known = math.isfinite(total) and total >= 0
+    return int(total) if is_known else None
 
 
-def _scheduled_steps(
-    trainer: L.Trainer, scheduler: GradientAccumulationScheduler, epochs: int
-) -> int:
-    """Return the steps of all epochs; Lightning's number has the accumulation of the first one."""
-    steps = 0
-    for epoch in range(epochs):
-        accumulated = scheduler.get_accumulate_grad_batches(epoch)
-        steps += math.ceil(trainer.num_training_batches / accumulated)
-    return min(steps, trainer.max_steps) if trainer.max_steps >= 0 else steps
+def _steps_vary(trainer: L.Trainer) -> bool:
+    """Return True if the batches of an epoch do not tell its optimizer steps."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    has_scheduler = any(isinstance(each, GradientAccumulationScheduler) for each in callbacks)
+    return has_scheduler or len(trainer.optimizers) > 1
 
 
 def is_at_end(trainer: L.Trainer) -> bool:
@@ -108,9 +104,8 @@ def known_steps(trainer: L.Trainer, callback: str) -> int:
     """
     total = total_steps(trainer)
     if total is None:
-        raise ConfigError(
-            f"max_steps is {trainer.max_steps}; expected a number of steps, which {callback} needs."
-        )
+        expected = f"a number of steps, which {callback} needs"
+        raise ConfigError(f"max_steps is {trainer.max_steps}; expected {expected}.")
     return total
 
 
@@ -132,11 +127,13 @@ def validates_now(trainer: L.Trainer) -> bool:
     """Return True if a validation follows the current step."""
     if not trainer.enable_validation:
         return False
-    every: Any = trainer.val_check_batch
     if trainer.global_step >= trainer.max_steps > 0:
         return True
+    every: Any = trainer.val_check_batch
+    if every is None or not math.isfinite(every):
+        return False
     batches = trainer.global_step * trainer.accumulate_grad_batches
-    return every is not None and math.isfinite(every) and batches % every == 0
+    return batches % every == 0
 
 
 class StepTrigger:
@@ -151,14 +148,17 @@ class StepTrigger:
     def __init__(self, key: str, every_n_steps: int = 1):
         expect(every_n_steps >= 1, key, every_n_steps, "at least 1.")
         self.every = every_n_steps
-        #: last completed step, and the one before
-        self.step = self.previous = 0
+        #: last completed step
+        self.step = 0
+        #: last completed step at the end of the batch before
+        self.previous = 0
         #: last step of the run; None if it ends by time only
         self.last: int | None = None
 
     def start(self, trainer: L.Trainer) -> None:
         """Set the first step of a new or resumed run."""
-        self.step = self.previous = trainer.global_step
+        self.step = trainer.global_step
+        self.previous = trainer.global_step
         self.last = total_steps(trainer)
 
     def ended(self, trainer: L.Trainer) -> bool:
@@ -175,8 +175,10 @@ class StepTrigger:
 
     def is_due(self, step: int) -> bool:
         """Return True if the callback acts after this step; a batch may complete several."""
+        if self.is_last(step):
+            return True
         before = self.previous if step == self.step else step - 1
-        return before // self.every < step // self.every or self.is_last(step)
+        return before // self.every < step // self.every
 
     def is_last(self, step: int) -> bool:
         """Return True if the run ends with this step."""

@@ -47,15 +47,16 @@ def lay_out(trainer: L.Trainer) -> None:
 
 def collect_pages(callbacks: Iterable[L.Callback]) -> Pages:
     """Return the pages of all callbacks, those of the losses and branches first."""
-    found: Pages = dict(LOSS_PAGE)
+    pages: Pages = dict(LOSS_PAGE)
+    for page in BRANCH_PAGES:
+        pages[page] = {}
     for callback in callbacks:
-        if hasattr(callback, "charts"):
-            for page, charts in callback.charts().items():
-                found[page] = found.get(page, {}) | charts
-
-    first = [page for page in (*LOSS_PAGE, *BRANCH_PAGES) if page in found]
-    order = dict.fromkeys([*first, *found])
-    return {page: found[page] for page in order}
+        if not hasattr(callback, "charts"):
+            continue
+        for page, charts in callback.charts().items():
+            others = pages.get(page, {})
+            pages[page] = others | charts
+    return {page: charts for page, charts in pages.items() if charts}
 
 
 def with_prefix(logger: TensorBoardLogger, pages: Pages) -> Pages:
@@ -64,13 +65,16 @@ def with_prefix(logger: TensorBoardLogger, pages: Pages) -> Pages:
     for page, charts in pages.items():
         own[page] = {}
         for chart, (kind, tags) in charts.items():
-            own[page][chart] = [kind, [tag_of(logger, tag) for tag in tags]]
+            own_tags = [tag_of(logger, tag) for tag in tags]
+            own[page][chart] = [kind, own_tags]
     return own
 
 
 def tag_of(logger: TensorBoardLogger, tag: str) -> str:
     """Return a tag with the logger's prefix, which `logger.experiment` does not add."""
-    return f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}{tag}" if logger._prefix else tag
+    if not logger._prefix:
+        return tag
+    return f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}{tag}"
 
 
 def chart_layout(norms: Iterable[str]) -> Pages:
@@ -83,11 +87,13 @@ def chart_layout(norms: Iterable[str]) -> Pages:
     places = sorted({key.split("/")[0] for key in keys}, key=_mean_first)
     pages: Pages = {}
     for page, members in BRANCH_PAGES.items():
-        charts = _branch_charts(page, members, places)
-        for title, wanted in charts.items():
-            tags = [f"branch_norm/{key}" for key in wanted if key in keys]
+        charts = {}
+        for title, possible_keys in _branch_charts(page, members, places).items():
+            tags = [f"branch_norm/{key}" for key in possible_keys if key in keys]
             if tags:
-                pages.setdefault(page, {})[title] = ["Multiline", tags]
+                charts[title] = ["Multiline", tags]
+        if charts:
+            pages[page] = charts
     return pages | _expert_pages(keys, places)
 
 
@@ -112,14 +118,13 @@ def _branch_charts(
 
 def _expert_pages(keys: Collection[str], places: Sequence[str]) -> Pages:
     """Return a page per side of the experts, with a curve per expert."""
-    mixtures = [p for p in places if f"{p}/expert_up_proj/effective/expert0" in keys]
-    if not mixtures:
-        return {}
     pages: Pages = {}
     for side in ("gate", "up"):
         charts = {}
-        for place in mixtures:
-            pattern = f"branch_norm/{place}/expert_{side}_proj/effective/expert.*"
-            charts[place] = ["Multiline", [pattern]]
-        pages[f"experts, {side}"] = charts
+        for place in places:
+            prefix = f"{place}/expert_{side}_proj/effective/expert"
+            if f"{prefix}0" in keys:
+                charts[place] = ["Multiline", [f"branch_norm/{prefix}.*"]]
+        if charts:
+            pages[f"experts, {side}"] = charts
     return pages

@@ -136,9 +136,9 @@ class TrainingMonitor(MetricAccumulator, ThroughputClock):
         if n:  # not if every step was skipped, or without a loss
             self.last_loss = sums["loss"].item() / n
             scalars[TRAIN_LOSS] = self.last_loss
-        # a subclass may clip without setting grad_norm
-        if n and "clipped" in sums and module.grad_norm is not None:
-            scalars["clipped_steps"] = (sums["clipped"] / sums["steps"]).item()
+            # a subclass may clip without setting grad_norm
+            if "clipped" in sums and module.grad_norm is not None:
+                scalars["clipped_steps"] = (sums["clipped"] / sums["steps"]).item()
         n_skipped = getattr(getattr(module, "nonfinite", None), "skipped", 0)
         if n_skipped:
             scalars["skipped_steps"] = n_skipped
@@ -196,13 +196,16 @@ def mean_loss(trainer: L.Trainer, module: L.LightningModule, outputs: Any) -> Te
 def clip_norm(trainer: L.Trainer) -> float | None:
     """Return the limit of a `PretrainModule`'s global gradient norm; None without a single one."""
     settings = settings_of(trainer.lightning_module)
-    by_norm = trainer.gradient_clip_algorithm in (None, "norm")
-    is_automatic = trainer.lightning_module.automatic_optimization
-    if settings is None or settings.optim.clip_by_role or not (by_norm and is_automatic):
+    if settings is None or settings.optim.clip_by_role:
+        return None
+    if trainer.gradient_clip_algorithm not in (None, "norm"):
+        return None
+    if not trainer.lightning_module.automatic_optimization:
         return None
     return trainer.gradient_clip_val or None
 
 
 def is_monitored(trainer: L.Trainer) -> bool:
     """Return True if a `TrainingMonitor` logs the losses, so that the module need not."""
-    return any(isinstance(callback, TrainingMonitor) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    return any(isinstance(callback, TrainingMonitor) for callback in callbacks)

@@ -14,27 +14,24 @@ from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 from torchmetrics import CatMetric, MeanMetric, SumMetric
 
 import lightning_sv
 from lightning_sv import Preconditioner, PretrainModule, Sharpness, TokenDataModule, apply_strategy
 from lightning_sv.callbacks import BranchNorms, ResidualMonitor, RouterMonitor, TrainingMonitor
 from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
-from lightning_sv.callbacks.run_state import total_steps
+from lightning_sv.callbacks.training_monitor import mean_loss
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import RouterConfig
 from tests.conftest import thinned
 from tests.lit.own_trainer import (
     BIASED,
-    EPOCHS,
     MIXTURE,
     OWN_MODULE,
     SIZES,
     blocks,
     loader,
     module,
-    noted,
     rows,
     tags,
     trainer,
@@ -49,43 +46,27 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def test_training_monitor_keeps_the_loss_for_other_callbacks(
     data: TokenDataModule, tmp_path: Path
 ) -> None:
-    monitors = ("train/loss", "branch_norm/mean/q_proj/effective")
-    keep, norms = (
-        ModelCheckpoint(tmp_path / tag, monitor=tag, every_n_train_steps=1) for tag in monitors
-    )
-    run = trainer(tmp_path, TrainingMonitor(1), BranchNorms(1), keep, norms)
+    checkpoints = []
+    for tag in ("train/loss", "branch_norm/mean/q_proj/effective"):
+        checkpoints.append(ModelCheckpoint(tmp_path / tag, monitor=tag, every_n_train_steps=1))
+    run = trainer(tmp_path, TrainingMonitor(1), BranchNorms(1), *checkpoints)
     run.fit(module(), data)
     assert "scale: hg+dp+or" in next(tmp_path.rglob("hparams.yaml")).read_text()
-    assert norms.best_model_path and keep.best_model_path
+    assert all(checkpoint.best_model_path for checkpoint in checkpoints)
     assert {"train/loss", "val/loss"} <= run.progress_bar_metrics.keys()
     assert sum(bool(row["train/loss"]) for row in rows(tmp_path)) == 4  # each step once
 
 
 def test_logger_prefix_is_in_all_tags(tmp_path: Path) -> None:
-    logger, callbacks = (
-        TensorBoardLogger(tmp_path, prefix="run"),
-        (TrainingMonitor(1), BranchNorms(2)),
-    )
-    trainer(tmp_path, *callbacks, Preconditioner(histograms=2), logger=logger).fit(
-        module(), loader(), loader()
-    )
+    logger = TensorBoardLogger(tmp_path, prefix="run")
+    callbacks = (TrainingMonitor(1), BranchNorms(2), Preconditioner(histograms=2))
+    trainer(tmp_path, *callbacks, logger=logger).fit(module(), loader(), loader())
     written = EventAccumulator(logger.log_dir).Reload().Tags()
-    drawn = {
-        tag
-        for charts in pages_of(Path(logger.log_dir)).values()
-        for tags in charts.values()
-        for tag in tags
-    }
-    assert drawn <= set(written["scalars"]) and all(
-        tag.startswith("run-") for tag in written["histograms"]
-    )
-
-
-def test_sharpness_of_roles_that_a_strategy_lacks_logs_the_loss(
-    data: TokenDataModule, tmp_path: Path
-) -> None:
-    trainer(tmp_path, Sharpness(("scale_output",), 2, sequences=2)).fit(module(scale="llama"), data)
-    assert "sharpness/loss" in tags(tmp_path)
+    drawn: set[str] = set()
+    for charts in pages_of(Path(logger.log_dir)).values():
+        drawn.update(*charts.values())
+    assert drawn <= set(written["scalars"])
+    assert all(tag.startswith("run-") for tag in written["histograms"])
 
 
 @pytest.mark.parametrize("kind", ["applied", "unified"])
@@ -102,7 +83,9 @@ class Measured(PretrainModule):
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
-        self.blocks, self.mean, self.all = SumMetric(), MeanMetric(), CatMetric()
+        self.blocks = SumMetric()
+        self.mean = MeanMetric()
+        self.all = CatMetric()
 
     def training_step(self, block: Tensor, batch_idx: int) -> Any:
         out = super().training_step(block, batch_idx)
@@ -117,7 +100,8 @@ class Measured(PretrainModule):
 def test_probe_leaves_metrics_of_a_training_step_and_biases_of_experts(
     method: Any, tmp_path: Path
 ) -> None:
-    seen, ends = [], []
+    seen = []
+    ends = []
     loss: Any = lambda module: module.training_step(blocks(), 0)  # noqa: E731
     for name, probes in (("plain", 0), ("probed", 1)):
         made = Measured(backbone=BIASED, lr=0.01, seed=0)
@@ -138,16 +122,15 @@ def test_probe_leaves_out_frozen_parameters(data: TokenDataModule, tmp_path: Pat
             self.configure_model()
             self.net.embed.requires_grad_(False)
 
+    traces = []
     for name, loss in (
         ("own", None),
         ("given", lambda module: module.loss(data.batches.held_out(2))[0]),
     ):
         probe = Sharpness(("all",), 2, sequences=2, loss=loss)
         trainer(tmp_path / name, probe, max_steps=1).fit(Frozen(SIZES, lr=0.01, seed=0), data)
-    own, given = (
-        float(rows(tmp_path / name)[0]["sharpness/all/trace"]) for name in ("own", "given")
-    )
-    assert own == pytest.approx(given, rel=1e-3)
+        traces.append(float(rows(tmp_path / name)[0]["sharpness/all/trace"]))
+    assert traces[0] == pytest.approx(traces[1], rel=1e-3)
 
 
 class Foreign(L.LightningModule):
@@ -208,51 +191,32 @@ def test_callbacks_leave_custom_training_unchanged(
     callbacks: list[Any] = [TrainingMonitor(2), *probes, *monitors]
     trainer(tmp_path / "user", *callbacks, accumulate_grad_batches=2).fit(user, loader())
     logged = tags(tmp_path / "user")
-    branch = {
-        "applied": "head/up_proj",
-        "backbone": "layer0/up_proj",
-        "mixture": "layer0/expert_up_proj",
-    }[kind]
-    wanted = {
+    branches = {"applied": "head/up_proj", "backbone": "layer0/up_proj"}
+    branch = branches.get(kind, "layer0/expert_up_proj")
+    expected = {
         "train/loss",
         "lr",
         "throughput/steps_per_s",
-        f"branch_norm/{branch}/effective",
         "sharpness/all/trace",
+        "sharpness/scale_input/lambda_max",
+        f"branch_norm/{branch}/effective",
+        f"preconditioner/{branch}/drift_in",
     }
-    wanted |= {f"preconditioner/{branch}/drift_in", "sharpness/scale_input/lambda_max"}
-    wanted |= {"moe/layer0/load_max"} if kind == "mixture" else set()
-    assert wanted <= logged, wanted - logged
+    if kind == "mixture":
+        expected.add("moe/layer0/load_max")
+    assert expected <= logged, expected - logged
     stated = {"train", "loss", "epoch", "step"}.union(*(callback.tags for callback in callbacks))
     assert {tag.partition("/")[0] for tag in logged} <= stated  # what EarlyStopping may monitor
     quiet = Foreign(foreign(kind))
     quiet.load_state_dict(before)
     trainer(tmp_path / "quiet", accumulate_grad_batches=2).fit(quiet, loader())
-    assert (
-        differences(quiet.state_dict(), user.state_dict()) == []
-    )  # the probes leave training alone
-    losses = [
-        [row["loss"] for row in rows(out) if row["loss"]]
-        for out in (tmp_path / "user", tmp_path / "quiet")
-    ]
-    assert losses[0] == losses[1]
-    (mean,) = {
-        row["train/loss"]
-        for row in rows(tmp_path / "user")
-        if row["step"] == "2" and row["train/loss"]
-    }
-    assert float(mean) == pytest.approx(float(losses[0][0]), rel=0.1)
-
-
-def test_router_monitor_names_the_mixtures_of_equal_block_numbers_by_their_path() -> None:
-    user: Any = Foreign(
-        nn.ModuleDict({name: foreign("mixture") for name in ("encoder", "decoder")})
-    )
-    monitor = RouterMonitor()
-    monitor.on_fit_start(None, user)  # type: ignore[arg-type]
-    charts = set(monitor.charts()["expert load"])
-    assert {"layer0/net_encoder_layers_ffn", "layer0/net_decoder_layers_ffn"} <= charts
-    assert len(charts) == 2 * MIXTURE.n_layer
+    # the probes leave training alone
+    assert differences(quiet.state_dict(), user.state_dict()) == []
+    noisy_rows = rows(tmp_path / "user")
+    losses = [row["loss"] for row in noisy_rows if row["loss"]]
+    assert losses == [row["loss"] for row in rows(tmp_path / "quiet") if row["loss"]]
+    means = [row["train/loss"] for row in noisy_rows if row["train/loss"]]
+    assert float(means[0]) == pytest.approx(float(losses[0]), rel=0.1)
 
 
 class Teacher(Foreign):
@@ -280,59 +244,39 @@ def test_router_monitor_loads_are_those_of_the_named_mixture(tmp_path: Path) -> 
 
 
 def test_sharpness_goes_on_after_vectors_are_frozen(tmp_path: Path) -> None:
-    user, tokens = Foreign(foreign("applied")), blocks(2)
-    vectors = [
-        p
-        for name, p in user.named_parameters()
-        if "parametrizations" in name and "original" not in name
-    ]
-    freeze = LambdaCallback(
-        on_train_batch_end=lambda *given: [p.requires_grad_(False) for p in vectors]
-    )
+    user = Foreign(foreign("applied"))
+    tokens = blocks(2)
+
+    def freeze(*_: object) -> None:
+        for name, parameter in user.named_parameters():
+            if "parametrizations" in name and "original" not in name:
+                parameter.requires_grad_(False)
+
     probe = Sharpness(
         ("all", "scale_output"), 3, budget=1, loss=lambda module: module.training_step(tokens, 0)
-    )  # type: ignore[operator]
-    trainer(tmp_path, freeze, probe).fit(user, loader())
+    )
+    trainer(tmp_path, LambdaCallback(on_train_batch_end=freeze), probe).fit(user, loader())
     measured = [row for row in rows(tmp_path) if row["sharpness/all/lambda_max"]]
-    assert [bool(row["sharpness/scale_output/lambda_max"]) for row in measured] == [
-        True,
-        False,
-        False,
-    ]
-
-
-class InHalves(Foreign):
-    """Two forward passes for one micro-batch."""
-
-    def forward(self, tokens: Tensor) -> Any:
-        return torch.cat([self.net(tokens[:1]), self.net(tokens[1:])])
-
-
-def test_router_monitor_counts_all_forward_passes_of_a_batch(tmp_path: Path) -> None:
-    logged = []
-    for kind in (Foreign, InHalves):
-        trainer(tmp_path / kind.__name__, RouterMonitor(1), max_steps=2).fit(
-            kind(foreign("mixture")), loader()
-        )
-        values = [row for row in rows(tmp_path / kind.__name__) if row["moe/mean/entropy"]]
-        logged.append([float(row[tag]) for row in values for tag in row if tag.startswith("moe/")])
-    assert len(logged[0]) > 8 and logged[0] == pytest.approx(logged[1], rel=1e-4)
+    has_output = [bool(row["sharpness/scale_output/lambda_max"]) for row in measured]
+    assert has_output == [True, False, False]
 
 
 def test_callbacks_of_a_fit_that_failed_start_again(data: TokenDataModule, tmp_path: Path) -> None:
-    monitor, probe = TrainingMonitor(10), Sharpness(("all",), 2, sequences=1)
+    monitor = TrainingMonitor(10)
+    probe = Sharpness(("all",), 2, sequences=1)
+    losses = {}
     for name, fails in (("fails", 3), ("again", 99), ("fresh", 99)):
         if name == "fresh":
-            monitor, probe = TrainingMonitor(10), Sharpness(("all",), 2, sequences=1)
+            monitor = TrainingMonitor(10)
+            probe = Sharpness(("all",), 2, sequences=1)
         stop = LambdaCallback(on_train_batch_start=lambda *given, at=fails: 1 / (given[-1] - at))
         with pytest.raises(ZeroDivisionError) if fails == 3 else nullcontext():
             trainer(tmp_path / name, stop, monitor, probe, max_steps=4).fit(
                 module(seed=fails), data
             )
-    again, fresh = (
-        [row["train/loss"] for row in rows(tmp_path / name)] for name in ("again", "fresh")
-    )
-    assert again == fresh and any(fresh) and probe.time.so_far.done == 2
+        losses[name] = [row["train/loss"] for row in rows(tmp_path / name)]
+    assert losses["again"] == losses["fresh"] and any(losses["fresh"])
+    assert probe.time.so_far.done == 2
 
 
 class Silent(Foreign):
@@ -349,40 +293,21 @@ class Silent(Foreign):
         optimizer.step()
 
 
-class Twice(Silent):
-    """A user's module with two optimizers, which step in each batch."""
-
-    def training_step(self, block: Tensor, batch_idx: int) -> Any:
-        optimizers: Any = self.optimizers()
-        self.manual_backward(Foreign.training_step(self, block, batch_idx))
-        for optimizer in optimizers:
-            optimizer.step()
-
-    def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD([parameter], lr=1e-3) for parameter in list(self.parameters())[:2]]
-
-
-@pytest.mark.parametrize("kind", [Silent, Twice])
-def test_sharpness_of_a_loss_that_trains_is_refused(kind: type[Foreign], tmp_path: Path) -> None:
+def test_sharpness_of_a_loss_that_trains_is_refused(tmp_path: Path) -> None:
     tokens = blocks(2)
     probe = Sharpness(("all",), 2, loss=lambda module: module.training_step(tokens, 0))  # type: ignore[operator]
     with pytest.raises(ConfigError, match="^loss of Sharpness is"):
-        trainer(tmp_path, probe).fit(kind(foreign("applied")), loader())
+        trainer(tmp_path, probe).fit(Silent(foreign("applied")), loader())
 
 
-def test_steps_of_several_optimizers_are_counted(tmp_path: Path) -> None:
-    planned, note = noted("on_train_start", lambda trainer, _: total_steps(trainer))
-    preconditioner = Preconditioner(histograms=4, model="net")
-    run = trainer(tmp_path, note, preconditioner, logger=TensorBoardLogger(tmp_path), **EPOCHS)
-    run.fit(Twice(foreign("backbone")), loader())
-    assert planned == [run.global_step] == [24]
-    reader = EventAccumulator(run.log_dir, size_guidance={"histograms": 0}).Reload()
-    assert [event.step for event in reader.Histograms(reader.Tags()["histograms"][0])] == [
-        0,
-        2,
-        6,
-        24,
-    ]  # 0 1 5 24
+def test_training_loss_of_half_precision_is_summed_in_float32() -> None:
+    run: Any = SimpleNamespace(accumulate_grad_batches=4)
+    user: Any = SimpleNamespace(automatic_optimization=True)
+    loss = mean_loss(run, user, torch.tensor(0.5, dtype=torch.bfloat16))
+    assert loss.dtype == torch.float32 and loss.item() == 2.0  # Lightning has divided it by 4
+    nats = mean_loss(run, user, {"loss": torch.tensor(9.0), "nats": torch.tensor(3.0)})
+    assert nats.item() == 3.0
+    assert mean_loss(run, user, None) is None
 
 
 class Frozen(Foreign):
@@ -403,23 +328,6 @@ def test_training_monitor_logs_what_a_custom_module_has(
     logged = tags(tmp_path)
     assert "throughput/steps_per_s" in logged
     assert ("lr" in logged) == (kind is Silent) and ("train/loss" in logged) == (kind is Frozen)
-
-
-def test_training_monitor_of_half_precision_logs_the_mean_loss(tmp_path: Path) -> None:
-    losses, note = noted(
-        "on_train_batch_end", lambda trainer, module, outputs, *_: float(outputs["loss"])
-    )
-    run = trainer(
-        tmp_path,
-        TrainingMonitor(64),
-        note,
-        precision="bf16-true",
-        max_steps=64,
-        val_check_interval=None,
-    )
-    run.fit(Foreign(foreign("applied")), DataLoader(blocks(128), batch_size=2))  # type: ignore[arg-type]
-    (logged,) = (float(row["train/loss"]) for row in rows(tmp_path) if row["train/loss"])
-    assert logged == pytest.approx(sum(losses) / 64, rel=1e-5)
 
 
 def test_training_monitor_keeps_the_sums_of_this_device_in_a_second_fit() -> None:
@@ -444,22 +352,18 @@ def test_callbacks_that_write_the_same_tags_are_refused(tmp_path: Path) -> None:
         )
 
 
-READERS = [
-    BranchNorms(),
-    BranchNorms(model="nett"),
-    Preconditioner(),
-    RouterMonitor(),
-    Sharpness(),
-    ResidualMonitor(),
-]
-
-
-@pytest.mark.parametrize("callback", READERS)
-def test_callbacks_model_without_parts_is_refused(
-    callback: L.Callback, data: TokenDataModule, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError):
-        trainer(tmp_path, callback).fit(Foreign(plain()), data)
+def test_callbacks_model_without_parts_is_refused(data: TokenDataModule, tmp_path: Path) -> None:
+    readers = (
+        BranchNorms(),
+        BranchNorms(model="nett"),
+        Preconditioner(),
+        RouterMonitor(),
+        Sharpness(),
+        ResidualMonitor(),
+    )
+    for callback in readers:
+        with pytest.raises(ConfigError):
+            trainer(tmp_path, callback).fit(Foreign(plain()), data)
 
 
 class WithoutForward(L.LightningModule):

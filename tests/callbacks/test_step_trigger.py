@@ -1,13 +1,21 @@
 """The steps at which callbacks act, and arguments out of range."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import nn
 
 from lightning_sv import callbacks
-from lightning_sv.callbacks.run_state import StepTrigger, evaluation_mode, log_spaced
+from lightning_sv.callbacks.run_state import (
+    StepTrigger,
+    evaluation_mode,
+    known_steps,
+    log_spaced,
+    total_steps,
+)
 from lightning_sv.errors import ConfigError
 
 
@@ -18,7 +26,7 @@ from lightning_sv.errors import ConfigError
 def test_step_trigger_acts_once_at_due_steps_and_the_last(accumulate: int, begin: int) -> None:
     clock = StepTrigger("x.every_n_steps", 2)
     trainer: Any = SimpleNamespace(
-        global_step=begin, estimated_stepping_batches=7, callbacks=[], max_epochs=None
+        global_step=begin, estimated_stepping_batches=7, callbacks=[], max_steps=7
     )
     acted: list[tuple[int, int]] = []
     clock.start(trainer)
@@ -31,23 +39,48 @@ def test_step_trigger_acts_once_at_due_steps_and_the_last(accumulate: int, begin
     assert acted == [(step, accumulate - 1) for step in (2, 4, 6, 7) if step > begin]
     trainer.global_step = 9  # two optimizers
     assert clock.ended(trainer) and clock.has_passed({8}) and not clock.has_passed({7, 10})
-    assert clock.is_due(9) and not clock.is_due(
-        11
-    )  # 8 is one of its steps, 11 a later one that the caller knows
-    trainer = SimpleNamespace(
-        global_step=6, estimated_stepping_batches=7, callbacks=[], max_epochs=None
-    )
+    # 8 is one of its steps, 11 a later one that the caller knows
+    assert clock.is_due(9) and not clock.is_due(11)
+    trainer.global_step = 6
     clock.start(trainer)
     trainer.global_step = 8
     assert clock.ended(trainer) and clock.is_last(8)
 
 
-def test_log_spaced_of_a_short_run_begins_at_step_1() -> None:
-    assert (
-        log_spaced(64, 5) == [0, 1, 4, 16, 64]
-        and log_spaced(2, 5) == [0, 1, 2]
-        and log_spaced(64, 2) == [0, 64]
+@pytest.mark.parametrize(
+    ("max_steps", "estimated", "optimizers", "callbacks", "expected"),
+    [
+        (7, 7, 1, [], 7),
+        (-1, 12, 1, [], 12),
+        (-1, math.inf, 1, [], None),  # only max_time ends the run
+        (7, 7, 2, [], 7),
+        (-1, 12, 2, [], None),
+        (-1, 12, 1, [GradientAccumulationScheduler({0: 1, 1: 2})], None),
+    ],
+)
+def test_total_steps_are_unknown_if_batches_do_not_tell_them(
+    max_steps: int,
+    estimated: float,
+    optimizers: int,
+    callbacks: list[Any],
+    expected: int | None,
+) -> None:
+    trainer: Any = SimpleNamespace(
+        max_steps=max_steps,
+        estimated_stepping_batches=estimated,
+        optimizers=[None] * optimizers,
+        callbacks=callbacks,
     )
+    assert total_steps(trainer) == expected
+    if expected is None:
+        with pytest.raises(ConfigError, match="^max_steps is"):
+            known_steps(trainer, "Preconditioner")
+
+
+def test_log_spaced_of_a_short_run_begins_at_step_1() -> None:
+    assert log_spaced(64, 5) == [0, 1, 4, 16, 64]
+    assert log_spaced(2, 5) == [0, 1, 2]
+    assert log_spaced(64, 2) == [0, 64]
 
 
 PERIODIC = ("TrainingMonitor", "BranchNorms", "RouterMonitor", "Preconditioner")

@@ -103,15 +103,11 @@ class Sharpness(L.Callback):
         _expect_at_least("hutchinson_probes", hutchinson_probes, 2)
         if sequences is not None:
             _expect_at_least("sequences", sequences, 1)
-        if not 0 < budget <= 1:
-            expected = "a fraction of the run, above 0 up to 1."
-            raise ConfigError(f"budget of Sharpness is {budget}; expected {expected}")
-        if method not in METHODS:
-            expected = f"one of: {' '.join(METHODS)}."
-            raise ConfigError(f"method of Sharpness is {method}; expected {expected}")
-        if not subsets:
-            expected = "at least one, for instance all."
-            raise ConfigError(f"subsets of Sharpness is empty; expected {expected}")
+        fraction = "a fraction of the run, above 0 up to 1."
+        expect(0 < budget <= 1, "budget of Sharpness", budget, fraction)
+        methods = f"one of: {' '.join(METHODS)}."
+        expect(method in METHODS, "method of Sharpness", method, methods)
+        expect(len(subsets) > 0, "subsets of Sharpness", "empty", "at least one, such as all.")
 
         self.subsets = (subsets,) if isinstance(subsets, str) else tuple(subsets)
         self.points = points
@@ -152,10 +148,10 @@ class Sharpness(L.Callback):
         """Find the trained parameters of the model, which is built by now."""
         model = model_of(pl_module, self.model)
         if self.loss is not None and any(map(is_sharded, model.parameters())):
-            expected = (
-                "an unsharded one. Leave out loss to measure the held-out loss of a PretrainModule."
+            hint = "Leave out loss to measure the held-out loss of a PretrainModule."
+            raise ConfigError(
+                f"the model of Sharpness is sharded; expected an unsharded one. {hint}"
             )
-            raise ConfigError(f"the model of Sharpness is sharded; expected {expected}")
         known = parameter_subsets(model)
         self._find(known)
         # One config serves all strategies of a Backbone, and some strategies lack a role.
@@ -169,8 +165,9 @@ class Sharpness(L.Callback):
         self._present = tuple(name for name in dict.fromkeys(self.subsets) if known[name])
 
     def _check_vectors(self, model: nn.Module, known: Subsets) -> None:
+        has_vectors = known["scale_input"] or known["scale_output"]
         scale_subsets = [name for name in self.subsets if name.startswith("scale_")]
-        if not scale_subsets or known["scale_input"] or known["scale_output"]:
+        if has_vectors or not scale_subsets:
             return
         found = f"the model of Sharpness is {type(model).__name__}, without trained scale vectors"
         expected = "a model built with ScaleBuilder, or one after apply_strategy"

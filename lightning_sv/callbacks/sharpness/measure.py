@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, get_args
+from itertools import chain
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 from torchmetrics import Metric
@@ -36,11 +37,10 @@ class Measurement:
 
     def figures(self, parameters: Subsets, loss: Callable[[], Tensor]) -> dict[str, float]:
         """Return loss, 'SUBSET/FIGURE' with its error, and the number of products."""
-        value = scalar_loss(loss()).item()
-        if not math.isfinite(value):  # Lanczos would fail; the run itself stops at its next write
-            return {"loss": value}
+        scalars = {"loss": scalar_loss(loss()).item()}
+        if not math.isfinite(scalars["loss"]):
+            return scalars  # Lanczos would fail; the run itself stops at its next write
 
-        scalars = {"loss": value}
         n_products = 0
         # parameters may have been frozen since the start of the run
         present = [name for name in self.subsets if parameters.get(name)]
@@ -64,28 +64,26 @@ class Measurement:
                 yield name, DifferenceProduct(loss, parameters[name])
             return
 
-        together: dict[int, nn.Parameter] = {}
+        if not names:
+            return
+        members = chain.from_iterable(parameters[name] for name in names)
+        together = tuple(dict.fromkeys(members))  # each once
+        product = HessianProduct(loss, together)
         for name in names:
-            for parameter in parameters[name]:
-                together[id(parameter)] = parameter
-        if together:
-            whole = HessianProduct(loss, tuple(together.values()))
-            for name in names:
-                yield name, whole.subset(parameters[name])
+            yield name, product.subset(parameters[name])
 
 
 @contextmanager
 def metrics_kept(module: nn.Module) -> Iterator[None]:
     """Leave the metrics of `module` as they are, although a training_step inside updates them."""
-    metrics = [metric for metric in module.modules() if isinstance(metric, Metric)]
-    kept = [dict(vars(metric)) for metric in metrics]
-    for metric in metrics:
-        for key in metric._defaults:  # an update may change these in place
-            value = getattr(metric, key)
-            copied = value.clone() if isinstance(value, Tensor) else list(value)
-            setattr(metric, key, copied)
+    kept: dict[Metric, dict[str, Any]] = {}
+    for metric in module.modules():
+        if isinstance(metric, Metric):
+            kept[metric] = dict(vars(metric))
+            # an update may change the states in place, so that it gets copies
+            vars(metric).update(metric._copy_state_dict())
     try:
         yield
     finally:
-        for metric, values in zip(metrics, kept, strict=True):
+        for metric, values in kept.items():
             vars(metric).update(values)

@@ -29,21 +29,19 @@ def parameter_subsets(model: nn.Module) -> Subsets:
     for name, members in applied_vectors(model):
         by_place[name] += members
 
-    subsets: Subsets = {}
-    for name, members in by_role.items():
-        subsets[name] = trained(members)
+    subsets = {name: trained(members) for name, members in by_role.items()}
     for name, members in by_place.items():
-        # `router` is also the name of a role, and keeps that meaning
-        if name not in by_role and trained(members):
-            subsets[name] = trained(members)
+        parameters = trained(members)
+        is_role = name in by_role  # such as `router`, which keeps that meaning
+        if parameters and not is_role:
+            subsets[name] = parameters
     return subsets
 
 
 def backbone_roles(model: Backbone) -> Members:
     """Return all parameters of our backbone, and those of each role."""
-    roles: Members = {"all": []}
-    for role in PARAMETER_ROLES:
-        roles[_role_name(role)] = []
+    names = ["all", *map(_role_name, PARAMETER_ROLES)]
+    roles: Members = {name: [] for name in names}
     for named in parameter_roles(model):
         roles["all"].append(named.parameter)
         roles[_role_name(named.role)].append(named.parameter)
@@ -66,16 +64,21 @@ def modules_by_place(model: nn.Module) -> Members:
     """Return the parameters of each block, and of the matrices and norms of each name."""
     places: Members = defaultdict(list)
     for path, module in model.named_modules():
-        parts = path.split(".")
-        is_block = parts[0] == "layers" and len(parts) == 2
-        is_named_norm = isinstance(module, RMSNorm) and parts[-1] != "norm"
-        if is_block:
-            places[f"layer{parts[1]}"] = list(module.parameters())
-        elif isinstance(module, ScaledLinear | nn.Linear) or is_named_norm:
-            places[parts[-1]] += module.parameters()
+        parent, _, name = path.rpartition(".")
+        if parent == "layers":
+            places[f"layer{name}"] += module.parameters()
         elif isinstance(module, BranchGroup):
             _add_group(module, places)
+        elif _has_own_subset(module, name):
+            places[name] += module.parameters()
     return places
+
+
+def _has_own_subset(module: nn.Module, name: str) -> bool:
+    """Return True for a matrix, and for a norm that is not inside a `BranchGroup`."""
+    if isinstance(module, RMSNorm):
+        return name != "norm"
+    return isinstance(module, ScaledLinear | nn.Linear)
 
 
 def _add_group(group: BranchGroup, places: Members) -> None:
@@ -91,8 +94,10 @@ def applied_vectors(model: nn.Module) -> Iterator[tuple[str, Iterable[nn.Paramet
     """Yield the name of a matrix that `apply_strategy` changed, and parameters of its vectors."""
     for _, module, applied in applied_strategies(model):
         for path, _, weight, sides in applied.branches(module):
-            if weight is not None:
-                yield path.rpartition(".")[2], list(_parameters_of(sides))
+            if weight is None:  # a norm
+                continue
+            _, _, name = path.rpartition(".")
+            yield name, _parameters_of(sides)
 
 
 def _parameters_of(sides: Mapping[str, Any]) -> Iterator[nn.Parameter]:
