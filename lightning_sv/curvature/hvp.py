@@ -101,9 +101,8 @@ class HessianProduct:
         with twice_differentiable():
             self._gradient = _gradient(loss, self.parameters, create_graph=True)
         if _has_dead_end(self._gradient):
-            raise ConfigError(
-                "the loss has a once_differentiable function; replace it, or use DifferenceProduct."
-            )
+            found = "a once_differentiable function"
+            raise ConfigError(f"the loss has {found}; replace it, or use DifferenceProduct.")
 
     def subset(self, parameters: Sequence[Tensor]) -> "HessianProduct":
         """Return the product for a part of the subset, on the same graph.
@@ -133,23 +132,29 @@ class HessianProduct:
         if not outputs:
             return tuple(map(torch.zeros_like, self.parameters))
 
-        try:
+        with _explained(), twice_differentiable():
             # activation checkpointing computes parts of the loss again
-            with twice_differentiable():
-                product = torch.autograd.grad(
-                    outputs,
-                    self.parameters,
-                    weights,
-                    retain_graph=True,
-                    allow_unused=True,
-                    materialize_grads=True,
-                )
-        except RuntimeError as error:
-            explained = explain_failed_product(error)
-            if explained is None:
-                raise
-            raise explained from error
+            product = torch.autograd.grad(
+                outputs,
+                self.parameters,
+                weights,
+                retain_graph=True,
+                allow_unused=True,
+                materialize_grads=True,
+            )
         return _dense(product)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Replace torch's error of a product by one that says what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        explained = explain_failed_product(error)
+        if explained is None:
+            raise
+        raise explained from error
 
 
 def explain_failed_product(error: RuntimeError) -> ConfigError | None:
@@ -243,14 +248,14 @@ class _RandomState:
     """State of the random generators now, of the CPU and of the parameters' GPUs."""
 
     def __init__(self, parameters: Vector):
-        self._devices = sorted({p.device.index or 0 for p in parameters if p.is_cuda})
+        gpus = {parameter.device for parameter in parameters if parameter.is_cuda}
         self._cpu = torch.get_rng_state()
-        self._gpus = {device: torch.cuda.get_rng_state(device) for device in self._devices}
+        self._gpus = {gpu: torch.cuda.get_rng_state(gpu) for gpu in gpus}
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Start from this state inside the context; the state outside does not change."""
-        with torch.random.fork_rng(devices=self._devices):
+        with torch.random.fork_rng(devices=self._gpus):
             torch.set_rng_state(self._cpu)
             for device, state in self._gpus.items():
                 torch.cuda.set_rng_state(state, device)
@@ -320,14 +325,14 @@ def _dense(gradient: Vector) -> Vector:
 
 def _has_dead_end(gradient: Vector) -> bool:
     """Return True if torch would drop second derivatives silently, at an error node."""
-    pending = [g.grad_fn for g in gradient]
-    seen: set[torch.autograd.graph.Node] = set()
+    seen = {g.grad_fn for g in gradient if g.grad_fn is not None}
+    pending = list(seen)
     while pending:
         node = pending.pop()
-        if node is None or node in seen:
-            continue
         if node.name().endswith("::Error"):
             return True
-        seen.add(node)
-        pending += [after for after, _ in node.next_functions]
+        for after, _ in node.next_functions:
+            if after is not None and after not in seen:
+                seen.add(after)
+                pending.append(after)
     return False

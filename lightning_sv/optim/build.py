@@ -84,15 +84,12 @@ class OptimConfig:
     def _check_values_by_role(self) -> None:
         if "matrix" in self.lr_factor_by_role:
             raise ConfigError(f"{PREFIX}.lr_factor_by_role has matrix; set {PREFIX}.lr instead.")
-        for key, at_least_0, limit in (
-            ("lr_factor_by_role", False, 1e12),
-            ("weight_decay_by_role", True, 1e12),
-            ("clip_by_role", False, math.inf),
-        ):
-            for role, value in getattr(self, key).items():
-                expect_known(f"role in {PREFIX}.{key}", role, PARAMETER_ROLES)
-                fits = 0 < value <= limit or (at_least_0 and value == 0)
-                expect(fits, f"{PREFIX}.{key}.{role}", value, "a positive number.")
+        for role, value in self.lr_factor_by_role.items():
+            _check_of_role("lr_factor_by_role", role, value, 0 < value < math.inf)
+        for role, value in self.weight_decay_by_role.items():
+            _check_of_role("weight_decay_by_role", role, value, 0 <= value < math.inf)
+        for role, value in self.clip_by_role.items():
+            _check_of_role("clip_by_role", role, value, value > 0)
 
     def _check_numbers(self) -> None:
         if self.lr is not None:
@@ -102,6 +99,11 @@ class OptimConfig:
             expect(0 <= value < 1, f"{PREFIX}.{key}", value, "a number in [0, 1).")
         expect(self.eps > 0, f"{PREFIX}.eps", self.eps, "a number above 0.")
         expect(self.weight_decay >= 0, f"{PREFIX}.weight_decay", self.weight_decay, "0 or more.")
+
+
+def _check_of_role(key: str, role: str, value: float, fits: bool) -> None:
+    expect_known(f"role in {PREFIX}.{key}", role, PARAMETER_ROLES)
+    expect(fits, f"{PREFIX}.{key}.{role}", value, "a positive number.")
 
 
 def adamw(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> AdamW:

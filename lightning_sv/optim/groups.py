@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +12,7 @@ from lightning_sv.errors import ConfigError, expect
 from lightning_sv.scale import ScaledLinear, ScaleVector
 
 ParameterRole = Literal["matrix", "router", "head", "embedding", "input", "output"]
-PARAMETER_ROLES: tuple[ParameterRole, ...] = (
-    "matrix",
-    "router",
-    "head",
-    "embedding",
-    "input",
-    "output",
-)
+PARAMETER_ROLES: tuple[ParameterRole, ...] = get_args(ParameterRole)
 #: Roles of scale vectors, whose decay the strategy sets, and of all other parameters.
 SCALE_ROLES: frozenset[ParameterRole] = frozenset({"input", "output"})
 MATRIX_ROLES = tuple(role for role in PARAMETER_ROLES if role not in SCALE_ROLES)
@@ -121,33 +113,30 @@ def role_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[Paramet
     expected = "strategy.decayed_roles, a set of 'input' and 'output'."
     expect(not is_word, "decayed_roles", repr(decayed_roles), expected)
 
-    members: dict[ParameterRole, list[NamedParameter]] = {role: [] for role in PARAMETER_ROLES}
-    for named in parameter_roles(model):
-        if named.parameter.requires_grad:
-            members[named.role].append(named)
+    trained = [named for named in parameter_roles(model) if named.parameter.requires_grad]
+    _check_unique(trained)
     groups = []
-    for role, named_parameters in members.items():
+    for role in PARAMETER_ROLES:
+        members = tuple(named for named in trained if named.role == role)
         decays = role not in SCALE_ROLES or role in decayed_roles
-        if named_parameters:
-            groups.append(ParameterGroup(role, decays, tuple(named_parameters)))
-    _check_partition(model, members.values())
+        if members:
+            groups.append(ParameterGroup(role, decays, members))
     return groups
 
 
-def _check_partition(model: nn.Module, members: Iterable[list[NamedParameter]]) -> None:
-    """Raise ConfigError if a trained parameter has several roles."""
-    grouped = [id(member.parameter) for member in chain.from_iterable(members)]
+def _check_unique(trained: Sequence[NamedParameter]) -> None:
+    """Raise ConfigError if a parameter is in several modules, and so may have several roles."""
+    unique = {id(named.parameter) for named in trained}
     expected = "parameters of one module each, because each has one role. Untie them."
-    is_unique = len(grouped) == len(set(grouped))
-    expect(is_unique, "the model", "one with shared parameters", expected)
-    trained = {id(p) for p in model.parameters() if p.requires_grad}
-    assert set(grouped) == trained, "not a partition"
+    expect(len(unique) == len(trained), "the model", "one with shared parameters", expected)
 
 
 def matrix_rate(param_groups: Sequence[Mapping[str, Any]]) -> float:
     """Return the learning rate of the matrices, which no factor by role changes."""
-    of_matrices = (group for group in param_groups if group.get("role") == "matrix")
-    return float(next(of_matrices, param_groups[0])["lr"])
+    for group in param_groups:
+        if group.get("role") == "matrix":
+            return float(group["lr"])
+    return float(param_groups[0]["lr"])
 
 
 def is_sharded(tensor: Tensor) -> bool:

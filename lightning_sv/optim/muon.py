@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, cast
 
 import torch
@@ -118,13 +118,16 @@ class Muon(Optimizer):
         """Update every parameter that has a gradient."""
         assert closure is None
         for group in self.param_groups:
-            dtype = getattr(torch, group["ns_dtype"])
             with_gradient = [p for p in group["params"] if p.grad is not None]
             for batch in stacks(with_gradient):
-                momenta = [self._nesterov(p, group["momentum"]) for p in batch]
-                updates = _orthogonalize_all(momenta, dtype)
-                for parameter, update in zip(batch, updates, strict=True):
-                    _apply(parameter, update, group["lr"], group["weight_decay"])
+                self._update(batch, group)
+
+    def _update(self, batch: list[Tensor], group: dict[str, Any]) -> None:
+        """Update parameters of equal shape."""
+        momenta = [self._nesterov(parameter, group["momentum"]) for parameter in batch]
+        updates = _orthogonalize_all(momenta, getattr(torch, group["ns_dtype"]))
+        for parameter, update in zip(batch, updates, strict=True):
+            _apply(parameter, update, group["lr"], group["weight_decay"])
 
     def _nesterov(self, parameter: Tensor, momentum: float) -> Tensor:
         """Update the parameter's momentum; return (1 - mu) G + mu M."""
@@ -160,7 +163,10 @@ class CompositeOptimizer(Optimizer):
 
     def __init__(self, parts: list[Optimizer]):
         self.parts = parts
-        super().__init__(list(chain.from_iterable(part.param_groups for part in parts)), {})
+        groups: list[dict[str, Any]] = []
+        for part in parts:
+            groups += part.param_groups
+        super().__init__(groups, {})
         self._link()
 
     def _link(self) -> None:
@@ -185,7 +191,9 @@ class CompositeOptimizer(Optimizer):
         self._link()
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
         """Step every part; parameters without a gradient do not change."""
         loss = None
         if closure is not None:
