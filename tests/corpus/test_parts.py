@@ -155,12 +155,13 @@ def test_training_by_name_leaves_a_part_of_a_text_as_it_is(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "conf/data").mkdir(parents=True)
     corpus = {"dir": "data/some", "source": repeated.source, "tokenizer": "bpe:300"}
-    data = {"corpus": corpus | {"val_fraction": 0.1}, "seq_len": 8, "global_batch": 2}
+    data = {"corpus": corpus | {"val_fraction": 0.1}}
     (tmp_path / "conf/data/some.yaml").write_text(json.dumps({"data": data}))
     backbone = {"d_model": 16, "n_layer": 1, "n_head": 1, "vocab_size": 300}
     model = tmp_path / "model.yaml"
     model.write_text(json.dumps({"model": {"backbone": backbone, "optim": {"lr": 0.01}}}))
     options = ["--config", str(model), "--trainer.max_steps=9"]
+    options += ["--data.seq_len=8", "--data.global_batch=2"]
     for words in (["--data.corpus.max_tokens=4000"], []):
         with_corpus(resolve_names(["--data", "some", *options, *words]))
         manifest = Manifest.load("data/some")
