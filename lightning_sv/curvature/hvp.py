@@ -230,14 +230,19 @@ class DifferenceProduct:
         return tuple((a - b) / (2 * h) for a, b in zip(ahead, behind, strict=True))
 
     def _gradient_at(self, h: float, vector: Sequence[Tensor]) -> Vector:
-        """Return grad L(theta + h v); the parameters are theta again afterwards."""
-        saved = [p.detach().clone() for p in self.parameters]
+        """Return grad L(theta + h v)."""
+        with self._displaced(h, vector), torch.enable_grad(), self._random_state.restored():
+            return _gradient(self.loss, self.parameters, create_graph=False)
+
+    @contextmanager
+    def _displaced(self, h: float, vector: Sequence[Tensor]) -> Iterator[None]:
+        """Add h v to the parameters inside the context, and restore them exactly."""
+        saved = [parameter.detach().clone() for parameter in self.parameters]
         try:
             with torch.no_grad():
                 for parameter, v in zip(self.parameters, vector, strict=True):
                     parameter.add_(v, alpha=h)
-            with torch.enable_grad(), self._random_state.restored():
-                return _gradient(self.loss, self.parameters, create_graph=False)
+            yield
         finally:
             with torch.no_grad():
                 for parameter, value in zip(self.parameters, saved, strict=True):

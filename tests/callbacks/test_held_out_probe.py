@@ -5,15 +5,13 @@ import itertools
 from functools import partial
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_sv import Backbone, BackboneConfig, PretrainModule, TokenDataModule
+from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.callbacks import residual_ratios
 from lightning_sv.callbacks.copying import copying_losses, token_kinds, token_losses
-from lightning_sv.callbacks.held_out_probe import HeldOutProbe
 from lightning_sv.cli.main import main
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import document_ids
@@ -127,40 +125,6 @@ def test_residual_ratios_equal_the_written_out_sums(post_norm: bool) -> None:
     assert {
         key: value.item() for key, value in residual_ratios(net, tokens).items()
     } == pytest.approx(expected)
-
-
-class Counting(HeldOutProbe):
-    """Stores the steps of its measurements."""
-
-    def __init__(self, points: int):
-        super().__init__(points, 1, None)
-        self.measured: list[int] = []
-
-    def measure(self, model: nn.Module, block: Tensor, eot: int | None) -> dict[str, float]:
-        self.measured.append(self._clock.step)
-        return {}
-
-
-@pytest.mark.parametrize(
-    ("total", "points", "steps"),
-    [
-        (11, 4, [2, 5, 8, 11]),
-        (3, 24, [1, 2, 3]),
-    ],
-)
-def test_held_out_probe_measures_at_most_points_times(
-    total: int, points: int, steps: list[int], corpus: Path, tmp_path: Path
-) -> None:
-    probe = Counting(points)
-    data = TokenDataModule(corpus, seq_len=8, batch_size=2, val_sequences=2)
-    module = PretrainModule(
-        BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=0.01
-    )
-    L.Trainer(
-        max_steps=total, limit_val_batches=0, callbacks=[probe], default_root_dir=tmp_path, accelerator="cpu",
-        logger=False, enable_checkpointing=False, enable_progress_bar=False,
-    ).fit(module, data)  # fmt: skip
-    assert probe.measured == steps
 
 
 def test_held_out_probes_log_and_leave_the_run_unchanged(

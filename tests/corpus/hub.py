@@ -51,62 +51,54 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self.answer(self.rfile.read(int(self.headers.get("Content-Length", 0))))
-
-    do_POST = do_HEAD = do_GET
-
-    def answer(self, body: bytes) -> None:
-        address = urlparse(self.path)
-        path = unquote(address.path)
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        path = unquote(urlparse(self.path).path)
         with self.server.lock:
             self.server.paths.append(path)
             status = self.server.fail(path)
         if status < 0:
             self.close_connection = True
-            return
-        if status:
-            self.send(status, json.dumps({"error": f"injected {status}"}).encode())
-            return
+        elif status:
+            self.send_json({"error": f"injected {status}"}, status)
+        else:
+            self.answer(path, body)
+
+    do_POST = do_GET
+    do_HEAD = do_GET
+
+    def answer(self, path: str, body: bytes) -> None:
         base = f"/api/datasets/{NAME}"
+        _, _, below = path.removeprefix(f"{base}/").partition("/")  # the kind, the rest
         resolve = re.fullmatch(rf"/datasets/{NAME}/resolve/([^/]+)/(.+)", path)
         if resolve:
             self.send_file(self.server.folder / resolve[2])
-        elif path == base or re.fullmatch(rf"{base}/revision/[^/]+", path):
+        elif path == base or path.startswith(f"{base}/revision/"):
             self.send_json(self.info())
         elif path.startswith(f"{base}/tree/"):
-            self.send_tree(
-                path.removeprefix(f"{base}/tree/").partition("/")[2], parse_qs(address.query)
-            )
+            self.send_tree(below.partition("/")[2])
         elif path.startswith(f"{base}/paths-info/"):
-            fields = json.loads(body) if body.startswith(b"{") else parse_qs(body.decode())
-            self.send_json(
-                [
-                    self.entry(name)
-                    for name in fields["paths"]
-                    if (self.server.folder / name).exists()
-                ]
-            )
+            self.send_paths(body)
         else:
             self.send(404, b'{"error": "not found"}', {"X-Error-Code": "RepoNotFound"})
+
+    def send_paths(self, body: bytes) -> None:
+        fields = json.loads(body) if body.startswith(b"{") else parse_qs(body.decode())
+        names = [name for name in fields["paths"] if (self.server.folder / name).exists()]
+        self.send_json([self.entry(name) for name in names])
 
     def info(self) -> dict[str, object]:
         names = [str(path.relative_to(self.server.folder)) for path in self.server.files()]
         siblings = [{"rfilename": name} for name in names]
-        return {
-            "id": NAME,
-            "_id": "1",
-            "sha": self.server.revision,
-            "siblings": siblings,
-            "tags": [],
-            "private": False,
-        }
+        known = {"id": NAME, "_id": "1", "tags": [], "private": False}
+        return known | {"sha": self.server.revision, "siblings": siblings}
 
     def entry(self, name: str) -> dict[str, object]:
         path = self.server.folder / name
         kind = "file" if path.is_file() else "directory"
         return {"type": kind, "oid": "0" * 40, "size": path.stat().st_size, "path": name}
 
-    def send_tree(self, folder: str, query: dict[str, list[str]]) -> None:
+    def send_tree(self, folder: str) -> None:
+        query = parse_qs(urlparse(self.path).query)
         top = self.server.folder / folder
         if not top.is_dir():
             self.send(404, b'{"error": "not found"}', {"X-Error-Code": "EntryNotFound"})
@@ -115,8 +107,8 @@ class _Handler(BaseHTTPRequestHandler):
         paths = sorted(top.rglob("*") if recursive else top.iterdir())
         self.send_json([self.entry(str(path.relative_to(self.server.folder))) for path in paths])
 
-    def send_json(self, content: object) -> None:
-        self.send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
+    def send_json(self, content: object, status: int = 200) -> None:
+        self.send(status, json.dumps(content).encode(), {"Content-Type": "application/json"})
 
     def send_file(self, path: Path) -> None:
         if not path.is_file():

@@ -124,7 +124,6 @@ def dead_workers(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> N
     [
         pytest.param(full_disk, 1, ConfigError, True, id="full disk"),
         pytest.param(changed_text, 1, ConfigError, True, id="text changed while it is read"),
-        pytest.param(bad_line, 1, ConfigError, True, id="bad line"),
         pytest.param(bad_line, 2, ConfigError, True, id="bad line, two workers"),
         pytest.param(dead_workers, 2, RunError, False, id="all workers died"),
     ],

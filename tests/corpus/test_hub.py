@@ -7,7 +7,6 @@ The client reads HF_ENDPOINT when it is imported, so each preparation is a proce
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -154,19 +153,3 @@ def test_prepare_of_a_hub_that_refuses_names_the_reason(
     hub.fail = lambda path: status
     assert word in run(hub, tmp_path / "none")
     assert not list(tmp_path.glob("none*"))
-
-
-@pytest.mark.slow
-def test_prepare_of_a_hub_absent_names_are_refused(hub: Hub, tmp_path: Path) -> None:
-    assert "hf_subset" in run(hub, tmp_path / "name", name="nobody/none")
-    assert "sample-10BT" in run(hub, tmp_path / "subset", subset="sample-1BT")
-
-
-@pytest.mark.slow
-def test_prepare_of_a_folder_in_the_format_of_a_dataset(
-    hub: Hub, tmp_path: Path, expected: str
-) -> None:
-    shutil.copytree(hub.folder, tmp_path / "copy")
-    assert run(hub, tmp_path / "local", name=str(tmp_path / "copy")) == ""
-    assert Manifest.load(tmp_path / "local").corpus_hash == expected
-    assert hub.paths == []
