@@ -17,11 +17,11 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
-from backports import zstd
 
 from lightning_sv.corpus import CorpusConfig
 from lightning_sv.corpus.sources import document as document_module
 from lightning_sv.corpus.sources.document import Document, Source, SplitDocuments
+from lightning_sv.corpus.sources.formats import ZSTD, needs
 from lightning_sv.corpus.sources.kinds import SOURCES
 from lightning_sv.errors import ConfigError
 
@@ -44,6 +44,7 @@ def _parquet(**columns: list[str]) -> bytes:
 def _zstd(raw: bytes) -> bytes:
     """Return two frames, as tools that append to a file write them, with a window beyond the
     library's default."""
+    zstd = needs(ZSTD, "tests")
     options = {zstd.CompressionParameter.window_log: 28}
     frames = b""
     for part in (raw[: len(raw) // 2], raw[len(raw) // 2 :]):
@@ -208,9 +209,7 @@ def test_files_source_reads_each_file_once_in_order_without_empty_texts(tmp_path
     assert _texts(f"files:{tmp_path}/c.md, {tmp_path}/*.md,{tmp_path}") == ["c", "a", "b", "e"]
 
 
-@pytest.mark.parametrize(
-    ("name", "module"), [("a.parquet", "pyarrow"), ("a.jsonl.zst", "backports.zstd")]
-)
+@pytest.mark.parametrize(("name", "module"), [("a.parquet", "pyarrow"), ("a.jsonl.zst", ZSTD)])
 def test_missing_package_is_named(
     name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ _ROWS = 1024
 #: log2 of the largest window of the zstd format; the library's default is 27
 _ZSTD_WINDOW_LOG = 31
 #: package that reads zstd, part of Python since 3.14
-_ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 
 
 def needs(module: str, where: str) -> Any:
@@ -41,7 +41,7 @@ def _open_plain(path: Path) -> Any:
 
 
 def _open_zstd(path: Path) -> Any:
-    zstd = needs(_ZSTD, str(path))
+    zstd = needs(ZSTD, str(path))
     options = {zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
     return zstd.open(path, "rb", options=options)
 
