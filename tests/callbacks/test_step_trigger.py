@@ -20,9 +20,8 @@ from lightning_sv.errors import ConfigError
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize(
-    "begin", [0, 4]
-)  # a resumed run does not act again at the step it was resumed from
+# a resumed run does not act again at the step it was resumed from
+@pytest.mark.parametrize("begin", [0, 4])
 def test_step_trigger_acts_once_at_due_steps_and_the_last(accumulate: int, begin: int) -> None:
     clock = StepTrigger("x.every_n_steps", 2)
     trainer: Any = SimpleNamespace(
@@ -37,7 +36,16 @@ def test_step_trigger_acts_once_at_due_steps_and_the_last(accumulate: int, begin
             if clock.ended(trainer) and clock.is_due(clock.step):
                 acted.append((clock.step, micro_batch))
     assert acted == [(step, accumulate - 1) for step in (2, 4, 6, 7) if step > begin]
-    trainer.global_step = 9  # two optimizers
+
+
+def test_step_trigger_counts_all_steps_of_a_batch() -> None:
+    """With two optimizers, or when a batch passes the last step."""
+    clock = StepTrigger("x.every_n_steps", 2)
+    trainer: Any = SimpleNamespace(
+        global_step=7, estimated_stepping_batches=7, callbacks=[], max_steps=7
+    )
+    clock.start(trainer)
+    trainer.global_step = 9
     assert clock.ended(trainer) and clock.has_passed({8}) and not clock.has_passed({7, 10})
     # 8 is one of its steps, 11 a later one that the caller knows
     assert clock.is_due(9) and not clock.is_due(11)

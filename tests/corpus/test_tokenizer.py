@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import string
-import sys
 import unicodedata
 from pathlib import Path
 
@@ -167,41 +166,61 @@ def test_open_tokenizer_absent_end_token_is_refused(tmp_path: Path) -> None:
 def test_prepare_dropped_text_is_measured_and_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["lightning_sv.corpus.parts"], "LOSS_SAMPLE_BYTES", 5000)
-    words = [f"word{number}" for number in range(40)]
-    spec = _published(tmp_path, vocabulary=["?", END, *words], tokenizer_config={"eos_token": END})
-    rows = []
-    for i in range(40):
-        rotated = " ".join(words[i:] + words[:i]).upper()
-        rows.append(f"{rotated} {'é' * (i % 4)}")
-    path = tmp_path / "rows.jsonl"
-
-    def make(texts: list[str], name: str) -> Manifest:
-        write_rows(path, texts)
-        config = CorpusConfig(
-            dir=str(tmp_path / name), source=f"files:{path}", tokenizer=spec, val_fraction=0.3
-        )
-        return prepare(config, progress=False)
-
-    some = make(rows, "some")
+    monkeypatch.setattr("lightning_sv.corpus.parts.LOSS_SAMPLE_BYTES", 5000)
+    publish_words(tmp_path, END)
+    rows = lossy_rows()
+    some = prepare_rows(tmp_path, rows, "some")
     assert 0.0 < some.tokenizer_loss < 0.05
     lost = some.tokenizer_loss * some.val.bytes / (1 - some.tokenizer_loss)
     held = [text for text in rows if Document.from_text(text, "").held_out(0.3)]
     assert some.val.bytes + lost == pytest.approx(sum(len(text.encode()) for text in held))
-    _published(tmp_path, vocabulary=["?", END, *words, "more"], tokenizer_config={"eos_token": END})
-    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
-        make(rows, "some")
-    _published(tmp_path, vocabulary=["?", END, *words], tokenizer_config={"eos_token": "word0"})
-    with pytest.raises(ConfigError, match=r"tokenizer\.json"):  # another end of documents
-        make(rows, "some")
-    _published(tmp_path, vocabulary=["?", END, *words], tokenizer_config={"eos_token": END})
-    lossless = make([text.replace("é", "") for text in rows], "none")
+    lossless = prepare_rows(tmp_path, [text.replace("é", "") for text in rows], "none")
     assert lossless.tokenizer_loss == 0.0  # case and spaces are no loss
     other = [f"{i} " + "слово 世界 " * 20 for i in range(40)]
     for name, texts in (("at once", other), ("beyond the sample", rows + other)):
         with pytest.raises(ConfigError, match=r"tokenizer\.json"):
-            make(texts, name)
+            prepare_rows(tmp_path, texts, name)
         assert not (tmp_path / name).exists()
+
+
+def test_prepare_again_with_another_tokenizer_or_end_token_is_refused(tmp_path: Path) -> None:
+    publish_words(tmp_path, END)
+    rows = lossy_rows()
+    prepare_rows(tmp_path, rows, "some")
+    publish_words(tmp_path, END, "more")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        prepare_rows(tmp_path, rows, "some")
+    publish_words(tmp_path, "word0")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        prepare_rows(tmp_path, rows, "some")
+
+
+WORDS = [f"word{number}" for number in range(40)]
+
+
+def publish_words(folder: Path, end: str, *more: str) -> None:
+    _published(folder, vocabulary=["?", END, *WORDS, *more], tokenizer_config={"eos_token": end})
+
+
+def lossy_rows() -> list[str]:
+    """Return texts of known words, with some letters that the tokenizer lacks."""
+    rows = []
+    for i in range(40):
+        rotated = " ".join(WORDS[i:] + WORDS[:i]).upper()
+        rows.append(f"{rotated} {'é' * (i % 4)}")
+    return rows
+
+
+def prepare_rows(folder: Path, texts: list[str], name: str) -> Manifest:
+    path = folder / "rows.jsonl"
+    write_rows(path, texts)
+    config = CorpusConfig(
+        dir=str(folder / name),
+        source=f"files:{path}",
+        tokenizer=str(folder / "tokenizer.json"),
+        val_fraction=0.3,
+    )
+    return prepare(config, progress=False)
 
 
 def test_prepare_end_token_of_a_bpe_is_refused(tmp_path: Path) -> None:
