@@ -80,7 +80,7 @@ def test_relative_steps_are_those_of_the_weights(
     weights = [*steps.weights, final]
     logged = [row for row in rows(tmp_path) if row["relative_step/role/matrix"]]
     assert [int(row["step"]) for row in logged] == [2, 4]
-    matrices = [name for name in final if re.fullmatch(r"net\.layers.*_proj\.weight", name)]
+    matrices = [name for name in final if re.fullmatch(r"backbone\.layers.*_proj\.weight", name)]
     (query,) = [name for name in matrices if "q_proj" in name]
     alpha = query.replace(".weight", ".scale_in.alpha")
     for row, step in zip(logged, (2, 4), strict=True):
