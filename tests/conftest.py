@@ -5,6 +5,7 @@ import itertools
 import json
 import logging
 import os
+import shlex
 import shutil
 import signal
 import sysconfig
@@ -44,9 +45,17 @@ def named(path: Path) -> str:
 SMALL_LAYERS = ("base", "optim/adamw", "schedule/cos", "trainer/cpu", "data/stdlib", "model/tiny")
 
 
+def argv(text: str) -> list[str]:
+    """Return the words of a command line."""
+    return shlex.split(text)
+
+
 def config_args(*layers: str) -> list[str]:
     """Return `--config` for each layer, the name of a file in conf/ without its suffix."""
-    return [word for layer in layers for word in ("--config", str(ROOT / f"conf/{layer}.yaml"))]
+    words: list[str] = []
+    for layer in layers:
+        words += ["--config", str(ROOT / f"conf/{layer}.yaml")]
+    return words
 
 
 #: the arguments of these layers
@@ -75,8 +84,13 @@ BUILDS = [
 ]
 #: every row of every axis once, and both presets
 FEW_BUILDS = (
-    "shared+bp+direct", "shared+ap+offset", "hg+dp+er", "hg+dnp+or", "shared+dnp+direct", "shared+nop+direct",
-)  # fmt: skip
+    "shared+bp+direct",
+    "shared+ap+offset",
+    "hg+dp+er",
+    "hg+dnp+or",
+    "shared+dnp+direct",
+    "shared+nop+direct",
+)
 EVERY_BUILD = thinned(BUILDS, FEW_BUILDS)
 
 #: what makes a Llama a Gemma, and a small LlamaMoE whose experts' width, int(2 * 32 / 3) = 21, fits
@@ -177,9 +191,14 @@ def make_corpus(root: Path, *, val_fraction: float = 0.2, **settings: int) -> Pa
 def short_args(short_corpus: Path, tmp_path: Path) -> list[str]:
     """Return the arguments of a fit with short epochs and two micro-batches per step."""
     return [
-        *write_run_args(short_corpus, tmp_path), "--data.global_batch", "32", "--data.micro_batch", "16",
-        "--scalars.every_n_steps", "4",
-    ]  # fmt: skip
+        *write_run_args(short_corpus, tmp_path),
+        "--data.global_batch",
+        "32",
+        "--data.micro_batch",
+        "16",
+        "--scalars.every_n_steps",
+        "4",
+    ]
 
 
 @pytest.fixture

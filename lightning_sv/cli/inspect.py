@@ -1,5 +1,6 @@
 """`lightning-sv inspect`: statistics of the scale vectors of a run or of a transformers model."""
 
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,6 +43,28 @@ one γ per branch (hg) may help."""
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, read the vectors, print and draw them; return the exit code."""
+    options = _options(argv)
+    name, rows, notes = _read(
+        options.model, options.trust_module, trust_remote_code=options.trust_remote_code
+    )
+    if not rows:
+        raise ConfigError(f"{name} has no scale vectors; expected a model with norms.")
+    families = _by_family(rows)
+    _draw(name, families, options)
+    if options.json:
+        vectors = [row._asdict() for row in rows]
+        print(json_text({"model": name, "vectors": vectors, "notes": notes}))
+        return 0
+    lines = [f"{name}: scale vectors", *_table(families), _LEGEND, *notes]
+    print(printable("\n".join(lines)))
+    for path in (options.png, options.training_png):
+        if path is not None:
+            print(f"drawn: {path}")
+    return 0
+
+
+def _options(argv: list[str]) -> Namespace:
+    """Parse the arguments, and check the names of the pictures."""
     text = "Statistics of the scale vectors of a run, or of a model of transformers."
     parser = PlainParser("inspect", text, json="Print the statistics as JSON.")
     parser.add_argument(
@@ -62,27 +85,17 @@ def run(argv: list[str]) -> int:
         picture = getattr(options, key)
         is_picture = picture is None or picture.suffix == ".png"
         expect(is_picture, f"--{key}", picture, "a file that ends in .png.")
-    trusts_code = options.trust_remote_code
-    name, rows, notes = _read(options.model, options.trust_module, trust_remote_code=trusts_code)
-    if not rows:
-        raise ConfigError(f"{name} has no scale vectors; expected a model with norms.")
-    families = _by_family(rows)
-    drawn = [path for path in (options.png, options.training_png) if path is not None]
+    return options
+
+
+def _draw(name: str, families: dict[str, list[VectorStatistics]], options: Namespace) -> None:
+    """Draw the pictures that are asked for; importing matplotlib takes a second."""
     if options.png is not None:
-        from lightning_sv.plots.inspect_plot import draw_vectors  # imports matplotlib
+        from lightning_sv.plots.inspect_plot import draw_vectors
 
         draw_vectors(name, families, options.png)
     if options.training_png is not None:
         _draw_training(options.model, options.training_png)
-    if options.json:
-        vectors = [row._asdict() for row in rows]
-        print(json_text({"model": name, "vectors": vectors, "notes": notes}))
-        return 0
-    lines = [f"{name}: scale vectors", *_table(families), _LEGEND, *notes]
-    print(printable("\n".join(lines)))
-    for path in drawn:
-        print(f"drawn: {path}")
-    return 0
 
 
 def _by_family(rows: Sequence[VectorStatistics]) -> dict[str, list[VectorStatistics]]:
@@ -94,9 +107,7 @@ def _by_family(rows: Sequence[VectorStatistics]) -> dict[str, list[VectorStatist
 
 def _draw_training(run_dir: Path, path: Path) -> None:
     """Draw gamma during training from the event files of a run, complete or not."""
-    from lightning_sv.plots.gamma_plot import (
-        draw_gammas,
-    )  # imports matplotlib, which takes a second
+    from lightning_sv.plots.gamma_plot import draw_gammas
     from lightning_sv.runs.events import read_run
 
     draw_gammas(read_run(run_dir, complete=False), path)
@@ -132,16 +143,21 @@ def _read(
 
 def _table(families: dict[str, list[VectorStatistics]]) -> list[str]:
     """Return lines of 80 columns: headings per family and role, and parts of the depth."""
-    lines = [
-        "layers".ljust(8)
-        + "".join(heading.rjust(width) for heading, (width, *_) in _COLUMNS.items())
-    ]
+    headings = "layers".ljust(8)
+    for heading, (width, *_) in _COLUMNS.items():
+        headings += heading.rjust(width)
+    lines = [headings]
     for path, rows in families.items():
         for (role, folds), alike in _by_role(rows).items():
             lines += ["", f"{path}: {role}, {'folds' if folds else 'stays'}"]
-            parts = np.array_split(np.arange(len(alike)), min(3, len(alike)))
-            lines += [_row([alike[i] for i in part]) for part in parts]
+            lines += map(_row, _parts(alike))
     return [*lines, ""]
+
+
+def _parts(rows: Sequence[VectorStatistics]) -> list[Sequence[VectorStatistics]]:
+    """Return up to three parts of the depth."""
+    parts = np.array_split(np.arange(len(rows)), min(3, len(rows)))
+    return [rows[part[0] : part[-1] + 1] for part in parts]
 
 
 def _by_role(rows: Sequence[VectorStatistics]) -> dict[tuple[str, bool], list[VectorStatistics]]:

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -70,15 +70,27 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run one command with `args`, without the program's name, and return its exit code."""
     _escape_unknown_characters()
     words = list(sys.argv[1:] if args is None else args)
-    argv = [word for word in words if word not in ("--traceback", *LEVELS)]
-    levels = [LEVELS[word] for word in words if word in LEVELS]
-    start_logging(levels[0] if levels else logging.INFO)
+    argv = _without_switches(words)
+    start_logging(_level(words))
     try:
         return _run(argv)
     except Exception as error:
         return _report(error, argv, with_traceback="--traceback" in words)
     except (KeyboardInterrupt, SystemExit) as end:
         return _interrupted(end)
+
+
+def _without_switches(words: Iterable[str]) -> list[str]:
+    """Return the words without the switches that every command has."""
+    return [word for word in words if word not in ("--traceback", *LEVELS)]
+
+
+def _level(words: Iterable[str]) -> int:
+    """Return the level of messages of the first switch that sets one."""
+    for word in words:
+        if word in LEVELS:
+            return LEVELS[word]
+    return logging.INFO
 
 
 def _escape_unknown_characters() -> None:
@@ -90,10 +102,8 @@ def _escape_unknown_characters() -> None:
 
 def _report(error: Exception, argv: Sequence[str], *, with_traceback: bool) -> int:
     """Log an expected error and return its exit code; raise others again."""
-    is_lasting = argv[0] in LASTING if argv else False
-    if (
-        isinstance(error, BrokenPipeError) and not is_lasting
-    ):  # the output of lasting commands never raises
+    is_lasting = bool(argv) and argv[0] in LASTING  # its output never raises
+    if isinstance(error, BrokenPipeError) and not is_lasting:
         return UNREAD
     expected = message_of(error)
     if expected is None:

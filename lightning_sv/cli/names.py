@@ -14,7 +14,7 @@ from lightning_sv.corpus.sources.files import source_files
 from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.settings.paths import config_names, find_config
 from lightning_sv.settings.words import Option, options_of
-from lightning_sv.settings.yaml_file import read_leaves
+from lightning_sv.settings.yaml_file import SECTIONS, read_leaves
 
 #: option -> its default in a run that names a model
 DEFAULTS = {
@@ -142,11 +142,12 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
 
 def _is_name(option: Option) -> bool:
     """Return True for a name, not for a section such as `--model {...}` or `--data FILE.yaml`."""
-    value = option.value or ""
-    is_content = value.startswith("{") or value.endswith((".yaml", ".yml"))
-    if option.name in ("model", "data", "trainer") and is_content:
+    if option.name not in (*DEFAULTS, *KEYS):
         return False
-    return option.name in DEFAULTS or option.name in KEYS
+    if option.name not in SECTIONS:
+        return True
+    value = option.value or ""
+    return not value.startswith("{") and not value.endswith((".yaml", ".yml"))
 
 
 def _add_name(names: dict[str, str], option: Option) -> None:

@@ -1,5 +1,6 @@
 """`lightning-sv presets`: list the config files that --config takes by name."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_sv.json_text import json_text
@@ -31,12 +32,15 @@ def run(argv: list[str]) -> int:
         print(json_text({name: str(path) for name, path in files.items()}))
         return 0
     for folder, heading in _HEADINGS.items():
-        listed = [path for path in files.values() if path.parent.name == folder]
-        if listed:
-            print(f"{heading}:")
-        for path in listed:
-            print(f"  {path.stem:26} {_summary(path)}")
+        _print(heading, [path for path in files.values() if path.parent.name == folder])
     return 0
+
+
+def _print(heading: str, files: Sequence[Path]) -> None:
+    if files:
+        print(f"{heading}:")
+    for path in files:
+        print(f"  {path.stem:26} {_summary(path)}")
 
 
 def _summary(path: Path) -> str:

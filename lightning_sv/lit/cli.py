@@ -487,8 +487,12 @@ class PretrainCLI(LightningCLI):
             self.summary = read_summary(self.run_dir)
         else:
             self.summary = self._write_summary()
-        compared = self.model.settings if self._is_comparable() else None
-        show_summary(self.summary, self.run_dir, compared=compared, as_json=self.config["json"])
+        show_summary(
+            self.summary,
+            self.run_dir,
+            suggest_compare=self._is_comparable(),
+            as_json=self.config["json"],
+        )
 
     def _is_comparable(self) -> bool:
         """Return True if `compare` can train this config with its baseline."""

@@ -274,7 +274,8 @@ class FullyShardedStrategy(ModelParallelStrategy):
                 names[number] = names_by_id[id(parameter)]
         groups = []
         for group in saved["param_groups"]:
-            groups.append(group | {"params": [names[number] for number in group["params"]]})
+            named = [names[number] for number in group["params"]]
+            groups.append(group | {"params": named})
         states = {names[number]: state for number, state in saved["state"].items()}
         return {"state": states, "param_groups": groups}
 

@@ -74,20 +74,18 @@ def generate(
         ids.append(token)
     before = tokenizer.decode(start[1:])
     text = tokenizer.decode(ids[1:])
-    # Decoding the continuation alone would lose its first space in tokenizers such as Llama 2's.
-    return (
-        text.removeprefix(before)
-        if text.startswith(before)
-        else tokenizer.decode(ids[len(start) :])
-    )
+    if text.startswith(before):
+        # The continuation alone would lose its first space in tokenizers such as Llama 2's.
+        return text.removeprefix(before)
+    return tokenizer.decode(ids[len(start) :])
 
 
 def _draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     if sampling.temperature == 0:
         return int(logits.argmax())
     if sampling.top_k is not None and sampling.top_k < logits.numel():
-        logits = logits.masked_fill(logits < logits.topk(sampling.top_k).values[-1], float("-inf"))
-    logits = ((logits - logits.max()).double() / sampling.temperature).to(
-        logits.dtype
-    )  # none overflows
+        least = logits.topk(sampling.top_k).values[-1]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    distances = (logits - logits.max()).double()  # at most 0, so that none overflows
+    logits = (distances / sampling.temperature).to(logits.dtype)
     return int(torch.multinomial(logits.softmax(-1), 1, generator=generator))

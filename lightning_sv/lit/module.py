@@ -32,7 +32,7 @@ from lightning_sv.lit.supported import (
 )
 from lightning_sv.nn import BackboneConfig, Routing, router_loss
 from lightning_sv.nn.attention_kernels import AttentionBackend
-from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, clip_by_role
+from lightning_sv.optim import OptimConfig, ScheduleConfig, clip_by_role
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.model import PretrainConfig, preset
 
@@ -234,9 +234,8 @@ class PretrainModule(BackboneModule):
 
     def configure_optimizers(self) -> Any:
         """Return the optimizer and its per-step schedule."""
-        settings = self.settings
-        plan = settings.plan
-        optimizer = build_optimizer(plan.parameter_groups(self.net), settings.optim, plan.lr)
+        plan = self.settings.plan
+        optimizer = plan.optimizer(self.net)
         warn_untrained(self, optimizer)
 
         steps = total_steps(self.trainer)
@@ -244,7 +243,7 @@ class PretrainModule(BackboneModule):
             log.warning("the number of steps is not known: the learning rate stays at its peak")
             return optimizer
         done = 0 if self.trainer.ckpt_path else self.trainer.global_step  # in earlier fits
-        scheduler = learning_rate_schedule(optimizer, settings.schedule, steps, done)
+        scheduler = learning_rate_schedule(optimizer, self.settings.schedule, steps, done)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},

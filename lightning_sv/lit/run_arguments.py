@@ -48,15 +48,11 @@ def parse_run(
     args: list[str], *, check_corpus: bool = True
 ) -> tuple[PretrainConfig, DataConfig, dict[str, Any]]:
     """Parse arguments of `fit`; return the settings of model and data, and the trainer's keys."""
-    parser = run_parser()
-    with warnings.catch_warnings(action="ignore"):  # `fit` shows them
-        config = parser.parse_args(args)
-        start = config.get("model.init_from")
-        if start is not None and is_of_transformers(start):
-            expected = "null, because only fit takes its sizes from there"
-            found = f"model.init_from is {start}, a model of transformers"
-            raise ConfigError(f"{found}; expected {expected}. Set --model.init_from null.")
-        run = parser.instantiate(config)
+    run = _read_run(args)
+    if run is None:
+        expected = "null, because only fit takes its sizes from there"
+        found = "model.init_from is a model of transformers"
+        raise ConfigError(f"{found}; expected {expected}. Set --model.init_from null.")
     trainer: dict[str, Any] = run.trainer.as_dict()
     if isinstance(trainer["strategy"], dict):
         trainer["strategy"] = _strategy(trainer["strategy"])
@@ -93,9 +89,10 @@ def _callbacks(value: Any, args: Sequence[str]) -> list[Any]:
     """
     named = [entry for entry in entries_of(value) if class_name(entry)]
     for option in options_of(args):
-        is_class = all(map(str.isidentifier, str(option.value).split(".")))
-        if option.name.removesuffix("+") == "trainer.callbacks" and is_class:
-            named.append(option.value)
+        path = str(option.value)
+        is_class = path.replace(".", "").isidentifier()
+        if is_class and option.name in ("trainer.callbacks", "trainer.callbacks+"):
+            named.append(path)
     return named
 
 
@@ -109,15 +106,22 @@ def check_run(args: list[str]) -> Any:
     Raises:
         ConfigError: an argument is unknown or has a wrong value
     """
+    run = _read_run(args)
+    if run is not None:
+        with warnings.catch_warnings(action="ignore"):  # `fit` shows them
+            _ = run.model.plan  # refuses settings that do not fit each other
+    return run
+
+
+def _read_run(args: list[str]) -> Any:
+    """Return the settings in sections; None for a model of transformers."""
     parser = run_parser()
     with warnings.catch_warnings(action="ignore"):  # `fit` shows them
         config = parser.parse_args(args)
         start = config.get("model.init_from")
         if start is not None and is_of_transformers(start):
             return None
-        run = parser.instantiate(config)
-        _ = run.model.plan  # refuses settings that do not fit each other
-        return run
+        return parser.instantiate(config)
 
 
 @cache

@@ -30,14 +30,17 @@ def check_same_on_all_ranks(here: dict[str, Any]) -> None:
         return
     ranks: list[dict[str, Any]] = [here] * distributed.get_world_size()
     distributed.all_gather_object(ranks, here)
-    first = ranks[0]
     for rank, other in enumerate(ranks):
-        for name in first | other:
-            key, expected, value = first_difference(name, first.get(name), other.get(name))
-            if value != expected:
-                hint = "Start all ranks with the same settings, corpus, checkpoint and software."
-                found = f"{key} is {value} on rank {rank}"
-                raise ConfigError(f"{found}; expected {expected}, as on rank 0. {hint}")
+        _check_same(ranks[0], other, rank)
+
+
+def _check_same(first: dict[str, Any], other: dict[str, Any], rank: int) -> None:
+    for name in first | other:
+        key, expected, value = first_difference(name, first.get(name), other.get(name))
+        if value != expected:
+            hint = "Start all ranks with the same settings, corpus, checkpoint and software."
+            found = f"{key} is {value} on rank {rank}"
+            raise ConfigError(f"{found}; expected {expected}, as on rank 0. {hint}")
 
 
 def run_values(trainer: L.Trainer, data: DataConfig, seed: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 import shlex
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.json_text import json_text
 from lightning_sv.lit.checkpoint.compat import recorded_settings
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.optim import build_optimizer, group_table, parameter_table
+from lightning_sv.optim import group_table, parameter_table
 from lightning_sv.own_code import modules_named
 from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE
 from lightning_sv.runs.job import program
@@ -28,8 +28,7 @@ from lightning_sv.runs.provenance import Provenance, schedule_lengths
 from lightning_sv.runs.trust import allow_words
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.data import DataConfig
-from lightning_sv.settings.model import PretrainConfig
-from lightning_sv.settings.yaml_file import to_args
+from lightning_sv.settings.model import ModelPlan, PretrainConfig
 
 log = logging.getLogger(__name__)
 
@@ -102,63 +101,69 @@ def write_parameters(run_dir: Path, module: PretrainModule) -> None:
     """
     if module.own_optimizer or module.built_by:
         return
-    meta = module.settings.plan.meta()
-    optimizer = build_optimizer(
-        module.settings.plan.parameter_groups(meta), module.settings.optim, module.settings.plan.lr
-    )
+    plan = module.settings.plan
+    meta = plan.meta()
     rows = [["parameter", "shape", "role", "optimizer", "peak_lr", "weight_decay"]]
-    rows += parameter_table(meta, optimizer)
-    write_atomically(run_dir / PARAMETERS, "".join(",".join(row) + "\n" for row in rows))
+    rows += parameter_table(meta, plan.optimizer(meta))
+    lines = [",".join(row) + "\n" for row in rows]
+    write_atomically(run_dir / PARAMETERS, "".join(lines))
 
 
 def print_groups(console: Console, module: PretrainModule, steps: int, data: DataConfig) -> None:
     """Print the budget and the parameter groups before training."""
-    settings = module.settings
-    tokens = steps * data.tokens_per_step
-    sparse = settings.plan.n_activated < settings.plan.n_params
-    name = f"[bold]{settings.backbone.name}[/bold], [bold]{escape(settings.label)}[/bold]"
-    console.print(
-        f"{name}: {settings.plan.n_params:,} parameters"
-        f"{f' ({settings.plan.n_activated:,} activated per token)' if sparse else ''}, "
-        f"{steps:,} steps of {data.global_batch} x {data.seq_len} = {tokens:,} tokens "
-        f"({tokens / settings.plan.n_activated:.1f} per {'activated ' if sparse else ''}parameter)"
-    )
+    console.print(_budget(module.settings, steps, data))
     if module.built_by:
-        console.print(
-            f"the model is that of {module.built_by}; these numbers are those of PretrainModule"
-        )
+        numbers = "these numbers are those of PretrainModule"
+        console.print(f"the model is that of {module.built_by}; {numbers}")
     if module.own_optimizer:
         console.print(f"the optimizer is that of {module.own_optimizer}")
-    if module.own_optimizer or module.built_by:
-        return
-    numbers = ("tensors", "parameters"), ("peak lr", "weight decay")
-    first, last = ([Column(name, justify="right") for name in names] for names in numbers)
-    table = Table("role", *first, "optimizer", *last)
-    for row in group_table(
-        build_optimizer(
-            settings.plan.parameter_groups(settings.plan.meta()), settings.optim, settings.plan.lr
-        )
-    ):
+    if not module.built_by and not module.own_optimizer:
+        console.print(_group_table(module.settings.plan))
+
+
+def _budget(settings: PretrainConfig, steps: int, data: DataConfig) -> str:
+    """Return a line with the parameters, the steps and the tokens of a run."""
+    plan = settings.plan
+    tokens = steps * data.tokens_per_step
+    parameters = f"{plan.n_params:,} parameters"
+    kind = "parameter"
+    if plan.n_activated < plan.n_params:
+        parameters += f" ({plan.n_activated:,} activated per token)"
+        kind = "activated parameter"
+    name = f"[bold]{settings.backbone.name}[/bold], [bold]{escape(settings.label)}[/bold]"
+    work = f"{steps:,} steps of {data.global_batch} x {data.seq_len} = {tokens:,} tokens"
+    return f"{name}: {parameters}, {work} ({tokens / plan.n_activated:.1f} per {kind})"
+
+
+def _group_table(plan: ModelPlan) -> Table:
+    table = Table("role")
+    for name in ("tensors", "parameters"):
+        table.add_column(name, justify="right")
+    table.add_column("optimizer")
+    for name in ("peak lr", "weight decay"):
+        table.add_column(name, justify="right")
+    for row in group_table(plan.optimizer(plan.meta())):
         table.add_row(*row)
-    console.print(table)
+    return table
 
 
 def has_baseline(settings: PretrainConfig, data: DataConfig) -> bool:
     """Return True if `compare` can train llama with the settings of a run, on several seeds."""
+    if settings.scale_options != ScaleOptions():
+        return False
     try:
-        replace(settings, scale="llama", scale_options=ScaleOptions())
+        replace(settings, scale="llama")
     except ConfigError:  # settings of a role that llama lacks
         return False
     return (settings.init_from, settings.seed, data.seed) == (None, None, None)
 
 
 def show_summary(
-    summary: dict[str, Any], run_dir: Path, *, compared: PretrainConfig | None, as_json: bool
+    summary: dict[str, Any], run_dir: Path, *, suggest_compare: bool, as_json: bool
 ) -> None:
     """Draw `run.png` and show the results of a complete run; a failed picture is only a warning.
 
-    With the settings of the run as `compared`, a command is suggested that compares it with its
-    baseline.
+    With `suggest_compare`, also the command that compares the run with its baseline.
     """
     try:
         # Import matplotlib here, because it would delay every start.
@@ -173,13 +178,19 @@ def show_summary(
     if as_json:
         print(json_text({"run_dir": str(run_dir), **summary}))
         return
-    print_summary(Console(), summary, run_dir, compared)
+    print_summary(Console(), summary, run_dir, suggest_compare=suggest_compare)
 
 
 def print_summary(
-    console: Console, summary: dict[str, Any], run_dir: Path, compared: PretrainConfig | None
+    console: Console, summary: dict[str, Any], run_dir: Path, *, suggest_compare: bool
 ) -> None:
     """Print the results, the run directory and suggested commands."""
+    console.print(_result_table(summary))
+    for name, text in _suggestions(summary, run_dir, suggest_compare).items():
+        console.print(f"{name:8} {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _result_table(summary: dict[str, Any]) -> Table:
     title = escape(f"{summary['model']}, {summary['label']}")
     table = Table(
         Column(), Column(justify="right"), title=title, title_justify="left", show_header=False
@@ -192,41 +203,26 @@ def print_summary(
         table.add_row("steps skipped (not finite)", f"{summary['skipped_steps']:,}")
     minutes, seconds = divmod(round(summary["seconds"]), 60)
     table.add_row("time", f"{minutes}:{seconds:02d}")
-    if extended := schedule_lengths(summary):
-        table.add_row("trainer.max_steps, segment by segment", " ".join(map(str, extended)))
-    console.print(table)
+    lengths = schedule_lengths(summary)
+    if lengths:
+        table.add_row("trainer.max_steps, segment by segment", " ".join(map(str, lengths)))
+    return table
+
+
+def _suggestions(summary: dict[str, Any], run_dir: Path, suggest_compare: bool) -> dict[str, str]:
+    """Return name -> path or command of the next steps."""
     strategy = summary["label"].partition("[")[0]
     trusted = allow_words(modules_named(summary["label"]))
     sample = shlex.join([program(), "generate", str(run_dir), "--prompt", "def ", *trusted])
     tensorboard = Path(program()).with_name("tensorboard")
     charts = f"{tensorboard} --logdir {shlex.quote(str(run_dir.parent))} --host 127.0.0.1"
     charts += "   (or: make tensorboard)"
-    lines = {"picture": run_dir / PICTURE, "charts": charts}
-    lines |= {} if summary.get("built_by") else {"sample": sample}
-    if compared is not None:
-        # the config sets the options for the baseline too
-        given = asdict(compared.scale_options)
-        usual = asdict(ScaleOptions())
-        own = to_args(
-            {
-                f"model.scale_options.{key}": value
-                for key, value in usual.items()
-                if given[key] != value
-            }
-        )
-        other = "unified" if strategy == "llama" and not own else strategy
-        without = ["--a_label", "llama", "--a_args", shlex.join(own)] if own else []
-        compare = [
-            program(),
-            "compare",
-            "--baseline",
-            "llama",
-            *without,
-            "--arms",
-            other,
-            "--seeds",
-            "3",
-        ]
-        lines["compare"] = shlex.join([*compare, "--config", str(run_dir / CONFIG)])
-    for what, text in lines.items():
-        console.print(f"{what:8} {text}", markup=False, highlight=False, soft_wrap=True)
+    suggestions = {"picture": str(run_dir / PICTURE), "charts": charts}
+    if not summary.get("built_by"):
+        suggestions["sample"] = sample
+    if suggest_compare:
+        arm = "unified" if strategy == "llama" else strategy
+        arms = ["--baseline", "llama", "--arms", arm, "--seeds", "3"]
+        words = [program(), "compare", *arms, "--config", str(run_dir / CONFIG)]
+        suggestions["compare"] = shlex.join(words)
+    return suggestions

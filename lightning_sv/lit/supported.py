@@ -27,15 +27,18 @@ def check_supported(module: Any) -> None:
     """
     trainer = module.trainer
     for callback in trainer.callbacks:
-        names = [base.__name__ for base in type(callback).__mro__]
-        refused = next((name for name in names if name in REFUSED_EVERYWHERE), None)
-        if refused is not None:
-            reason = REFUSED_EVERYWHERE[refused]
-            raise ConfigError(f"a callback is {names[0]}; expected none, because it {reason}.")
+        _check_callback(type(callback))
     if trainer.gradient_clip_algorithm == "value":
         raise ConfigError("gradient_clip_algorithm is value; expected norm, as in the paper.")
     check_precision(trainer.precision)
     check_strategy(trainer.strategy)
+
+
+def _check_callback(kind: type) -> None:
+    for base in kind.__mro__:
+        reason = REFUSED_EVERYWHERE.get(base.__name__)
+        if reason is not None:
+            raise ConfigError(f"a callback is {kind.__name__}; expected none, because it {reason}.")
 
 
 def check_initial_weights(module: Any) -> None:

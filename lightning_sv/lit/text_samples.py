@@ -1,5 +1,7 @@
 """Text sampled during training, on TensorBoard's Text page."""
 
+from typing import Any
+
 import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 
@@ -9,7 +11,6 @@ from lightning_sv.callbacks.tensorboard_layout import tag_of
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.lit.generate import Sampling, generate
-from lightning_sv.nn import Backbone
 
 
 class TextSamples(L.Callback):
@@ -32,39 +33,45 @@ class TextSamples(L.Callback):
     def __init__(
         self, tokens: int = 60, prompt: str = "", temperature: float = 0.8, top_k: int | None = 50
     ):
-        expect(
-            tokens >= 0,
-            "tokens of TextSamples",
-            tokens,
-            "the number of tokens per sample, or 0 for none.",
-        )
+        expected = "the number of tokens per sample, or 0 for none."
+        expect(tokens >= 0, "tokens of TextSamples", tokens, expected)
         self._prompt = prompt
         self._sampling = None if tokens == 0 else Sampling(tokens, temperature, top_k)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Check before training that the model and its tokenizer are known."""
-        plain = getattr(pl_module, "built_by", None) is None  # a model of the user may not generate
-        is_ours = plain and settings_of(pl_module) is not None and data_of(trainer) is not None
-        if stage == "fit" and self._sampling is not None and not is_ours:
-            raise ConfigError(
-                "TextSamples is set; expected a PretrainModule and a TokenDataModule, or tokens=0."
-            )
+        if stage != "fit" or self._sampling is None:
+            return
+        known = (settings_of(pl_module), data_of(trainer))
+        # A model of the user may not generate.
+        if None in known or getattr(pl_module, "built_by", None) is not None:
+            expected = "a PretrainModule and a TokenDataModule, or tokens=0"
+            raise ConfigError(f"TextSamples is set; expected {expected}.")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log one sample, on every device, because a sharded model needs them all."""
-        if self._sampling is None or trainer.state.fn != "fit" or trainer.sanity_checking:
+        is_fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
+        if self._sampling is None or not is_fitting:
             return
-        net = model_of(pl_module)
-        data = data_of(trainer)
-        settings = settings_of(pl_module)
-        assert isinstance(net, Backbone) and data is not None and settings is not None
         with measuring(trainer):
-            tokenizer = Tokenizer.load(data.folder)
-            limits = {"context": data.seq_len, "mask_documents": settings.mask_documents}
-            text = generate(net, tokenizer, self._prompt, self._sampling, **limits)  # type: ignore[arg-type]
+            text = self._prompt + self._sample(self._sampling, trainer, pl_module)
+        lines = [f"    {line}\n" for line in text.split("\n")]  # Markdown shows them as they are
+        verbatim = "".join(lines)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                verbatim = "".join(f"    {line}\n" for line in (self._prompt + text).split("\n"))
-                logger.experiment.add_text(
-                    tag_of(logger, "sample"), verbatim, axis(logger, trainer)
-                )
+                tag = tag_of(logger, "sample")
+                logger.experiment.add_text(tag, verbatim, axis(logger, trainer))
+
+    def _sample(self, sampling: Sampling, trainer: L.Trainer, pl_module: L.LightningModule) -> str:
+        """Return a continuation of the prompt."""
+        net: Any = model_of(pl_module)
+        data: Any = data_of(trainer)
+        settings: Any = settings_of(pl_module)
+        return generate(
+            net,
+            Tokenizer.load(data.folder),
+            self._prompt,
+            sampling,
+            context=data.seq_len,
+            mask_documents=settings.mask_documents,
+        )

@@ -6,6 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+from torch.optim import Optimizer
+
 from lightning_sv.atomic import regular
 from lightning_sv.errors import ConfigError, expect, expect_known
 from lightning_sv.nn import (
@@ -20,6 +22,7 @@ from lightning_sv.optim import (
     OptimConfig,
     ParameterGroup,
     ScheduleConfig,
+    build_optimizer,
     configured_groups,
     role_groups,
     tuned_lr,
@@ -131,6 +134,10 @@ class ModelPlan:
         """Return the floating-point operations of forward and backward per token."""
         return flops_per_token(self.n_activated, self._config.backbone, seq_len)
 
+    def optimizer(self, model: Backbone) -> Optimizer:
+        """Return the optimizer of `model`, the built backbone or `meta()`."""
+        return build_optimizer(self.parameter_groups(model), self._config.optim, self.lr)
+
     def parameter_groups(self, model: Backbone) -> list[ParameterGroup]:
         """Return the trained parameters of `model`, the built backbone or `meta()`, by role."""
         return role_groups(model, self._config.strategy.decayed_roles)
@@ -154,14 +161,15 @@ def preset(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
             earlier = arguments.get(key)
             arguments[key] = {**earlier, **value} if isinstance(earlier, dict) else value
     sizes = BackboneConfig.__dataclass_fields__
-    known = [*(each.name for each in fields(PretrainConfig)), "lr", *sizes]
+    known = [*PretrainConfig.__dataclass_fields__, "lr", *sizes]
     for key in sorted(arguments):
         expect_known(f"conf/model/{name}.yaml: key of model", key, known)
-    for key, value in changes.items():
+    for key in changes:
         expect_known("argument", key, known)
-        target = arguments["backbone"] if key in sizes else arguments
-        target[key] = value
-    return arguments
+
+    backbone = {key: value for key, value in changes.items() if key in sizes}
+    arguments["backbone"] |= backbone
+    return arguments | {key: value for key, value in changes.items() if key not in sizes}
 
 
 def _model_section(kind: str, stem: str) -> dict[str, Any]:

@@ -2,9 +2,8 @@
 
 import math
 from argparse import SUPPRESS, Action, ArgumentError
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, get_args
 
 import yaml
@@ -19,7 +18,7 @@ from lightning_sv.settings.paths import (
     expand_path,
     expand_variables,
 )
-from lightning_sv.settings.trainer import TRAINER_DEFAULTS, Plain, class_name, entries_of
+from lightning_sv.settings.trainer import TRAINER_DEFAULTS, Plain
 from lightning_sv.settings.words import options_of, underscored
 from lightning_sv.settings.yaml_file import (
     CALLBACKS,
@@ -30,8 +29,6 @@ from lightning_sv.settings.yaml_file import (
     without_empty,
 )
 
-#: keys of `trainer` whose value may be a list of classes
-_LISTS = ("callbacks", "plugins", "logger")
 #: largest seed that NumPy accepts
 MAX_SEED = 2**32 - 1
 #: keys of a single start of a run: ours and LightningCLI's
@@ -103,22 +100,27 @@ class Parser(ArgumentParser):
 
     def _hint(self, keys: Iterable[str], words: Sequence[str]) -> str:
         """Return a suggestion for the first unknown key, or for words without a config file."""
-        known = self.known_keys()
-        for key in keys:
-            near = closest_key(key, known)
-            if near is not None and not self._is_known(key):
-                return f". Did you mean {near!r}?"
-        names = [option.name for option in options_of(words)]
-        if "config" in names or "model.backbone" not in known:
-            return ""
-        return ". Start from a complete config, e.g. --config tiny-unified."
+        near = self._meant_key(keys)
+        if near is not None:
+            return f". Did you mean {near!r}?"
+        reads_a_run = "model.backbone" in self.known_keys()
+        has_config = any(option.name == "config" for option in options_of(words))
+        if reads_a_run and not has_config:
+            return ". Start from a complete config, e.g. --config tiny-unified."
+        return ""
 
-    def _is_known(self, key: str) -> bool:
-        """Return True for a key, and for keys inside its value, such as a callback's arguments."""
+    def _meant_key(self, keys: Iterable[str]) -> str | None:
+        """Return the known key that is meant by the first unknown one; None if none is close."""
         known = self.known_keys()
         sections = {name.rpartition(".")[0] for name in known}
-        values = [f"{name}." for name in known if name not in sections]
-        return key in known or key.startswith(tuple(values))
+        inside_values = tuple(f"{name}." for name in known if name not in sections)
+        for key in keys:
+            if key in known or key.startswith(inside_values):  # such as a callback's arguments
+                continue
+            near = closest_key(key, known)
+            if near is not None:
+                return near
+        return None
 
     def _check_sections(self, config: Any) -> None:
         """Reject a value for a section, which jsonargparse accepts."""
@@ -132,29 +134,33 @@ class Parser(ArgumentParser):
     def _check_values(self, config: Any) -> None:
         """Reject values that jsonargparse accepts: null, and numbers that no key takes."""
         for action in self._actions:
-            if action.dest not in config:
-                continue
-            value = config[action.dest]
-            if value is None and not _is_nullable(action):
-                raise ConfigError(f"{action.dest} is null; expected a value.")
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ConfigError(f"{action.dest} is {value}; expected a finite number.")
+            if action.dest in config:
+                _check_value(action, config[action.dest])
         seed = config.get("seed_everything")
         is_seed = not isinstance(seed, int) or 0 <= seed <= MAX_SEED
         expect(is_seed, "seed_everything", seed, f"an integer from 0 to {MAX_SEED}.")
 
 
+def _check_value(action: Action, value: Any) -> None:
+    if value is None and not _is_nullable(action):
+        raise ConfigError(f"{action.dest} is null; expected a value.")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{action.dest} is {value}; expected a finite number.")
+
+
 def _expand_paths(config: Any) -> None:
-    for key in (*PATHS, *WITH_PATHS):
+    expanders = dict.fromkeys(PATHS, expand_path) | dict.fromkeys(WITH_PATHS, expand_variables)
+    for key, expand in expanders.items():
         value = config.get(key)
         if isinstance(value, str):
-            expand = expand_path if key in PATHS else expand_variables
             config[key] = expand(value, key)
 
 
 def _is_nullable(action: Action) -> bool:
     hint = getattr(action, "_typehint", None)
-    return hint in (None, Any) or type(None) in get_args(hint) or action.default is None
+    if hint in (None, Any) or action.default is None:
+        return True
+    return type(None) in get_args(hint)
 
 
 def closest_key(key: str, known: Collection[str]) -> str | None:
@@ -171,10 +177,8 @@ def closest_key(key: str, known: Collection[str]) -> str | None:
     if leaf in leaf_keys:
         return leaf_keys[leaf]
     near = get_close_matches(key, known, n=1, cutoff=0.7)
-    if near:
-        return near[0]
-    near_leaf = get_close_matches(leaf, leaf_keys, n=1, cutoff=0.7)
-    return leaf_keys[near_leaf[0]] if near_leaf else None
+    near += [leaf_keys[name] for name in get_close_matches(leaf, leaf_keys, n=1, cutoff=0.7)]
+    return next(iter(near), None)
 
 
 def _with_config_paths(words: Iterable[str]) -> list[str]:
@@ -227,37 +231,3 @@ def add_run(parser: ArgumentParser, model: type, trainer: Callable[..., Any]) ->
     parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
     parser.add_class_arguments(model, "model", skip={"lr"})  # model.optim.lr
     parser.add_class_arguments(DataConfig, "data")
-
-
-def config_files(words: Iterable[str]) -> list[Path]:
-    """Return the config files on a command line of `fit` or of `parse_run`."""
-    files: list[Path] = []
-    for option in options_of(words):
-        if option.name == "config":
-            files.append(Path(config_path(option.value or "", "--config")))
-    return files
-
-
-def dropped_entries(files: Iterable[Path], trainer: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each list in a config file that a later list of the same key replaces.
-
-    Args:
-        files: config files in the order of the command line
-        trainer: parsed section `trainer`, to which they lead
-    """
-    for file in files:
-        section = read_yaml(file, f"--config {file}").get("trainer", {})
-        for key in _LISTS:
-            used = _class_names(trainer[key])
-            names = _class_names(section.get(key)) + _class_names(section.get(f"{key}+"))
-            dropped = [name for name in names if name not in used]
-            if any(used) and dropped:
-                yield (
-                    f"{', '.join(dropped)} in trainer.{key} of {file} is dropped, because a later "
-                    f"list replaces it; write {key}+ in the later file to keep both"
-                )
-
-
-def _class_names(value: Any) -> list[str]:
-    """Return the names of the classes in the value of a key."""
-    return [class_name(entry) for entry in entries_of(value)]

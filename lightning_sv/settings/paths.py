@@ -63,14 +63,18 @@ def _config_folders() -> list[Path]:
 
 def expand_variables(text: str, key: str) -> str:
     """Expand `$NAME` and `${NAME}`, unless a file has this name literally."""
-    if os.path.lexists(text.removeprefix("files:")):
+    if _exists(text):
         return text
     path = os.path.expandvars(text)
     names = re.findall(r"\$\{?([A-Za-z_]\w*)", text)
     unset = [name for name in names if name not in os.environ]
-    if unset and not os.path.lexists(path.removeprefix("files:")):
+    if unset and not _exists(path):
         raise ConfigError(f"{key} is {text}; expected a path, but ${unset[0]} is not set. Set it.")
     return path
+
+
+def _exists(path: str) -> bool:
+    return os.path.lexists(path.removeprefix("files:"))
 
 
 def find_config(kind: str, name: str, *, own_first: bool = True) -> Path:

@@ -22,9 +22,10 @@ class _Defaults(HelpFormatter):
     """Append the default of an option to its help, unless the help states it."""
 
     def _get_help_string(self, action: Action) -> str | None:
-        has_default = bool(action.option_strings) and action.default != SUPPRESS
-        states_it = action.help is None or "by default" in action.help
-        if not has_default or not action.default or states_it:
+        if action.help is None or "by default" in action.help:
+            return action.help
+        is_option = bool(action.option_strings)
+        if not is_option or action.default in (None, False, "", [], SUPPRESS):
             return action.help
         return f"{action.help} (default: %(default)s)"
 

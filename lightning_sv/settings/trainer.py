@@ -168,18 +168,26 @@ def check_trainer_keys(given: Any, *, complete: bool = False) -> None:
         ConfigError: names the key or callback, the reason and a hint
     """
     _check_refused_arguments(given)
-    callbacks = [class_name(entry) for entry in entries_of(given["callbacks"])]
-    for name in callbacks:
-        if name in REFUSED_CALLBACKS:
-            raise ConfigError(f"trainer.callbacks: {name} {REFUSED_CALLBACKS[name]}.")
-    early = [f"trainer.callbacks: {name}" for name in callbacks if name in ENDING_CALLBACKS]
-    if given["max_time"] is not None:
-        early.append(f"trainer.max_time {given['max_time']}")
-    for end in early:
+    for end in _early_ends(given):
         if complete:
             raise ConfigError(f"{end} {_BUDGET}; expected runs that can be compared. Remove it.")
         log.warning("%s %s", end, _BUDGET)
     _check_followed_arguments(given)
+
+
+def _early_ends(given: Any) -> list[str]:
+    """Return the keys with values that may end a run early, after a check of the callbacks."""
+    ends = []
+    for entry in entries_of(given["callbacks"]):
+        name = class_name(entry)
+        reason = REFUSED_CALLBACKS.get(name)
+        if reason is not None:
+            raise ConfigError(f"trainer.callbacks: {name} {reason}.")
+        if name in ENDING_CALLBACKS:
+            ends.append(f"trainer.callbacks: {name}")
+    if given["max_time"] is not None:
+        ends.append(f"trainer.max_time {given['max_time']}")
+    return ends
 
 
 def _check_refused_arguments(given: Any) -> None:

@@ -3,9 +3,10 @@
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,6 +39,8 @@ SECTIONS = frozenset(CALLBACKS) | {
 #: hundred.
 MAX_NODES = 10_000
 _MAX_DEPTH = 100
+#: errors of the parsers; ValueError for a 13th month
+_INVALID = (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError)
 _T = TypeVar("_T")
 
 
@@ -85,12 +88,7 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """Parse text of keys and values; `where` is its name in errors."""
     try:
         content = _parse(text)
-    except (
-        yaml.YAMLError,
-        OmegaConfBaseException,
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError: a 13th month
+    except _INVALID as error:
         raise ConfigError(f"{where} is not valid YAML: {_problem(error)}") from error
     expect(isinstance(content, dict), where, f"a {type(content).__name__}", "keys and values.")
     return deepcopy(content)
@@ -137,14 +135,18 @@ def _size(node: Node, known: dict[int, int], depth: int) -> int:
     if depth > _MAX_DEPTH:
         raise RecursionError(f"nested more than {_MAX_DEPTH} deep")
     if id(node) not in known:
-        children: list[Node] = []
-        if isinstance(node, MappingNode):
-            for pair in node.value:
-                children += pair
-        elif isinstance(node, SequenceNode):
-            children = node.value
-        known[id(node)] = 1 + sum(_size(child, known, depth + 1) for child in children)
+        sizes = [_size(child, known, depth + 1) for child in _children(node)]
+        known[id(node)] = 1 + sum(sizes)
     return known[id(node)]
+
+
+def _children(node: Node) -> list[Node]:
+    """Return the values of a list, or the keys and values of a mapping."""
+    if isinstance(node, SequenceNode):
+        return list(node.value)
+    if isinstance(node, MappingNode):
+        return list(chain.from_iterable(node.value))
+    return []
 
 
 def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dict[str, Any]]:
@@ -155,15 +157,18 @@ def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dic
         if key == "config":
             file = Path(config_path(text, "--config"))
             files.append(file)
-            for overridden in read_leaves(file) if keys else ():
-                keys.pop(overridden, None)
-            continue
-        if key.endswith("+") and key in keys:
-            raise ConfigError(
-                f"{command}: --{key} is set twice; expected one. Put the others into a YAML file."
-            )
-        keys[key] = _value(key, text, command)
+            if keys:
+                keys = _without(keys, read_leaves(file))
+        elif key.endswith("+") and key in keys:
+            hint = "Put the others into a YAML file."
+            raise ConfigError(f"{command}: --{key} is set twice; expected one. {hint}")
+        else:
+            keys[key] = _value(key, text, command)
     return files, keys
+
+
+def _without(keys: Mapping[str, Any], overridden: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in keys.items() if key not in overridden}
 
 
 def _value(key: str, text: str, command: str) -> Any:

@@ -35,6 +35,7 @@ from lightning_sv.experiments.sources.from_runs import own_figure
 from lightning_sv.experiments.spec import ArmSpec, load_budget, load_figure
 from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.lit.summary import has_baseline, print_summary
+from lightning_sv.scale import ScaleOptions
 from tests.conftest import CONFIG, Refused, listen_to_interrupts, thinned
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))
@@ -362,30 +363,22 @@ def test_compare_command_other_settings_keep_the_earlier_report(
 def test_compare_command_that_fit_suggests_has_the_plain_baseline(
     run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Although the config has exceptions for one branch; without `--a_args` labels name them."""
     config = yaml.safe_load(Path(run_args[1]).read_text())
-    config["model"] |= {"scale": "unified", "scale_options": {"placement_at": {"lm_head": "dp"}}}
-    clipping = {"input": 1.0, "head": math.inf}
-    config["model"]["optim"] = {"name": "adamw", "lr": 0.01, "clip_by_role": clipping}
+    config["model"]["optim"] = {"name": "adamw", "lr": 0.01}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     settings, data, _ = parse_run(["--config", str(tmp_path / "config.yaml")])
     assert has_baseline(settings, data)
+    # the config would set its options for llama too
+    options = ScaleOptions(placement_at={"lm_head": "dp"})
+    assert not has_baseline(replace(settings, scale_options=options), data)
+
     summary: dict[str, Any] = {"model": "tiny", "label": settings.label, "tokens": 1, "legs": []}
     summary |= dict.fromkeys(("val_loss", "val_perplexity", "val_bits_per_byte", "seconds"), 1.0)
-    print_summary(Console(width=500), summary | {"skipped_steps": 0}, tmp_path, settings)
+    summary["skipped_steps"] = 0
+    print_summary(Console(width=500), summary, tmp_path, suggest_compare=True)
     (line,) = re.findall(r"^compare +.* compare (.*)", capsys.readouterr().out, re.MULTILINE)
-    words = [*shlex.split(line), "--seeds", "1", "--json"]
-
-    assert command.run(words) == 0
-    plain = json.loads(capsys.readouterr().out)
-    assert labels(plain) == ["llama", settings.label]
-    assert command.run([*words, "--a_args="]) == 0
-    excepted = json.loads(capsys.readouterr().out)
-    assert labels(excepted) == ["llama[lm_head=dp]", settings.label]
-    assert [a["dir"] == b["dir"] for a, b in zip(plain["runs"], excepted["runs"], strict=True)] == [
-        False,
-        True,
-    ]
+    assert command.run([*shlex.split(line), "--seeds", "1", "--json"]) == 0
+    assert labels(json.loads(capsys.readouterr().out)) == ["llama", settings.label]
 
 
 def steps_handed_down(args: list[str], monkeypatch: pytest.MonkeyPatch) -> list[int | None]:

@@ -156,9 +156,13 @@ def rate(module: PretrainModule) -> float:
     rate."""
     before = module.net.embed.weight.detach().clone()
     L.Trainer(
-        max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        max_steps=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
         enable_model_summary=False,
-    ).fit(module, DataLoader(TOKENS, batch_size=2))  # type: ignore[arg-type]  # fmt: skip
+    ).fit(module, DataLoader(TOKENS, batch_size=2))
     return float((module.net.embed.weight.detach() - before).abs().max())
 
 
@@ -185,16 +189,33 @@ def residual_dtype(module: PretrainModule) -> torch.dtype:
 #: value)
 MODULE: list[tuple[str, Any, Callable[[PretrainModule], Any], Any, Any]] = [
     ("scale", "hg+dp", lambda module: module.net.strategy.per_branch, False, True),
-    ("scale_options", ScaleOptions(placement_at={"lm_head": "dp"}),
-     lambda module: module.net.head.lm_head.scale_out is None, True, False),
-    ("optim", OptimConfig(lr=0.5), rate, pytest.approx(0.1, rel=0.05), pytest.approx(0.5, rel=0.05)),
+    (
+        "scale_options",
+        ScaleOptions(placement_at={"lm_head": "dp"}),
+        lambda module: module.net.head.lm_head.scale_out is None,
+        True,
+        False,
+    ),
+    (
+        "optim",
+        OptimConfig(lr=0.5),
+        rate,
+        pytest.approx(0.1, rel=0.05),
+        pytest.approx(0.5, rel=0.05),
+    ),
     ("tokens_per_param", 50.0, lambda module: _steps(module.settings.plan), 100, 50),
     ("activation_checkpointing", True, passes, 1, 2),
     ("residual", "narrow", residual_dtype, torch.float32, torch.bfloat16),
     ("attention_backend", "math", lambda module: module.net.layers[0].attn.backend, "auto", "math"),
     ("compile", "model", lambda module: module.net._compiled_call_impl is None, True, False),
-    ("seed", 7, lambda module: torch.equal(module.net.embed.weight, seeded(module, 7).embed.weight), False, True),
-]  # fmt: skip
+    (
+        "seed",
+        7,
+        lambda module: torch.equal(module.net.embed.weight, seeded(module, 7).embed.weight),
+        False,
+        True,
+    ),
+]
 #: fields that other tests change: their effect needs a Trainer or a file
 MODULE_ELSEWHERE = {"backbone", "schedule", "mask_documents", "init_from", "nonfinite"}
 
@@ -271,13 +292,20 @@ def test_data_setting_is_found_in_what_is_read(
     assert read(replace(default, **{key: value})) == expected
 
 
-@pytest.mark.parametrize(("kind", "rows", "elsewhere"), [
-    (BackboneConfig, BACKBONE, {"name"}),  # names the tuned learning rate, which tests/optim reads
-    (RouterConfig, ROUTER, set()),
-    (ScaleOptions, OPTIONS, set()),
-    (PretrainConfig, MODULE, MODULE_ELSEWHERE),
-    (DataConfig, DATA, DATA_ELSEWHERE),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "rows", "elsewhere"),
+    [
+        (
+            BackboneConfig,
+            BACKBONE,
+            {"name"},
+        ),  # names the tuned learning rate, which tests/optim reads
+        (RouterConfig, ROUTER, set()),
+        (ScaleOptions, OPTIONS, set()),
+        (PretrainConfig, MODULE, MODULE_ELSEWHERE),
+        (DataConfig, DATA, DATA_ELSEWHERE),
+    ],
+)
 def test_every_field_has_a_row(
     kind: type[Any], rows: list[tuple[Any, ...]], elsewhere: set[str]
 ) -> None:

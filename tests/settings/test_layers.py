@@ -15,12 +15,11 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.spec import load_figure
 from lightning_sv.lit.run_arguments import parse_run, run_parser
 from lightning_sv.runs.directory import CONFIG, read_config
-from lightning_sv.settings.parse import config_files, dropped_entries
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, expand_path
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.settings.yaml_file import SECTIONS, parse_overrides, read_leaves, read_yaml
 from tests.conftest import CONFIG as LAYERS
-from tests.conftest import Refused, thinned
+from tests.conftest import Refused, argv, thinned
 
 
 def layer(folder: Path, text: str) -> list[str]:
@@ -150,9 +149,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_expand_path_home_and_variables_are_written_out(home: Path) -> None:
-    for given, path in {"~/a": f"{home}/a", "$WORK/a": f"{home}/work/a", "${WORK}": f"{home}/work", "a b": "a b",
-                        "data/stdlib": "data/stdlib", "$kept": "$kept", "in$HOME": "in$HOME",
-                        "price $5": "price $5"}.items():  # fmt: skip
+    for given, path in {
+        "~/a": f"{home}/a",
+        "$WORK/a": f"{home}/work/a",
+        "${WORK}": f"{home}/work",
+        "a b": "a b",
+        "data/stdlib": "data/stdlib",
+        "$kept": "$kept",
+        "in$HOME": "in$HOME",
+        "price $5": "price $5",
+    }.items():
         assert expand_path(given, "run_dir") == path
 
 
@@ -169,12 +175,7 @@ def test_expand_path_no_path_is_refused_by_its_key(given: str, home: Path) -> No
 
 
 def test_parse_overrides_second_appended_list_is_refused() -> None:
-    words = [
-        "--trainer.callbacks+=a.B",
-        "--trainer.callbacks.every",
-        "2",
-        "--trainer.callbacks+=a.C",
-    ]
+    words = argv("--trainer.callbacks+=a.B --trainer.callbacks.every 2 --trainer.callbacks+=a.C")
     with pytest.raises(ValueError, match=r"--trainer\.callbacks\+ is set twice"):
         parse_overrides(words, "compare")
 
@@ -191,7 +192,8 @@ def test_parser_every_path_of_a_run_is_expanded(key: str, home: Path) -> None:
 
 
 def test_source_files_name_with_a_comma_is_one_path(tmp_path: Path) -> None:
-    named, other = tmp_path / "Müller, Hans/a.txt", tmp_path / "b.txt"
+    named = tmp_path / "Müller, Hans/a.txt"
+    other = tmp_path / "b.txt"
     for path in (named, other):
         path.parent.mkdir(exist_ok=True)
         path.write_text("text")
@@ -199,32 +201,7 @@ def test_source_files_name_with_a_comma_is_one_path(tmp_path: Path) -> None:
         assert source_files(CorpusConfig(source=f"files:{spec}"))[0] == found
 
 
-PROBE = "{class_path: lightning_sv.callbacks.ResidualMonitor}"
 MONITOR = "{class_path: lightning.pytorch.callbacks.DeviceStatsMonitor}"
-
-
-@pytest.mark.parametrize(
-    ("later", "dropped"),
-    [
-        (f"callbacks: [{MONITOR}]", ["ResidualMonitor"]),
-        (f"callbacks: {MONITOR}", ["ResidualMonitor"]),
-        (f"callbacks+: [{MONITOR}]", []),
-        (f"callbacks: [{PROBE}, {MONITOR}]", []),
-        ("callbacks: null", []),  # asked for
-        ("max_steps: 3", []),
-    ],
-)
-def test_dropped_entries_names_lists_that_a_later_file_replaces(
-    later: str, dropped: list[str], tmp_path: Path
-) -> None:
-    words = layer(tmp_path, f"trainer: {{callbacks: [{PROBE}]}}")
-    (tmp_path / "later.yaml").write_text(f"trainer: {{{later}}}")
-    words += ["--config", str(tmp_path / "later.yaml")]
-    _, _, trainer = parse_run(words, check_corpus=False)
-    sentences = list(dropped_entries(config_files(words), trainer))
-    assert len(sentences) == len(dropped)
-    for name, sentence in zip(dropped, sentences, strict=True):
-        assert name in sentence and "layer.yaml" in sentence
 
 
 KEYS_WITHOUT_CLASS = [

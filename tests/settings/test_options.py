@@ -20,9 +20,6 @@ from lightning_sv.cli import main as cli
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.run_arguments import parse_run, trainer_keys
 from lightning_sv.lit.summary import print_summary
-from lightning_sv.nn import BackboneConfig
-from lightning_sv.optim import OptimConfig
-from lightning_sv.settings.model import PretrainConfig
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.settings.trainer import (
     REFUSED_CALLBACKS,
@@ -32,7 +29,7 @@ from lightning_sv.settings.trainer import (
     check_plugins,
     check_trainer_keys,
 )
-from tests.conftest import CONFIG, ROOT, Answer, Refused, Told, thinned
+from tests.conftest import CONFIG, ROOT, Answer, Refused, Told, argv, thinned
 from tests.test_results_pages import table
 
 
@@ -72,7 +69,7 @@ def test_parsers_both_spellings_are_one_option(capsys: pytest.CaptureFixture[str
         )
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] and '"steps": 3' in said[0]
-    words = ["--data.global_batch", "4", "--trainer.max-steps=-1", "--trainer.max-epochs", "7"]
+    words = argv("--data.global_batch 4 --trainer.max-steps=-1 --trainer.max-epochs 7")
     _, data, trainer = parse_run([*CONFIG, *words], check_corpus=False)
     assert (data.global_batch, trainer["max_steps"], trainer["max_epochs"]) == (4, -1, 7)
 
@@ -81,74 +78,74 @@ ABSENT = f"{__name__}.AbsentLogger"
 FIT = ["fit", *CONFIG]
 DRY = [*FIT, "--dry_run"]
 PLAN = ["plan", "--gpus", "1", *CONFIG]
-COMPARE = ["compare", "--baseline", "nop", "--arms", "hg"]
-SWEEP = ["sweep", "--scale", "hg", "--lr", "0.1"]
+COMPARE = argv("compare --baseline nop --arms hg")
+SWEEP = argv("sweep --scale hg --lr 0.1")
 GENERATE = ["generate", "r"]
 #: command, wrong words, and what the error names
-WRONG: list[tuple[list[str], list[str], str]] = [
-    (FIT, ["--model.lr", "0.1"], "model.optim.lr"),
-    (FIT, ["--data.batch_size", "4"], "data.global_batch"),
-    (DRY, ["--trainer.max_step", "3"], "trainer.max_steps"),  # no abbreviation
-    (DRY, ["--model.optim", "{weight_deacy: 1}"], "model.optim.weight_decay"),
-    (FIT, ["--model.optim.lr", "nan"], "model.optim.lr"),
-    (DRY, ["--data.seq_len", "x"], "data.seq_len"),
-    (FIT, ["--data.seq_len", "null"], "data.seq_len"),
-    (FIT, ["--allow_lr_jump", "maybe"], "allow_lr_jump"),
-    (FIT, ["--model.optim.name", "math:pi", "--model.optim.lr", "1"], "model.optim.name"),
-    (FIT, ["--model.compile", "all"], "model.compile"),
-    (DRY, ["--model.scale", "unifed"], "unifed"),
-    (FIT, ["--trainer.callbacks+=Nonsense"], "trainer.callbacks"),
-    (FIT, ["--trainer.callbacks", "no_module.C"], "no_module"),
-    (FIT, ["--trainer.accelerator", "gpu"], "trainer.accelerator"),
-    (FIT, ["--seed_everything", ""], "seed_everything"),
-    (FIT, ["--seed_everything", "-3"], "seed_everything"),
-    (FIT, ["--trainer", "null"], "trainer"),
-    (FIT, ["--model.optim", ""], "--model.optim"),
-    (FIT, ["--trainer="], "--trainer"),
-    (FIT, ["--trainer", "{max_steps: 1, max_steps: 2}"], "--trainer"),
-    (FIT, ["--trainer.logger", ABSENT], "absent"),
-    (FIT, ["--trainer.logger+", ABSENT], "absent"),
-    (FIT, ["--trainer.logger", ABSENT, "--trainer.logger.n", "x"], "trainer.logger"),
-    (FIT, ["--trainer.gradient_clip_val=.inf"], "trainer.gradient_clip_val"),
-    (FIT, ["--trainer.gradient_clip_val=-1e-9"], "trainer.gradient_clip_val"),
-    (FIT, ["--trainer.max_steps=0"], "trainer.max_steps"),
-    (PLAN, ["--gpu_memory=inf"], "--gpu_memory"),
-    (PLAN, ["--gpu", "H999"], "h100"),
-    (PLAN, ["--model.backbone.name", "mine"], "model.optim.lr"),
-    (PLAN, ["--data.seed=-1"], "data.seed"),
-    (PLAN, ["--model.seed=1" + "0" * 20], "model.seed"),
-    (PLAN, ["--optimizer=AdamW"], "--optimizer"),
-    (COMPARE, ["--seeds=1" + "0" * 20], "--seeds"),
-    (COMPARE, ["--jobs=1" + "0" * 5000], "--jobs"),
-    (SWEEP, ["--seeds=999999999"], "--seeds"),
-    (GENERATE, ["--temperature=nan"], "--temperature"),
-    (GENERATE, ["--seed=-1"], "--seed"),
-    (["train"], [], "fit"),
-    (["fit"], ["--config", "llama-1"], "llama-1b"),
-    (["fit"], ["--config", "runs/no_such_run/config.yaml"], "no_such_run"),
-    (["generate"], ["README.md"], "README.md"),
+WRONG: list[tuple[list[str], str, str]] = [
+    (FIT, "--model.lr 0.1", "model.optim.lr"),
+    (FIT, "--data.batch_size 4", "data.global_batch"),
+    (DRY, "--trainer.max_step 3", "trainer.max_steps"),  # no abbreviation
+    (DRY, "--model.optim '{weight_deacy: 1}'", "model.optim.weight_decay"),
+    (FIT, "--model.optim.lr nan", "model.optim.lr"),
+    (DRY, "--data.seq_len x", "data.seq_len"),
+    (FIT, "--data.seq_len null", "data.seq_len"),
+    (FIT, "--allow_lr_jump maybe", "allow_lr_jump"),
+    (FIT, "--model.optim.name math:pi --model.optim.lr 1", "model.optim.name"),
+    (FIT, "--model.compile all", "model.compile"),
+    (DRY, "--model.scale unifed", "unifed"),
+    (FIT, "--trainer.callbacks+=Nonsense", "trainer.callbacks"),
+    (FIT, "--trainer.callbacks no_module.C", "no_module"),
+    (FIT, "--trainer.accelerator gpu", "trainer.accelerator"),
+    (FIT, "--seed_everything ''", "seed_everything"),
+    (FIT, "--seed_everything -3", "seed_everything"),
+    (FIT, "--trainer null", "trainer"),
+    (FIT, "--model.optim ''", "--model.optim"),
+    (FIT, "--trainer=", "--trainer"),
+    (FIT, "--trainer '{max_steps: 1, max_steps: 2}'", "--trainer"),
+    (FIT, f"--trainer.logger {ABSENT}", "absent"),
+    (FIT, f"--trainer.logger+ {ABSENT}", "absent"),
+    (FIT, f"--trainer.logger {ABSENT} --trainer.logger.n x", "trainer.logger"),
+    (FIT, "--trainer.gradient_clip_val=.inf", "trainer.gradient_clip_val"),
+    (FIT, "--trainer.gradient_clip_val=-1e-9", "trainer.gradient_clip_val"),
+    (FIT, "--trainer.max_steps=0", "trainer.max_steps"),
+    (PLAN, "--gpu_memory=inf", "--gpu_memory"),
+    (PLAN, "--gpu H999", "h100"),
+    (PLAN, "--model.backbone.name mine", "model.optim.lr"),
+    (PLAN, "--data.seed=-1", "data.seed"),
+    (PLAN, "--model.seed=1" + "0" * 20, "model.seed"),
+    (PLAN, "--optimizer=AdamW", "--optimizer"),
+    (COMPARE, "--seeds=1" + "0" * 20, "--seeds"),
+    (COMPARE, "--jobs=1" + "0" * 5000, "--jobs"),
+    (SWEEP, "--seeds=999999999", "--seeds"),
+    (GENERATE, "--temperature=nan", "--temperature"),
+    (GENERATE, "--seed=-1", "--seed"),
+    (["train"], "", "fit"),
+    (["fit"], "--config llama-1", "llama-1b"),
+    (["fit"], "--config runs/no_such_run/config.yaml", "no_such_run"),
+    (["generate"], "README.md", "README.md"),
 ]
 
 
 @pytest.mark.parametrize(("command", "words", "named"), thinned(WRONG, WRONG[::2], several=True))
 def test_wrong_words_are_refused_by_their_key(
     command: list[str],
-    words: list[str],
+    words: str,
     named: str,
     refused: Refused,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(ROOT)
-    said = refused(*command, *words)
+    said = refused(*command, *argv(words))
     assert named in said and said.count("error: ") == 1
 
 
 @pytest.mark.parametrize(
     "command",
-    [["fit"], ["plan", "--gpus", "1"], ["compare", "--baseline", "llama", "--arms", "nop"]],
+    ["fit", "plan --gpus 1", "compare --baseline llama --arms nop"],
 )
-def test_run_without_files_is_told_which(command: list[str], refused: Refused) -> None:
-    said = refused(*command)
+def test_run_without_files_is_told_which(command: str, refused: Refused) -> None:
+    said = refused(*argv(command))
     assert "data.seq_len" in said and "tiny-unified" in said
 
 
@@ -207,7 +204,7 @@ def test_plugins_are_followed_or_refused() -> None:
 
 def test_fit_dry_run_reads_no_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["fit", "--dry_run", "--config", "tiny-unified"]) == 0
+    assert main(argv("fit --dry_run --config tiny-unified")) == 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -243,12 +240,17 @@ def test_main_terminal_of_another_encoding_loses_no_text(monkeypatch: pytest.Mon
 
 def test_print_summary_commands_are_words_of_a_shell(tmp_path: Path) -> None:
     """Whatever a folder is called."""
-    out, folder = io.StringIO(), tmp_path / "my runs;$x" / "it's"
+    out = io.StringIO()
+    folder = tmp_path / "my runs;$x" / "it's"
     summary = dict.fromkeys(("val_loss", "val_perplexity", "val_bits_per_byte"), 1.0) | {
-        "model": "tiny", "label": "hg+dp+my_module:X", "tokens": 1, "skipped_steps": 0, "seconds": 1.0, "legs": [],
-    }  # fmt: skip
-    config = PretrainConfig(BackboneConfig(16, 1, 2), optim=OptimConfig(lr=0.1))
-    print_summary(Console(file=out, width=500), summary, folder, config)
+        "model": "tiny",
+        "label": "hg+dp+my_module:X",
+        "tokens": 1,
+        "skipped_steps": 0,
+        "seconds": 1.0,
+        "legs": [],
+    }
+    print_summary(Console(file=out, width=500), summary, folder, suggest_compare=True)
     lines = {
         line.split()[0]: line.partition(" ")[2]
         for line in out.getvalue().splitlines()
@@ -278,27 +280,27 @@ def test_check_trainer_keys_one_batch_is_not_all_of_them() -> None:
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        (["compare", "--baseline", "llama", "--arms", "typo"], "typo"),
+        ("compare --baseline llama --arms typo", "typo"),
         (
-            ["compare", "--baseline", "llama", "--arms", "unified", "--model.backbone.nope", "3"],
+            "compare --baseline llama --arms unified --model.backbone.nope 3",
             "model.backbone.nope",
         ),
-        (["sweep", "--scale", "typo", "--lr", "1e-3", "2e-3", "3e-3"], "typo"),
-        (["sweep", "--scale", "llama"], "--lr"),
-        (["sweep", "--scale", "llama", "--lr", "-1", "2", "3"], "lr"),
+        ("sweep --scale typo --lr 1e-3 2e-3 3e-3", "typo"),
+        ("sweep --scale llama", "--lr"),
+        ("sweep --scale llama --lr -1 2 3", "lr"),
     ],
 )
 def test_comparison_settings_are_checked_before_the_corpus(
-    words: list[str], name: str, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, name: str, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
     missing = str(tmp_path / "no_corpus")
-    said = refused(*words, *CONFIG, "--data.corpus.dir", missing)
+    said = refused(*argv(words), *CONFIG, "--data.corpus.dir", missing)
     assert name in said and missing not in said
 
 
 def test_plan_gpu_name_in_capitals_is_known(told: Told) -> None:
-    assert told("plan", *CONFIG, "--gpus", "1", "--gpu", "H100")
+    assert told("plan", *CONFIG, *argv("--gpus 1 --gpu H100"))
 
 
 def test_presets_are_listed_and_are_configs(
@@ -315,9 +317,6 @@ def test_presets_are_listed_and_are_configs(
     assert sorted(names) == sorted(found)  # each name is that of one file
     listed = told("presets")
     assert all(name in listed for name in found)
-    layers = [
-        word
-        for name in ("base", "adamw", "cos", "cpu", "stdlib", "llama-1b")
-        for word in ("--config", name)
-    ]
-    assert parse_run(layers, check_corpus=False)[0].backbone.name == "llama-1b"
+    layers = argv("--config base --config adamw --config cos --config cpu --config stdlib")
+    run, *_ = parse_run([*layers, "--config", "llama-1b"], check_corpus=False)
+    assert run.backbone.name == "llama-1b"

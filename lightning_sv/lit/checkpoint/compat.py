@@ -1,17 +1,19 @@
 """Settings in a checkpoint: record them, and check that they are those of the run that reads it."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, replace
 from math import isclose
 from typing import Any
 
+from torch import nn
+
 from lightning_sv.callbacks.run_state import data_of
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.optimizer_state import check_optimizer_state
 from lightning_sv.nn import BackboneConfig
-from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, matrix_rate
+from lightning_sv.optim import OptimConfig, ScheduleConfig, matrix_rate
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT
 from lightning_sv.runs.provenance import Segments
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
@@ -69,9 +71,7 @@ def check_recorded(checkpoint: dict[str, Any], module: Any) -> None:
 
     In load_from_checkpoint, whose arguments may replace settings, check its function alone.
     """
-    if (
-        module._trainer is None
-    ):  # load_from_checkpoint, whose arguments may replace the checkpoint's settings
+    if module._trainer is None:
         check_function(checkpoint, module.settings)
         return
     check_settings(
@@ -90,10 +90,12 @@ def has_own_groups(module: Any) -> bool:
         return True
     if module.backbone is None:
         return False
-    trained = [parameter.requires_grad for parameter in module.backbone.parameters()]
-    return trained != [
-        parameter.requires_grad for parameter in module.settings.plan.meta().parameters()
-    ]
+    return _is_trained(module.backbone) != _is_trained(module.settings.plan.meta())
+
+
+def _is_trained(model: nn.Module) -> list[bool]:
+    """Return whether each parameter is trained."""
+    return [parameter.requires_grad for parameter in model.parameters()]
 
 
 def check_settings(
@@ -123,34 +125,34 @@ def check_settings(
     if not isinstance(saved, dict):
         found = f"it has no {CHECKPOINT_KEY!r} entry"
         raise ConfigError(f"the checkpoint was not written by lightning_sv: {found}.")
-    builder = saved.get("built_by", built_by)  # older checkpoints have no such entry
-    if builder != built_by:
-        names = [each or "PretrainModule" for each in (built_by, builder)]
-        expected = f"that of {names[1]}, as in the checkpoint. Use its script."
-        raise ConfigError(f"the model is that of {names[0]}; expected {expected}")
+    _check_builder(saved.get("built_by", built_by), built_by)  # older checkpoints lack the entry
 
-    here = recorded_settings(module, data)
-    for key in _compared_keys(here, with_data=data is not None, training=training):
+    compared = recorded_settings(module, data)
+    if data is None:
+        compared = _without(compared, _DATA)
+    hint = "Resume with the same settings, or start a new run."
+    if not training:
+        compared = _without(compared, _TRAINING)
+        hint = "Read the checkpoint with the config.yaml of its run."
+    for key, value in compared.items():
         saved_value = _with_defaults(key, saved.get(key))
-        where, then, now = first_difference(key, saved_value, here[key])
+        where, then, now = first_difference(key, saved_value, value)
         if then != now:
-            hint = "Read the checkpoint with the config.yaml of its run."
-            if training:
-                hint = "Resume with the same settings, or start a new run."
             raise ConfigError(f"{where} is {now}; expected {then}, as in the checkpoint. {hint}")
+
     if training and not own_groups:
-        groups = module.plan.parameter_groups(module.plan.meta())
-        optimizer = build_optimizer(groups, module.optim, module.plan.lr)
-        check_optimizer_state(checkpoint, optimizer)
+        check_optimizer_state(checkpoint, module.plan.optimizer(module.plan.meta()))
 
 
-def _compared_keys(here: dict[str, Any], *, with_data: bool, training: bool) -> Iterator[str]:
-    for key in here:
-        if not with_data and key in _DATA:
-            continue
-        if not training and key in _TRAINING:
-            continue
-        yield key
+def _check_builder(then: str | None, now: str | None) -> None:
+    """Check that the class that builds the model is that of the checkpoint."""
+    if then != now:
+        expected = f"that of {then or 'PretrainModule'}, as in the checkpoint. Use its script."
+        raise ConfigError(f"the model is that of {now or 'PretrainModule'}; expected {expected}")
+
+
+def _without(settings: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in keys}
 
 
 def _with_defaults(key: str, saved: Any) -> Any:
@@ -230,20 +232,16 @@ def function_settings(
         del backbone[key]
     for key in ("balance_coef", "bias_rate", "z_coef"):
         del backbone["router"][key]
-    if (
-        config.router.balance == "none"
-    ):  # the loss of "loss" does not change the function, biases do
+    if config.router.balance == "none":  # as for "loss"; only biases change the function
         backbone["router"]["balance"] = "loss"
-    widths = {
-        "d_head": config.head_width,
-        "d_ff": config.ffn_width,
-        "d_expert": config.expert_width,
-    }
+    backbone["d_head"] = config.head_width
+    backbone["d_ff"] = config.ffn_width
+    backbone["d_expert"] = config.expert_width
+    backbone["n_kv_head"] = config.kv_heads
+    trained = replace(options, role_at={}, freeze_input_beta=False, initial_gamma_out=1.0)
     return {
-        "backbone": backbone | widths | {"n_kv_head": config.kv_heads},
+        "backbone": backbone,
         "scale": str(replace(strategy, decay=ScaleStrategy().decay)),
-        "scale_options": asdict(
-            replace(options, role_at={}, freeze_input_beta=False, initial_gamma_out=1.0)
-        ),
+        "scale_options": asdict(trained),
         "tokenizer_sha256": tokenizer,
     }

@@ -85,9 +85,9 @@ class LastCheckpoint(Checkpoint):
         # Lightning then validates at the last step too.
         trainer.should_stop = self._ends_after_step or self._clock.is_last(step)
         self._is_asked_to_stop = self._agreed_stop(trainer)
-        may_end = trainer.fit_loop._can_stop_early  # min_steps may forbid it
-        ends = trainer.should_stop and may_end
-        if not (self._is_asked_to_stop or ends or self._clock.is_due(step)):
+        ends = trainer.should_stop and trainer.fit_loop._can_stop_early  # min_steps may forbid it
+        is_due = ends or self._clock.is_due(step)
+        if not is_due and not self._is_asked_to_stop:
             return
         # A resumed run would not repeat this step's validation. Lightning validates before an end.
         validates_before_end = ends and not self._is_asked_to_stop

@@ -1,6 +1,7 @@
 """Check of an optimizer's state in a checkpoint."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -41,8 +42,7 @@ def check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> N
 def _group_problem(saved: dict[str, Any], optimizer: Optimizer) -> str:
     """Return the first difference of the groups; empty if there is none."""
     groups = [dict(group) for group in optimizer.state_dict()["param_groups"]]
-    numbers = [group["params"] for group in groups]
-    if [group["params"] for group in saved["param_groups"]] != numbers:
+    if _numbers(groups) != _numbers(saved["param_groups"]):
         return "its parameters are numbered otherwise"
     # Loading adds only the entries that an older torch did not have.
     optimizer.load_state_dict({"state": {}, "param_groups": saved["param_groups"]})
@@ -52,6 +52,11 @@ def _group_problem(saved: dict[str, Any], optimizer: Optimizer) -> str:
             if not _is_equal(key, value, other[key]):
                 return f"{key!r} of a group is {other[key]!r}"
     return ""
+
+
+def _numbers(groups: Iterable[dict[str, Any]]) -> list[list[int]]:
+    """Return the numbers of the parameters of each group."""
+    return [group["params"] for group in groups]
 
 
 def _is_equal(key: str, value: Any, other: Any) -> bool:
@@ -67,16 +72,17 @@ def _state_problem(saved: dict[str, Any], optimizer: Optimizer) -> str:
     parameters: list[Tensor] = []
     for group in optimizer.param_groups:
         parameters += group["params"]
-    entries: dict[int, frozenset[str]] = {}  # of the first parameter of each group
-    for index, group in enumerate(saved["param_groups"]):
-        for number in group["params"]:
-            state = saved["state"].get(number)
-            if state is None:
-                continue
-            expected = entries.setdefault(index, frozenset(state))
-            if frozenset(state) != expected:
-                return "the state of a parameter is incomplete"
-            shapes = {value.shape for value in state.values()}
-            if shapes - {torch.Size(), parameters[number].shape}:
-                return "the state of a parameter is not of its shape"
+    for group in saved["param_groups"]:
+        numbers = saved["state"].keys() & set(group["params"])
+        entries = {frozenset(saved["state"][number]) for number in numbers}
+        if len(entries) > 1:
+            return "the state of a parameter is incomplete"
+        if not all(_fits(saved["state"][number], parameters[number]) for number in numbers):
+            return "the state of a parameter is not of its shape"
     return ""
+
+
+def _fits(state: dict[str, Tensor], parameter: Tensor) -> bool:
+    """Return True if the state of a parameter has numbers, and tensors of its shape, alone."""
+    shapes = {value.shape for value in state.values()}
+    return shapes <= {torch.Size(), parameter.shape}

@@ -1,5 +1,6 @@
 """Files step-N.ckpt next to last.ckpt: kept checkpoints under the numbers of their steps."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from lightning_sv.atomic import partial_of, remove
@@ -44,24 +45,22 @@ class StepFiles:
                 are of an abandoned branch and are removed. None for later checkpoints
         """
         path = self.path(step)
-        is_numbered = self.keep > 1 or path.is_dir()
-        if is_numbered and not path.is_dir():
+        if self.keep > 1 and not path.is_dir():
             name_also(self.last, path)
+        is_numbered = self.keep > 1 or path.is_dir()
 
-        files = self._files()
-        current = files.pop(step, None) if is_numbered else None
         if resumed is not None:
-            for number in [number for number in files if number > resumed]:
-                remove(files.pop(number))
-        if current is not None:
-            files[step] = current
-            for number in sorted(files)[: -self.keep]:
-                remove(files[number])
+            abandoned = {number for number in self._steps() if number > resumed}
+            self._remove(abandoned - {step} if is_numbered else abandoned)
+        if is_numbered:
+            self._remove(self._steps()[: -self.keep])
 
-    def _files(self) -> dict[int, Path]:
-        files: dict[int, Path] = {}
-        for path in self.last.parent.glob("step-*.ckpt"):
-            number = path.stem.removeprefix("step-")
-            if number.isdigit():
-                files[int(number)] = path
-        return files
+    def _steps(self) -> list[int]:
+        """Return the steps of the kept checkpoints in ascending order."""
+        paths = self.last.parent.glob("step-*.ckpt")
+        numbers = [path.stem.removeprefix("step-") for path in paths]
+        return sorted(int(number) for number in numbers if number.isdigit())
+
+    def _remove(self, steps: Iterable[int]) -> None:
+        for step in steps:
+            remove(self.path(step))

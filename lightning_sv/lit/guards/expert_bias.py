@@ -50,8 +50,7 @@ class ExpertBias(L.Callback):
         self._loads = None
         if loads is None or pl_module.nonfinite.skipped_now:
             return
-        mixtures = [
-            module for module in pl_module.net.modules() if isinstance(module, MixtureOfExperts)
-        ]
+        modules = pl_module.net.modules()
+        mixtures = [module for module in modules if isinstance(module, MixtureOfExperts)]
         for mixture, load in zip(mixtures, loads, strict=True):
             mixture.move_bias(load)

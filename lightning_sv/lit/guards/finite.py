@@ -106,14 +106,12 @@ class FiniteGuard(L.Callback):
         # The norm of the reduced gradient is the same everywhere; losses differ between devices.
         is_finite = torch.isfinite(losses).all() & torch.isfinite(norm)
         asked = self._asked_to_stop is not None and self._asked_to_stop()
-        flags = torch.stack(
-            (is_finite.float(), torch.full_like(norm, not asked, dtype=torch.float32))
-        )
+        goes_on = torch.full_like(norm, not asked, dtype=torch.float32)
+        flags = torch.stack((is_finite.float(), goes_on))
         if trainer.world_size > 1:  # the strategy's reduction would add a barrier
             torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MIN)
-        all_finite, continues, value = torch.cat(
-            (flags.double(), norm.double().unsqueeze(0))
-        ).tolist()
+        numbers = torch.cat((flags.double(), norm.double().unsqueeze(0)))
+        all_finite, continues, value = numbers.tolist()
         self.stops = not continues
         return bool(all_finite), value
 
