@@ -97,11 +97,15 @@ def largest_micro_batch(
     though not in proportion (the loss is chunked). The full share is tried first, because it needs
     no accumulated gradients and may take less memory than half of it.
     """
-    sizes = [size for size in divisors(share) if size <= (most or share)]
+    sizes = divisors(share)
+    if most is not None:
+        sizes = [size for size in sizes if size <= most]
     if peak(sizes[-1]) <= limit:
         return sizes[-1]
     n_fitting = bisect_right(sizes[:-1], limit, key=peak)
-    return sizes[n_fitting - 1] if n_fitting else None
+    if n_fitting == 0:
+        return None
+    return sizes[n_fitting - 1]
 
 
 def plan_precision(trainer: dict[str, Any]) -> str:

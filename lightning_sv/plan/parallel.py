@@ -34,7 +34,8 @@ def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:
     name = spec.rpartition(".")[2].lower()
     if "sharded" in name:  # FullyShardedStrategy; Lightning's own "fsdp" is not supported
         return _sharded(options, gpus)
-    if name != "auto" and "single" not in name and "ddp" not in name:
+    is_replicated = name == "auto" or "single" in name or "ddp" in name
+    if not is_replicated:
         classes = "auto, ddp or lightning_sv.lit.fsdp.FullyShardedStrategy"
         hint = f"Or pass --strategy {' or '.join(STRATEGIES)}."
         raise ConfigError(f"trainer.strategy is {spec!r}; expected {classes}. {hint}")

@@ -268,13 +268,14 @@ class ScaledMatrix(NamedTuple):
 
 def scaled_linears(model: nn.Module) -> Iterator[ScaledMatrix]:
     """Yield (path, matrix, (scale_in, scale_out)) of every branch and of other scaled matrices."""
-    in_groups: set[int] = set()
+    in_groups: set[ScaledLinear] = set()
     for path, module in model.named_modules():
         if isinstance(module, BranchGroup):
             for name, branch in module.branches():
-                in_groups.add(id(branch))
-                yield ScaledMatrix(f"{path}.{name}" if path else name, branch, module.vectors(name))
-        elif isinstance(module, ScaledLinear) and id(module) not in in_groups:
+                in_groups.add(branch)
+                full_name = f"{path}.{name}".removeprefix(".")  # the model may be a group
+                yield ScaledMatrix(full_name, branch, module.vectors(name))
+        elif isinstance(module, ScaledLinear) and module not in in_groups:
             vectors = (module.scale_in, module.scale_out)
             if vectors != (None, None):
                 yield ScaledMatrix(path, module, vectors)
@@ -282,8 +283,9 @@ def scaled_linears(model: nn.Module) -> Iterator[ScaledMatrix]:
 
 def output_norms(model: nn.Module) -> Iterator[tuple[str, RMSNorm]]:
     """Yield (path, norm) of the scaled norms outside branch groups: Q/K-norm, Post-Norm."""
-    input_norms = {id(module.norm) for module in model.modules() if isinstance(module, BranchGroup)}
+    input_norms = {module.norm for module in model.modules() if isinstance(module, BranchGroup)}
     for path, module in model.named_modules():
-        is_scaled = isinstance(module, RMSNorm) and module.scale is not None
-        if is_scaled and id(module) not in input_norms:
-            yield path, cast(RMSNorm, module)
+        if not isinstance(module, RMSNorm) or module.scale is None:
+            continue
+        if module not in input_norms:
+            yield path, module

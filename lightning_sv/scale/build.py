@@ -280,12 +280,15 @@ def sites_with_scale_in(sites: Iterable[Site]) -> list[Site]:
 def freeze_input_betas(linears: Collection[ScaledLinear], norm_scale: ScaleVector | None) -> None:
     """Stop training the input-side betas on which no result depends, because a norm follows."""
     normalized = [linear for linear in linears if linear.norm_width is not None]
-    vectors = [linear.scale_in for linear in normalized]
+    for linear in normalized:
+        _freeze_beta(linear.scale_in)
     if len(normalized) == len(linears):
-        vectors.append(norm_scale)
-    for vector in vectors:
-        if vector is not None and vector.magnitude is not None:
-            vector.magnitude.requires_grad_(False)
+        _freeze_beta(norm_scale)
+
+
+def _freeze_beta(vector: ScaleVector | None) -> None:
+    if vector is not None and vector.magnitude is not None:
+        vector.magnitude.requires_grad_(False)
 
 
 def has_frozen_beta(vector: ScaleVector) -> bool:

@@ -28,7 +28,9 @@ class Branch(NamedTuple):
     def check(self, name: str) -> None:
         """Raise ConfigError if a width does not divide the output."""
         for key, divisor in (("norm_width", self.norm_width), ("n_head", self.n_head)):
-            if divisor is not None and (divisor <= 0 or self.d_out % divisor != 0):
+            if divisor is None:
+                continue
+            if divisor <= 0 or self.d_out % divisor != 0:
                 expected = f"a divisor of its d_out, {self.d_out}, or None."
                 raise ConfigError(f"{key} of {name} is {divisor}; expected {expected}")
 

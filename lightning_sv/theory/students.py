@@ -146,7 +146,9 @@ class Teacher(NamedTuple):
     def matching(self) -> bool:
         """True for at most one nonzero entry per row and column: the condition of DP (iii)."""
         support = self.matrix != 0
-        return bool((support.sum(0) <= 1).all() and (support.sum(1) <= 1).all() and support.any())
+        per_column = support.sum(0)
+        per_row = support.sum(1)
+        return bool(max(*per_column, *per_row) == 1)
 
     @property
     def balanced(self) -> bool:

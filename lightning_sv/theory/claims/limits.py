@@ -3,6 +3,7 @@
 These statements are expected to fail; one that holds is CONTRADICTED.
 """
 
+from collections.abc import Iterable
 from functools import partial
 from itertools import product
 
@@ -24,8 +25,14 @@ def words(matrix: Array) -> str:
     rows = np.atleast_2d(np.asarray(matrix, dtype=float))
     if rows.shape[1] == 1 and rows.shape[0] > 1:
         return words(rows.T) + "ᵀ"
-    text = ["(" + ", ".join(f"{x:g}" for x in row) + ")" for row in rows]
-    return text[0] if len(text) == 1 else "(" + ", ".join(text) + ")"
+    texts = [_in_parentheses(map("{:g}".format, row)) for row in rows]
+    if len(texts) == 1:
+        return texts[0]
+    return _in_parentheses(texts)
+
+
+def _in_parentheses(texts: Iterable[str]) -> str:
+    return f"({', '.join(texts)})"
 
 
 def _anywhere(name: str, blocks: list[Array], teacher: Array) -> Finding:

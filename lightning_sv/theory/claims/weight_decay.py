@@ -94,10 +94,11 @@ def simulate(setting: NoisyTraining, records: int = 80) -> Paths:
     for _ in range(records):
         for _ in range(per_record):
             pull = setting.dt * (gamma * w - goal)
-            kick = noise * rng.standard_normal(
-                (2, *shape[1:])
-            )  # shared by all μ, so that differences are not noise
-            w, gamma = keep_w * w - pull * gamma + kick[0], keep_gamma * gamma - pull * w + kick[1]
+            # Shared by all μ, so that differences are not noise.
+            kick_w, kick_gamma = noise * rng.standard_normal((2, *shape[1:]))
+            next_w = keep_w * w - pull * gamma + kick_w
+            gamma = keep_gamma * gamma - pull * w + kick_gamma
+            w = next_w
         states.append((w, gamma))
     times = np.arange(records + 1) * per_record * setting.dt
     w, gamma = (np.stack(each) for each in zip(*states, strict=True))
