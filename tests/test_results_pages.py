@@ -1,7 +1,6 @@
 """Numbers on the pages equal the recordings in results/, and records are added to their page.
 
-Every interval of a page is one of a recording, tables equal it cell by cell, and paragraphs have
-its numbers.
+Every interval of a page is one of a recording, and tables equal it cell by cell.
 """
 
 import json
@@ -14,12 +13,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from scipy.stats import permutation_test, spearmanr
 
-from lightning_sv.experiments.report.copying import FORMED
-from lightning_sv.experiments.report.results_csv import read_curve
 from lightning_sv.statistics.block_anova import BlockDesign
-from lightning_sv.statistics.paired import PairedDifference, paired_difference, tokens_to_reach
+from lightning_sv.statistics.paired import PairedDifference, paired_difference
 from tests.conftest import ROOT, named
 
 Rows = list[list[str]]
@@ -90,14 +86,6 @@ def table(name: str, head: str) -> pd.DataFrame:
     lines = start[0].replace("`", "").splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return pd.DataFrame(cells[2:], columns=cells[0]).set_index(cells[0][0])
-
-
-def paragraph(name: str, words: str) -> str:
-    """Return the only paragraph or item of a page that contains the words; empty if it is not the
-    only one."""
-    parts = re.split(r"\n\n|\n(?=[*|#])", page(name))
-    found = [text for text in (" ".join(part.split()) for part in parts) if words in text]
-    return found[0] if len(found) == 1 else ""
 
 
 # Tables: page, head -> expected cells after the first column; a row may have more
@@ -220,18 +208,11 @@ def final_gains(runs: pd.DataFrame) -> pd.Series:
     return runs["copying/second_minus_first"].str.rpartition(":")[2].astype(float)
 
 
-def times_formed(runs: pd.DataFrame) -> list[float]:
-    """Return the millions of tokens after which the circuit forms."""
-    curves = [read_curve(text) for text in runs["copying/second_minus_first"]]
-    return [
-        tokens / 1e6 for curve in curves if (tokens := tokens_to_reach(*curve, FORMED)) is not None
-    ]
-
-
 def record(_: pd.DataFrame) -> Rows:
     own = tuned(3000)
     loss = recorded("cpu/results.csv", **OWN_OPTIMUM, arm="llama").val_loss.mean()
-    rate, std = own["model.optim.lr"], own["model.backbone.init_std"]
+    rate = own["model.optim.lr"]
+    std = own["model.backbone.init_std"]
     assert (
         f"record: A_ARGS = --model.optim.lr {rate} --model.backbone.init_std {std}\n"
         in (ROOT / "Makefile").read_text()
@@ -415,7 +396,8 @@ def test_intervals_of_a_page_are_recorded(path: Path) -> None:
 
 
 def test_readme_choice_of_strategy_equals_the_recordings() -> None:
-    large, small = ("gpu-25", "cpu-100-protocol")
+    large = "gpu-25"
+    small = "cpu-100-protocol"
     expected = [
         [difference(large, HEAD_DP), difference(small, HEAD_DP)],
         [mean_of_both("hg+dp+or")],
@@ -424,242 +406,6 @@ def test_readme_choice_of_strategy_equals_the_recordings() -> None:
     ]
     cells = table("README", "| your case |").iloc[:, 1]
     assert [re.findall(rf"{NUMBER} \(.*?\)", cell) for cell in cells] == expected
-
-
-def ends(folder: str, *arms: str, panels: str = SMALLER) -> list[str]:
-    """Return how far each arm ends from llama, without a sign."""
-    return [difference(folder, arm, panels=panels).partition(" ")[0].lstrip("+-") for arm in arms]
-
-
-def of_parts(arm: str, panels: str) -> list[float]:
-    """Return the parts of a difference by kind of token: two in the context, and one that is
-    not."""
-    rows = recorded("cpu-100-protocol/differences.csv", arm=arm)
-    rows = (
-        rows[rows.panel.str.startswith(panels)]
-        .drop_duplicates("quantity")
-        .set_index("quantity")
-        .estimate
-    )
-    return [rows[part] for part in PARTS[1:]]
-
-
-def judged(folder: str, *claims: str) -> list[str]:
-    """Return the estimates of the claims that end with these words, without a sign."""
-    estimates = []
-    for words in claims:
-        verdicts = recorded(f"{folder}/verdicts.csv")
-        (estimate,) = verdicts[verdicts.claim.str.endswith(words)].estimate
-        estimates.append(f"{abs(estimate):.3f}")
-    return estimates
-
-
-Quoted = Iterator[tuple[str, str, list[str]]]
-
-
-def numbers_of_the_protocol() -> Quoted:
-    """Yield page, words of a paragraph, and numbers that it has."""
-    small, large = ("cpu-100-protocol", "gpu-25")
-    yield "results", "**The paper's claims hold**", ends(large, "unified", "nop")
-    yield (
-        "results",
-        "`dp` instead of `dnp` at the lm_head `unified` is lower still",
-        ends(small, HEAD_DP),
-    )
-    yield (
-        "results",
-        "**QK-norm and Peri-LN lower",
-        ends(small, "llama with QK-norm", "llama with Peri-LN", "unified"),
-    )
-    yield "results", "**`dnp` alone ends", ends(small, "dnp")
-    yield "results", "**`hg` alone ends", ends(small, "hg")
-    yield (
-        "related",
-        "nats per token below `llama`",
-        ends(small, "llama with QK-norm", "llama with Peri-LN"),
-    )
-    runs = once("gpu-25/results.csv", figure="protocol").groupby("arm").val_loss
-    sd = runs.std().map("{:.3f}".format)
-    texts = [
-        f"{sd['hg+dp+or']} (`hg+dp+or`)",
-        f"{sd['llama']} (`llama`)",
-        f"{sd[HEAD_DP]} (`unified` with",
-    ]
-    yield "results", "**Chance does not decide it.**", texts
-    yield (
-        "readings",
-        "Norm over the logits",
-        [f"{runs.mean()['unified'] - runs.mean()[HEAD_DP]:.3f} lower in `mini`"],
-    )
-
-    own = of_parts("hg+dp+or", SMALLER)
-    apart = [a - b for a, b in zip(of_parts("unified", f"{SMALLER}hg+dp+or"), own, strict=True)]
-    texts = [f"{-apart[2]:.3f} less", f"{sum(apart[:2]):.3f} more", *ends(small, "hg+dp+or")]
-    yield "results", "**`hg+dp+or` ends as low as `unified`**", texts
-    texts = [
-        f"{-sum(own):.3f} below",
-        f"of which {-sum(own[:2]):.3f}",
-        f"{gain_of_or().mean:.3f} (",
-    ]
-    yield "results", "**Copying does not explain", texts
-    head = of_parts(HEAD_DP, LARGER)
-    texts = [f"{-sum(head[:2]):.3f} of the {-sum(head):.3f}"]
-    texts += ends(small, HEAD_DP, "hg+dp+or", "nop", "unified", panels=LARGER)
-    yield small, "**With `dp` at the lm_head `unified` ends", texts
-    hours = recorded("cpu-100-protocol/results.csv").drop_duplicates("run").seconds.sum() / 3600 / 2
-    yield "README", "hours on two cores", [f"in about {hours:.0f} hours"]
-    english = ends(
-        "cpu-english", HEAD_DP, "hg+dp+or", "unified", "llama with QK-norm", panels="Initial std"
-    )
-    yield "README", "the three strategies below", [*ends(large, "hg+dp+or"), english[0]]
-    yield "results", "**All strategies end below `llama` on English", english[:3]
-    yield "results", "**QK-norm lowers the loss of `llama` by", english[3:]
-    yield "results", "trains the 60 runs of", [f"in about {hours:.0f} hours"]
-
-
-def numbers_of_other_recordings() -> Quoted:
-    best, second = ends(
-        "cpu-100-other-norms", "hg+dp+or with Peri-LN", "hg+dp+or with QK-norm", panels=""
-    )
-    texts = judged(
-        "cpu-100-other-norms",
-        "unified ends below llama with QK-norm",
-        "unified ends below llama with Peri-LN",
-    )
-    yield "results", "ends above `llama` with either norm", [*texts, f"{best} (", f"{second} below"]
-    yield "README", "Peri-LN on top of", [f"{best} below `llama`"]
-
-    texts = judged(
-        "cpu-100-parts", "without or", "dp at the lm_head", "dp at gate and up", "dp at v"
-    )
-    texts = [
-        " ".join(pair) for pair in zip(texts, ("higher", "lower", "lower", "higher"), strict=True)
-    ]
-    texts += judged("cpu-mini", "dp at q and k")
-    yield "results", "**Which part of `unified` lowers the loss?**", texts
-    ratios = [f"{ratio:.3f}" for ratio in recorded("cpu-output-decay/verdicts.csv").estimate]
-    yield "results", "feed-forward network is", ratios
-    assert (
-        re.findall(r"([\d.]+) \(", " ".join(table("cpu-output-decay", "| RMS at").iloc[:, -1]))
-        == ratios
-    )
-    iwd = recorded(
-        "cpu-settings/differences.csv", figure="iwd-dp", arm="iwd", quantity="final loss"
-    ).estimate
-    yield "results", "**Under `dp+or`", [f"{-iwd.iloc[0]:.3f} below"]
-
-    verdicts, ours = paper_claims()
-    more = verdicts[ours & (verdicts.paper != "not stated")].verdict
-    yield (
-        "cpu",
-        "This recording has",
-        [str(len(verdicts)), str((~ours).sum()), *counts_of(more)[:3]],
-    )
-    log = recorded("log.csv")
-    log = log[log.claim.str.contains("unified ends below llama(?! with)")]
-    n_settings = log.groupby(["budget", "figure"]).ngroups
-    yield (
-        "results",
-        "Many verdicts on one question",
-        [f"has {len(log)} verdicts", f"in {n_settings} figures"],
-    )
-    for folder, words in (("cpu-long", "trained `tiny` for"), ("cpu-100", "trained `tiny` for")):
-        yield folder, words, [f"{recorded(f'{folder}/results.csv').run.nunique()} runs"]
-    stdlib_tokens = 30_279_913  # data/README.md; corpus 9f59d20f
-    times = [
-        recorded(f"{folder}/results.csv").tokens.max() / stdlib_tokens
-        for folder in ("gpu-25", "cpu-mini")
-    ]
-    yield "results", "Repeated text.", [f"text {times[0]:.1f} times", f"read {times[1]:.1f} of it"]
-
-
-def numbers_of_the_answer() -> Quoted:
-    rows = [
-        table("results", f"| strategy - `llama`, {which}").iloc[0] for which in ("both", "each")
-    ]
-    at_std = [difference(folder, "unified") for folder in ("gpu-25", "cpu-100-protocol")]
-    yield (
-        "results",
-        "**Answer.**",
-        [text.partition(" ")[0] for text in (*at_std, *rows[0], *rows[1])],
-    )
-    values = zip(*(tuned(steps).values() for steps in (3000, 12000, 45000)), strict=True)
-    texts = ["{:g}, {:g} and {:g}".format(*each) for each in values]
-    yield "results", "Here all strategies of `tiny` have one rate", texts
-
-
-def numbers_of_copying() -> Quoted:
-    again = once("cpu-100-copying/results.csv")
-    first = once("cpu-100/results.csv", **OWN_OPTIMUM).set_index(["arm", "seed"]).val_loss
-    apart = (again.set_index(["arm", "seed"]).val_loss - first).abs().max()
-    yield "cpu-100-copying", "**Chance decides how much", [f"{apart:.3f} apart"]
-    yield "results", "* **Copying.**", [f"{apart:.3f} apart"]
-    for arm in ("llama", "hg+dp+or"):  # the more it copies, the lower it ends
-        own = again[again.arm == arm]
-        gains = final_gains(own).to_numpy()
-
-        def rank_correlation(order: object, gains: object = gains) -> float:
-            return float(spearmanr(gains, order).statistic)
-
-        found = permutation_test((own.val_loss,), rank_correlation, permutation_type="pairings")
-        text = f"{found.statistic:.2f} for `{arm}`"
-        yield (
-            "cpu-100-copying",
-            "**The loss follows the copying.**",
-            [f"{text} (p = {found.pvalue:.2g})"],
-        )
-        yield "copying", "the rank correlation over six seeds", [text]
-
-    runs = pd.concat(
-        [
-            recorded("cpu-mini/results.csv").drop_duplicates("run"),
-            recorded("cpu-mini/more-seeds.csv"),
-        ]
-    )
-    late = runs[final_gains(runs) > FORMED]
-    yield (
-        "cpu-mini",
-        "**One of the 30 runs above does not learn",
-        [f"seed {seed}" for seed in late.seed],
-    )
-    own = runs[runs.arm == "llama"].sort_values("seed")
-    losses = own.val_loss.map("{:.4f}".format).tolist()
-    assert table("cpu-mini", "| seed of `llama`").loc["final loss"].tolist() == losses
-    times = times_formed(own)
-    gains = -final_gains(own)
-    scatter = f"{own.val_loss.std():.3f}"
-    texts = [
-        f"{min(times):.1f} to {max(times):.1f} million",
-        f"{gains.min():.2f} to {gains.max():.2f} nats",
-        scatter,
-    ]
-    yield "cpu-mini", "**The losses scatter little.**", texts
-    yield "copying", "Over six seeds of `llama`", [scatter]
-
-
-@pytest.mark.parametrize(
-    "numbers",
-    [
-        numbers_of_the_protocol,
-        numbers_of_other_recordings,
-        numbers_of_the_answer,
-        numbers_of_copying,
-    ],
-)
-def test_paragraphs_have_the_recorded_numbers(numbers: Callable[[], Quoted]) -> None:
-    missing: list[tuple[str, str, str]] = []
-    for name, words, texts in numbers():
-        text = paragraph(name, words)
-        missing += [(name, words, each) for each in texts if each not in text]
-    assert missing == []
-
-
-def test_answer_quotes_points_of_the_picture() -> None:
-    drawn = runpy.run_path(str(ROOT / "results/draw.py"))["all_points"]()
-    points = drawn[drawn.arm == "unified"].estimate.map("{:+.3f}".format)
-    answer = paragraph("results", "**Answer.**").partition("Neither do they")[0]
-    quoted = re.findall(r"[+-]0\.\d{3}", answer)
-    assert len(quoted) == 6 and set(quoted) <= set(points)
 
 
 @pytest.mark.parametrize(
