@@ -43,7 +43,8 @@ def launch(
 
     After `seconds`, abort the rest, which then print their stack.
     """
-    server, store = _server(), TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    server = _server()
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     assert server.stdin is not None and server.stdout is not None
     files = [logs / f"rank{rank}.log" for rank in range(ranks)]
     asked = {
@@ -79,7 +80,7 @@ def _serve() -> None:
     lightning_sv.plots.run_plot.draw_run = lambda run, path: None
     faulthandler.enable()
     gc.collect()
-    gc.freeze()  # or every rank would search all that was imported for garbage, and copy its pages, when it leaves
+    gc.freeze()  # or every rank would search the imports for garbage, and copy their pages
     for line in sys.stdin:
         asked = json.loads(line)
         codes = _finish(
@@ -106,7 +107,8 @@ def _fork(rank: int, asked: dict) -> int:
     }
     os.environ |= {"GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{asked['port']}"}
     os.environ |= {"TORCHELASTIC_RUN_ID": "launch", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    rank_zero_only.rank = rank  # type: ignore[attr-defined]  # Lightning reads RANK when it is imported
+    # Lightning reads RANK when it is imported.
+    rank_zero_only.rank = rank  # type: ignore[attr-defined]
     os.chdir(asked["cwd"])
     sys.argv[1:] = asked["args"]
     runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
@@ -116,7 +118,8 @@ def _fork(rank: int, asked: dict) -> int:
 def _finish(pids: list[int], seconds: float) -> list[int]:
     """Wait for all ranks; one that fails or hangs ends the others."""
     codes: dict[int, int] = {}
-    deadline, asked = time.monotonic() + seconds, set[int]()
+    deadline = time.monotonic() + seconds
+    asked = set[int]()
     while len(codes) < len(pids):
         for pid in set(pids) - set(codes):
             ended, status = os.waitpid(pid, os.WNOHANG)

@@ -84,7 +84,8 @@ def run(variant: dict[str, str], options: list[str]) -> int:
 def main(argv: list[str]) -> int:
     """Run the variants and print the table; return 1 if a test failed in any."""
     names, options = ([a for a in argv if a.startswith("-") == dashed] for dashed in (False, True))
-    cpu, results = Path("/proc/cpuinfo"), {}
+    cpu = Path("/proc/cpuinfo")
+    results = {}
     flags = cpu.read_text() if cpu.exists() else ""
     for name, variant in VARIANTS.items():
         if not names or any(word in name for word in names):

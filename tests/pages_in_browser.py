@@ -17,9 +17,17 @@ SITE = Path("build/site").resolve()
 REPORT = Path("build/report/report.html").resolve()
 PICTURES = Path("build/screenshots")
 PAGES = (
-    "index", "docs/quickstart", "docs/own-model", "docs/strategies", "docs/results", "docs/architecture", "docs/theory",
-    "docs/faq", "results/cpu-100/index", "api/scale",
-)  # fmt: skip
+    "index",
+    "docs/quickstart",
+    "docs/own-model",
+    "docs/strategies",
+    "docs/results",
+    "docs/architecture",
+    "docs/theory",
+    "docs/faq",
+    "results/cpu-100/index",
+    "api/scale",
+)
 WIDTHS = (1400, 400)
 #: of the search for these words, the first page
 FOUND = {"learning rate": "docs/", "wandb": "docs/faq", "several gpus": "docs/distributed"}
@@ -27,9 +35,11 @@ FOUND = {"learning rate": "docs/", "wandb": "docs/faq", "several gpus": "docs/di
 OVERFLOW = """() => {
   const wide = document.documentElement.clientWidth + 1;
   const scrolls = e => { for (; e && e !== document.body; e = e.parentElement)
-    if (['auto', 'scroll', 'hidden', 'clip'].includes(getComputedStyle(e).overflowX)) return true; return false; };
+    if (['auto', 'scroll', 'hidden', 'clip'].includes(getComputedStyle(e).overflowX)) return true;
+    return false; };
   return [...document.querySelectorAll('main *, article *, body > *')]
-    .filter(e => e.getBoundingClientRect().right > wide && e.getBoundingClientRect().width && !scrolls(e))
+    .filter(e => e.getBoundingClientRect().right > wide)
+    .filter(e => e.getBoundingClientRect().width && !scrolls(e))
     .slice(0, 3).map(e => e.tagName + ' ' + (e.textContent || '').trim().slice(0, 60));
 }"""
 
@@ -84,7 +94,8 @@ def check_report(page: Page) -> None:
         wide = page.evaluate(OVERFLOW)
         check(not wide, f"the report fits {width} pixels {wide or ''}")
         table = page.locator("table.sorted").first
-        rows, choice = table.locator("tbody tr:visible"), page.locator(".filter button").nth(1)
+        rows = table.locator("tbody tr:visible")
+        choice = page.locator(".filter button").nth(1)
         word, _, number = choice.inner_text().rpartition(": ")
         choice.click()
         check(rows.count() == int(number), f"the filter shows the {number} claims of {word!r}")
@@ -118,7 +129,7 @@ def main() -> None:
         ]
         browser = playwright.chromium.launch(executable_path=browser_path, args=arguments)
         for scheme in ("light", "dark"):
-            page = browser.new_page(color_scheme=scheme)  # type: ignore[arg-type]
+            page = browser.new_page(color_scheme=scheme)
             page.on(
                 "console",
                 lambda message: problems.append(message.text) if message.type == "error" else None,

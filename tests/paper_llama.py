@@ -18,7 +18,8 @@ class PaperLlama(nn.Module):
 
     def __init__(self, model: Backbone):
         super().__init__()
-        self.config, self.normalizes = model.config, model.strategy.placement == "dnp"
+        self.config = model.config
+        self.normalizes = model.strategy.placement == "dnp"
         self.er = model.strategy.parameterization == "er"
         for name, parameter in model.named_parameters():
             self.register_parameter(
@@ -37,7 +38,8 @@ class PaperLlama(nn.Module):
             return 1 + own["offset"]
         if not own or "gamma" in own:
             return own.get("gamma", 1.0)
-        alpha, beta = own["alpha"], own["beta"]
+        alpha = own["alpha"]
+        beta = own["beta"]
         if self.er:
             return beta.exp() * (alpha - alpha.mean()).exp()
         return beta * alpha * len(alpha) ** 0.5 / alpha.norm()
@@ -58,7 +60,8 @@ class PaperLlama(nn.Module):
         )
 
     def forward(self, input_ids: Tensor) -> SimpleNamespace:
-        n, t = self.config.n_head, input_ids.shape[1]
+        n = self.config.n_head
+        t = input_ids.shape[1]
         x = getattr(self, "embed/weight")[input_ids]
         width = x.shape[-1] // n
         frequencies = self.config.rope_theta ** (-torch.arange(0, width, 2, dtype=x.dtype) / width)
@@ -66,7 +69,8 @@ class PaperLlama(nn.Module):
         turn = torch.polar(torch.ones_like(angles), angles)
         mask = torch.full((t, t), -torch.inf, dtype=x.dtype).triu(1)
         for i in range(self.config.n_layer):
-            attn, ffn = f"layers/{i}/attn", f"layers/{i}/ffn"
+            attn = f"layers/{i}/attn"
+            ffn = f"layers/{i}/ffn"
             q, k, v = (
                 self.branch(x, f"{attn}/qkv", name, n).unflatten(-1, (n, width)).transpose(1, 2)
                 for name in ("q_proj", "k_proj", "v_proj")

@@ -20,12 +20,34 @@ PACKAGE = ROOT / "lightning_sv"
 FILES = sorted(PACKAGE.rglob("*.py"))
 #: layer of each package; a package imports lower layers only
 LAYER_OF = {
-    "errors": -2, "log": -2, "version": -2, "atomic": -1, "gpus": -1, "own_code": -1, "json_text": -1,
+    "errors": -2,
+    "log": -2,
+    "version": -2,
+    "atomic": -1,
+    "gpus": -1,
+    "own_code": -1,
+    "json_text": -1,
     "markdown_text": -1,
-    "scale": 0, "corpus": 0, "curvature": 0, "nn": 1, "optim": 1, "theory": 2, "roles": 2, "settings": 2,
-    "runs": 3, "interop": 4, "callbacks": 4, "plan": 4, "statistics": 4, "plots": 5,
-    "lit": 6, "experiments": 7, "cli": 8, "__main__": 9, "__init__": 9,
-}  # fmt: skip
+    "scale": 0,
+    "corpus": 0,
+    "curvature": 0,
+    "nn": 1,
+    "optim": 1,
+    "theory": 2,
+    "roles": 2,
+    "settings": 2,
+    "runs": 3,
+    "interop": 4,
+    "callbacks": 4,
+    "plan": 4,
+    "statistics": 4,
+    "plots": 5,
+    "lit": 6,
+    "experiments": 7,
+    "cli": 8,
+    "__main__": 9,
+    "__init__": 9,
+}
 #: layers of a run; conf/paper holds experiments
 EXPERIMENTS = ("paper", "budgets", "tuned", "experiment")
 LAYERS = sorted(
@@ -50,7 +72,8 @@ def imports(path: Path) -> set[str]:
 
 def test_packages_import_lower_layers_only() -> None:
     for path in FILES:
-        where, home = path.relative_to(ROOT), path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        where = path.relative_to(ROOT)
+        home = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
         for name in imports(path):
             if name.startswith("lightning_sv."):
                 other = name.split(".")[1]
@@ -79,9 +102,16 @@ def test_files_have_no_import_cycle() -> None:
 
 
 HEAVY = (
-    "lightning", "torchmetrics", "transformers", "litdata", "scipy.signal", "scipy.stats", "torch._dynamo",
-    "matplotlib", "jaxtyping",
-)  # fmt: skip
+    "lightning",
+    "torchmetrics",
+    "transformers",
+    "litdata",
+    "scipy.signal",
+    "scipy.stats",
+    "torch._dynamo",
+    "matplotlib",
+    "jaxtyping",
+)
 #: those of HEAVY that a command needs: fake tensors import torch's compiler
 NEEDED = {name: {"matplotlib"} for name in ("report", "theory", "compare")}
 #: commands that parse the arguments of a run, and so import Lightning for those of its Trainer
@@ -98,7 +128,8 @@ try:
     code = main(sys.argv[2:])
 except SystemExit as stop:
     code = stop.code
-print("\\n" + json.dumps([code or 0, [name for name in json.loads(sys.argv[1]) if name in sys.modules]]))
+imported = [name for name in json.loads(sys.argv[1]) if name in sys.modules]
+print("\\n" + json.dumps([code or 0, imported]))
 """
 
 
@@ -187,18 +218,19 @@ def fields(node: ast.ClassDef) -> list[str]:
 
 def test_docstring_arguments_are_the_real_ones() -> None:
     """Ruff checks functions only; this also checks classes, and the order."""
-    nodes = [(path, node) for path in FILES for node in ast.walk(ast.parse(path.read_text()))]
-    for path, node in nodes:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and (
-            docstring := ast.get_docstring(node)
-        ):
-            where = f"{path.relative_to(PACKAGE)}:{node.lineno}, {node.name}"
-            if names := entries(docstring, "Args"):
-                assert names == arguments(node), where
-            if isinstance(node, ast.ClassDef) and not any(
-                isinstance(c, ast.FunctionDef) for c in node.body
-            ):
-                assert set(entries(docstring, "Attributes")) <= set(fields(node)), where
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                check_docstring(node, f"{path.relative_to(PACKAGE)}:{node.lineno}, {node.name}")
+
+
+def check_docstring(node: ast.FunctionDef | ast.ClassDef, where: str) -> None:
+    docstring = ast.get_docstring(node) or ""
+    names = entries(docstring, "Args")
+    assert names in ([], arguments(node)), where
+    has_methods = any(isinstance(child, ast.FunctionDef) for child in node.body)
+    if isinstance(node, ast.ClassDef) and not has_methods:
+        assert set(entries(docstring, "Attributes")) <= set(fields(node)), where
 
 
 def test_main_help_and_wrong_command_have_their_exit_codes(

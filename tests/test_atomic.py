@@ -41,7 +41,8 @@ def test_atomic_path_after_an_error_keeps_the_old_content(folder: bool, tmp_path
 
 
 def test_atomic_path_replaces_a_link_that_a_killed_process_left(tmp_path: Path) -> None:
-    folder, final = tmp_path / "folder", tmp_path / "final"
+    folder = tmp_path / "folder"
+    final = tmp_path / "final"
     folder.mkdir()
     partial_of(final).symlink_to(folder)
     write_atomically(final, "new")

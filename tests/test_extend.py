@@ -128,9 +128,15 @@ def test_callback_block_logs_in_a_trainer(tmp_path: Path) -> None:
     batches = torch.utils.data.DataLoader(torch.randint(0, 32, (4, 9)), batch_size=2)
     logger = L.pytorch.loggers.CSVLogger(tmp_path)
     L.Trainer(
-        max_steps=2, logger=logger, callbacks=[callback], accelerator="cpu", enable_progress_bar=False,
-        enable_checkpointing=False, enable_model_summary=False, log_every_n_steps=1,
-    ).fit(module, batches, batches)  # fmt: skip
+        max_steps=2,
+        logger=logger,
+        callbacks=[callback],
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+    ).fit(module, batches, batches)
     logger.save()
     assert "matrix_norm/backbone.embed.weight" in Path(logger.log_dir, "metrics.csv").read_text()
 
@@ -158,7 +164,8 @@ fused_linear.register_autograd(
 class Fused(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.weight = nn.RMSNorm(8), nn.Parameter(torch.randn(8, 8))
+        self.norm = nn.RMSNorm(8)
+        self.weight = nn.Parameter(torch.randn(8, 8))
 
     def forward(self, x: Tensor) -> Tensor:
         return fused_linear(self.norm(x), self.weight)
@@ -166,10 +173,12 @@ class Fused(nn.Module):
 
 def test_traced_operation_block_scales_the_output_side() -> None:
     run("fused_linear")
-    model, x = Fused(), torch.randn(4, 8)
+    model = Fused()
+    x = torch.randn(4, 8)
     apply_strategy(model, "ap", x)
     (scale,) = (each for each in model.modules() if isinstance(each, ScaleVector))
-    before, gamma = model(x), 1 + torch.rand(8)
+    before = model(x)
+    gamma = 1 + torch.rand(8)
     scale.set_gamma(gamma)
     torch.testing.assert_close(model(x), gamma * before)
 

@@ -49,21 +49,31 @@ NAMES = "--optim adamw --schedule cos --trainer cpu --data stdlib"
     [
         (["data", "DATA=my notes"], "prepare --data 'my notes'"),
         (["train"], f"fit --model mini {NAMES}"),
-        (["train", "SCALE=hg", "SEED=3", "LR=0.1", "PROBES=copying", "ARGS=--x 'a b'"],
-         f"fit --model mini {NAMES} --probes copying --scale hg --model.optim.lr 0.1 --seed_everything 3 --x 'a b'"),
-        (["resume", "RUN=runs/a b"],
-         "fit --config 'runs/a b/config.yaml' --ckpt_path 'runs/a b/checkpoints/last.ckpt'"),
+        (
+            ["train", "SCALE=hg", "SEED=3", "LR=0.1", "PROBES=copying", "ARGS=--x 'a b'"],
+            f"fit --model mini {NAMES} --probes copying --scale hg"
+            " --model.optim.lr 0.1 --seed_everything 3 --x 'a b'",
+        ),
+        (
+            ["resume", "RUN=runs/a b"],
+            "fit --config 'runs/a b/config.yaml' --ckpt_path 'runs/a b/checkpoints/last.ckpt'",
+        ),
         (["report", "RUN=runs/a runs/b", "OUT=c d"], "report runs/a runs/b --out 'c d'"),
         (["export", "RUN=runs/a", "OUT=b"], "export runs/a b"),
         (["plan", "GPUS=8", "MODEL=llama-1b"], f"plan --gpus 8 --model llama-1b {NAMES}"),
         (["params", "SCALE=hg+or"], "params --model mini --scale hg+or"),
-        (["compare", "B=nop hg+dp", "A_ARGS=--x y"],
-         f"compare --baseline llama --arms nop hg+dp --seeds 3 '--a_args=--x y' --b_args= --model tiny {NAMES}"),
-        (["sweep", "SCALE=llama hg", "LR=0.01 0.02"],
-         f"sweep --scale llama hg --lr 0.01 0.02 --model tiny {NAMES}"),
+        (
+            ["compare", "B=nop hg+dp", "A_ARGS=--x y"],
+            "compare --baseline llama --arms nop hg+dp --seeds 3"
+            f" '--a_args=--x y' --b_args= --model tiny {NAMES}",
+        ),
+        (
+            ["sweep", "SCALE=llama hg", "LR=0.01 0.02"],
+            f"sweep --scale llama hg --lr 0.01 0.02 --model tiny {NAMES}",
+        ),
         (["paper", "FIG=iwd wsd"], "paper --budget cpu --fig iwd wsd"),
     ],
-)  # fmt: skip
+)
 def test_make_target_is_one_command(words: list[str], command: str) -> None:
     (line,) = (line for line in make(*words).stdout.splitlines() if "lightning-sv" in line)
     assert shlex.join(shlex.split(line)[1:]) == command

@@ -8,6 +8,7 @@ import shlex
 import sysconfig
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,15 @@ from lightning_sv.nn import BackboneConfig
 from lightning_sv.optim import tuned_lr
 from lightning_sv.plan.parameters import PAPER_NUMBERS, count_parameters
 from lightning_sv.scale.strategy import ScaleStrategy
-from tests.conftest import ROOT, config_args, named, thinned
+from tests.conftest import ROOT, argv, config_args, named, thinned
 from tests.test_makefile import NEEDS_MAKE, make
 from tests.test_results_pages import table
 
-PAGES = [path for folder in (".", "docs", "data") for path in sorted((ROOT / folder).glob("*.md"))]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("data/*.md")),
+]
 
 
 def blocks(page: str | Path) -> list[str]:
@@ -48,7 +53,7 @@ def commands(text: str) -> list[str]:
     return found + re.findall(r"^\| `((?:make|lightning-sv) [^`]+)` \|", text, re.MULTILINE)
 
 
-ALL_COMMANDS = sorted({command for path in PAGES for command in commands(path.read_text())})
+ALL_COMMANDS = sorted(set().union(*(commands(path.read_text()) for path in PAGES)))
 
 
 @pytest.mark.parametrize("path", PAGES, ids=named)
@@ -86,8 +91,16 @@ def test_page_commands_exist_and_targets_read_their_variables() -> None:
                 and (ROOT / "requirements/install.sh").is_file()
             )
         elif words[0] not in (
-            "git", "cd", "torchrun", "pip", ".venv/bin/pip", "sbatch", "lm_eval", "aws", "nvidia-cuda-mps-control",
-        ):  # fmt: skip
+            "git",
+            "cd",
+            "torchrun",
+            "pip",
+            ".venv/bin/pip",
+            "sbatch",
+            "lm_eval",
+            "aws",
+            "nvidia-cuda-mps-control",
+        ):
             assert words[0] == "lightning-sv" and words[1] in COMMANDS, command
 
 
@@ -96,7 +109,8 @@ def test_own_block_page_under_llama_equals_plain_attention() -> None:
     assert 'parse("unified")' in code
     defined: dict[str, Any] = {}
     exec(code.replace("unified", "llama"), defined)
-    block, x = defined["model"][0].double(), torch.randn(2, 5, 64, dtype=torch.float64)
+    block = defined["model"][0].double()
+    x = torch.randn(2, 5, 64, dtype=torch.float64)
     xhat = F.rms_norm(x, (64,), eps=1e-5)
     q, k, v = (
         (xhat @ w.weight.T).view(2, 5, -1, 8).transpose(1, 2) for _, w in block.qkv.branches()
@@ -149,7 +163,7 @@ def test_commands_page_commands_exit_with_0(
     monkeypatch.chdir(tmp_path)
     prepare(CorpusConfig(source=text, val_fraction=0.2), progress=False)
     (tmp_path / "conf").symlink_to(ROOT / "conf")
-    short = ["--trainer.max_steps", "4", "--data.val_sequences", "16"]
+    short = argv("--trainer.max_steps 4 --data.val_sequences 16")
     small = {
         "fit": short,
         "validate": ["--data.val_sequences", "16"],
@@ -213,7 +227,8 @@ def test_page_run_names_are_those_of_fit(path: Path) -> None:
 def test_log_page_equals_the_recorded_verdicts() -> None:
     """By the page's program. New verdicts may follow; none may change."""
     program = runpy.run_path(str(ROOT / "results/log.py"))
-    text, made = (ROOT / "results/log.md").read_text(), program["page"]()
+    text = (ROOT / "results/log.md").read_text()
+    made = program["page"]()
     said, _, arms = text.partition("## Arms")
     found, _, expected = made.partition("## Arms")
     assert arms == expected, "results/ changed: python results/log.py"
@@ -250,12 +265,20 @@ def models_row(path: Path) -> list[str]:
         n.computed: n.printed for n in PAPER_NUMBERS if (n.model, n.scale) == (config.name, "llama")
     }
     return [
-        config.name, f"{config.d_model:,}", str(config.n_layer), str(config.n_head),
-        "" if config.n_expert else f"{config.ffn_width:,}", experts, f"{config.vocab_size:,}",
-        f"{content['data']['seq_len']:,}", str(content["data"]["global_batch"]), f"{counted['total']:,}",
-        f"{counted['activated']:,}" if config.n_expert else "", lr,
+        config.name,
+        f"{config.d_model:,}",
+        str(config.n_layer),
+        str(config.n_head),
+        "" if config.n_expert else f"{config.ffn_width:,}",
+        experts,
+        f"{config.vocab_size:,}",
+        f"{content['data']['seq_len']:,}",
+        str(content["data"]["global_batch"]),
+        f"{counted['total']:,}",
+        f"{counted['activated']:,}" if config.n_expert else "",
+        lr,
         ", ".join(sizes[key] for key in ("total", "activated") if key in sizes),
-    ]  # fmt: skip
+    ]
 
 
 def test_models_page_table_equals_the_configs() -> None:
@@ -278,7 +301,8 @@ def jobs(path: Path) -> list[dict[str, Any]]:
 @NEEDS_MAKE
 @pytest.mark.parametrize("path", WORKFLOWS, ids=named)
 def test_workflow_commands_exist(path: Path) -> None:
-    commands = [step["run"] for job in jobs(path) for step in job["steps"] if "run" in step]
+    steps = chain.from_iterable(job["steps"] for job in jobs(path))
+    commands = [step["run"] for step in steps if "run" in step]
     assert commands and all("timeout-minutes" in job for job in jobs(path))
     for command in commands:
         words = shlex.split(re.sub(r"\$\{\{.*?\}\}", "2.13.0", command))
@@ -291,7 +315,8 @@ def test_workflow_commands_exist(path: Path) -> None:
 
 def test_workflows_have_the_oldest_and_newest_versions() -> None:
     (job,) = jobs(ROOT / ".github/workflows/test.yml")
-    tried, project = job["strategy"]["matrix"], (ROOT / "pyproject.toml").read_text()
+    tried = job["strategy"]["matrix"]
+    project = (ROOT / "pyproject.toml").read_text()
     oldest = (
         re.search(r'"torch>=([\d.]+),<2\.(\d+)"', project),
         re.search(r'requires-python = ">=([\d.]+)"', project),
@@ -306,10 +331,8 @@ def test_workflows_have_the_oldest_and_newest_versions() -> None:
 
 
 def test_citation_has_this_version_and_the_paper() -> None:
-    citation, front = (
-        yaml.safe_load((ROOT / "CITATION.cff").read_text()),
-        (ROOT / "README.md").read_text(),
-    )
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    front = (ROOT / "README.md").read_text()
     paper = citation["preferred-citation"]
     assert citation["version"] == __version__
     assert paper["url"] in front and paper["title"] in " ".join(front.split())

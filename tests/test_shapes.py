@@ -45,7 +45,8 @@ def run_models(builds: Sequence[str]) -> int:
         with pytest.raises(TypeCheckError):
             effective_weight(torch.ones(6, 4), gamma, None)
     config = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=48)
-    tokens, n = torch.randint(0, config.vocab_size, (3, 17)), 0
+    tokens = torch.randint(0, config.vocab_size, (3, 17))
+    n = 0
     for family in ({}, GEMMA, MOE):
         for build in builds:
             if family is GEMMA and "dnp" in build:

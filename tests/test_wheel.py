@@ -15,7 +15,9 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.mark.long
 def test_wheel_in_an_empty_folder_trains(corpus: Path, tmp_path: Path) -> None:
-    source, site, empty = tmp_path / "source", tmp_path / "site", tmp_path / "empty"
+    source = tmp_path / "source"
+    site = tmp_path / "site"
+    empty = tmp_path / "empty"
     for name in ("lightning_sv", "conf"):
         shutil.copytree(
             ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")

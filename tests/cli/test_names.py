@@ -7,7 +7,7 @@ import pytest
 
 from lightning_sv.cli.names import resolve_names
 from lightning_sv.lit.run_arguments import parse_run
-from tests.conftest import ROOT, Refused
+from tests.conftest import Refused, argv, config_args
 
 BASE = ["base", "optim/adamw", "schedule/cos", "trainer/cpu"]
 
@@ -44,21 +44,33 @@ LETTERS = ["data/letters/corpus.yaml", "--data.corpus.dir", "data/letters"]
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--x", "1"], ["--x", "1"]),
-        (["--model", "tiny"], [*BASE, "data/stdlib", "model/tiny"]),
-        (["--a", "b", "--model=tiny", "--scale", "llama", "--probes=copying", "--c"],
-         ["--a", "b", *BASE, "data/stdlib", "model/tiny", "probes/copying", "--model.scale", "llama", "--c"]),
-        (["--model", "tiny", "--data", "./my notes/"], [*BASE, "model/tiny", *OWN]),
-        (["--config", "x", "--data", "letters"], ["x", *LETTERS]),
-        (["--data", "data/letters"], LETTERS),
-        (["--config", "x", "--probes", "copying"], ["x", "probes/copying"]),
-        (["--model", "{seed: 1}", "--data", "x.yaml"], ["--model", "{seed: 1}", "--data", "x.yaml"]),
+        ("--x 1", ["--x", "1"]),
+        ("--model tiny", [*BASE, "data/stdlib", "model/tiny"]),
+        (
+            "--a b --model=tiny --scale llama --probes=copying --c",
+            [
+                "--a",
+                "b",
+                *BASE,
+                "data/stdlib",
+                "model/tiny",
+                "probes/copying",
+                "--model.scale",
+                "llama",
+                "--c",
+            ],
+        ),
+        ("--model tiny --data './my notes/'", [*BASE, "model/tiny", *OWN]),
+        ("--config x --data letters", ["x", *LETTERS]),
+        ("--data data/letters", LETTERS),
+        ("--config x --probes copying", ["x", "probes/copying"]),
+        ("--model '{seed: 1}' --data x.yaml", ["--model", "{seed: 1}", "--data", "x.yaml"]),
     ],
-)  # fmt: skip
+)
 def test_names_become_config_files_at_their_place(
-    words: list[str], expected: list[str], folder: Path
+    words: str, expected: list[str], folder: Path
 ) -> None:
-    named = resolve_names(words)
+    named = resolve_names(argv(words))
     assert stems(named.words) == expected
     assert named.now == named.words or stems(named.now) == [*expected[: -len(OWN)], *TEXT]
 
@@ -66,34 +78,30 @@ def test_names_become_config_files_at_their_place(
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--model", "tinny"], "tinny.*tiny"),
-        (["--data", "leters"], "leters.*letters"),
-        (["--data", "stdlib/"], "stdlib/"),
-        (["--data", "pictures"], "files:pictures"),
-        (["--model", "tiny", "--model", "mini"], "--model.*tiny.*mini"),
-        (["--model", "tiny", "--scale", "hg", "--model.scale=llama"], "--scale"),
-        (["--model", "tiny", "--probes"], "--probes"),
-        (["--model", "tiny", "--data", "my notes", "--model.scale", "hgg"], "hgg"),
+        ("--model tinny", "tinny.*tiny"),
+        ("--data leters", "leters.*letters"),
+        ("--data stdlib/", "stdlib/"),
+        ("--data pictures", "files:pictures"),
+        ("--model tiny --model mini", "--model.*tiny.*mini"),
+        ("--model tiny --scale hg --model.scale=llama", "--scale"),
+        ("--model tiny --probes", "--probes"),
+        ("--model tiny --data 'my notes' --model.scale hgg", "hgg"),
         (
-            ["--model", "tiny", "--data", "my notes", "--trainer.precision", "8"],
+            "--model tiny --data 'my notes' --trainer.precision 8",
             "trainer.precision",
         ),
     ],
 )
 def test_wrong_name_is_refused_before_anything_is_made(
-    words: list[str], error: str, folder: Path, refused: Refused
+    words: str, error: str, folder: Path, refused: Refused
 ) -> None:
     before = sorted(folder.rglob("*"))
-    assert re.search(error, refused("fit", *words))
+    assert re.search(error, refused("fit", *argv(words)))
     assert sorted(folder.rglob("*")) == before
 
 
 def test_names_are_the_settings_of_the_files() -> None:
-    files = [
-        word
-        for name in (*BASE, "data/stdlib", "model/tiny")
-        for word in ("--config", f"{ROOT}/conf/{name}.yaml")
-    ]
+    files = config_args(*BASE, "data/stdlib", "model/tiny")
     named = resolve_names(["--model", "tiny", "--scale", "hg+or"])
     by_files = parse_run([*files, "--model.scale", "hg+or"], check_corpus=False)
     assert parse_run(named.words, check_corpus=False) == by_files

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import chain
+from operator import attrgetter
 
 import pandas as pd
 import pytest
@@ -28,19 +30,12 @@ def tally(record_property: Callable[[str, object], None]) -> Tally:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    reports = [
-        each
-        for reports in terminalreporter.stats.values()
-        for each in reports
-        if hasattr(each, "nodeid")
-    ]
-    called = sorted(
-        (each for each in reports if getattr(each, "when", "") == "call"),
-        key=lambda each: each.nodeid,
-    )
-    tries = pd.DataFrame(
-        [row for each in called for row in each.user_properties], columns=["fault", "recovered"]
-    )
+    reports = chain.from_iterable(terminalreporter.stats.values())
+    called = [each for each in reports if getattr(each, "when", "") == "call"]
+    properties: list[tuple[str, object]] = []
+    for each in sorted(called, key=attrgetter("nodeid")):
+        properties += each.user_properties
+    tries = pd.DataFrame(properties, columns=["fault", "recovered"])
     if tries.empty:
         return
     rows = (

@@ -22,7 +22,8 @@ class SlowWriter:
     made = 0
 
     def __init__(self, file: Any):
-        self.file, self.flush = file, file.flush
+        self.file = file
+        self.flush = file.flush
         SlowWriter.made += 1
         self.written = 0
 

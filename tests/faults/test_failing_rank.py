@@ -15,13 +15,13 @@ import lightning as L
 import pytest
 from lightning.pytorch.strategies import DDPStrategy
 
-from lightning_sv.__main__ import main
 from lightning_sv.lit.distributed import join_ranks
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.runs.directory import read_summary
+from tests.conftest import argv
 from tests.faults.conftest import Tally
 from tests.launch import launch
-from tests.lit.runs import finish, start
+from tests.lit.runs import finish, run_fit, start
 from tests.lit.several_processes import CPU, STRATEGIES
 
 
@@ -42,10 +42,7 @@ def test_fit_failing_rank_ends_the_job(fails: str, short_args: list[str], tmp_pa
         str(STRATEGIES["ddp"]),
         *CPU,
         *short_args,
-        "--trainer.devices",
-        "2",
-        "--trainer.max_steps",
-        "4",
+        *argv("--trainer.devices 2 --trainer.max_steps 4"),
     ]
     env = os.environ | {"FAILS": "-1" if fails == "killed" else fails, "OMP_NUM_THREADS": "1"}
     process = start(
@@ -78,7 +75,8 @@ def test_fit_failing_rank_ends_the_job(fails: str, short_args: list[str], tmp_pa
 
 def test_join_ranks_without_timeout_has_ten_minutes() -> None:
     """A strategy with a timeout keeps it."""
-    hour, ten = timedelta(hours=1), timedelta(minutes=10)
+    hour = timedelta(hours=1)
+    ten = timedelta(minutes=10)
     for kind in (DDPStrategy, FullyShardedStrategy):
         for strategy, wanted in ((kind(), ten), (kind(timeout=hour), hour)):
             join_ranks(L.Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False))
@@ -92,27 +90,15 @@ def test_torchrun_failed_job_restarts_from_its_checkpoint(
     """torchrun kills the waiting rank after 30 s, and starts both again."""
     args = [
         *short_args,
-        "--trainer.max_steps",
-        "4",
-        "--checkpoint.every_n_steps",
-        "1",
-        "--ckpt_path",
-        "last",
+        *argv("--trainer.max_steps 4 --checkpoint.every_n_steps 1 --ckpt_path last"),
     ]
-    assert main(["fit", *args, "--run_dir", str(tmp_path / "alone")]) == 0
+    assert run_fit(args, tmp_path / "alone") == 0
     command = [
         sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "--max-restarts=1",
+        *argv("-m torch.distributed.run --standalone --nproc-per-node=2 --max-restarts=1"),
     ]
     command += [
-        "-m",
-        "tests.faults.failing_rank",
-        "fit",
-        "--config",
+        *argv("-m tests.faults.failing_rank fit --config"),
         str(STRATEGIES["ddp"]),
         *CPU,
         *args,

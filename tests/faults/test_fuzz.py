@@ -9,6 +9,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,29 @@ from tests.faults.conftest import Tally
 
 #: values that a key of JSON or YAML did not expect
 ODD = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.sampled_from([-1, 0, 1 << 31, 1 << 63, 1 << 64, 10**400]), st.floats(),
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([-1, 0, 1 << 31, 1 << 63, 1 << 64, 10**400]),
+    st.floats(),
     st.text(max_size=12),
     st.sampled_from(
-        ["", "..", "../x", "/etc/passwd", "C:\\x", "a\\..\\..\\b", "\0", "\ud800", "${oc.env:HOME}", "os:system"]
+        [
+            "",
+            "..",
+            "../x",
+            "/etc/passwd",
+            "C:\\x",
+            "a\\..\\..\\b",
+            "\0",
+            "\ud800",
+            "${oc.env:HOME}",
+            "os:system",
+        ]
     ),
-    st.lists(st.integers(), max_size=3), st.dictionaries(st.text(max_size=5), st.integers(), max_size=3),
-)  # fmt: skip
+    st.lists(st.integers(), max_size=3),
+    st.dictionaries(st.text(max_size=5), st.integers(), max_size=3),
+)
 
 
 def few_and(n: int) -> pytest.MarkDecorator:
@@ -150,13 +167,17 @@ CONFIG: dict[str, Any] = yaml.safe_load("""
 seed_everything: 0
 model:
   backbone:
-    {d_model: 32, n_layer: 1, n_head: 2, vocab_size: 48, name: fuzz, d_head: 16, d_ff: 8, qk_norm: false,
-     post_norm: true, n_expert: 6, n_expert_active: 2, n_expert_shared: 1, d_expert: 21, rope_theta: 1.0e+4,
+    {d_model: 32, n_layer: 1, n_head: 2, vocab_size: 48, name: fuzz, d_head: 16, d_ff: 8,
+     qk_norm: false, post_norm: true, n_expert: 6, n_expert_active: 2, n_expert_shared: 1,
+     d_expert: 21, rope_theta: 1.0e+4,
      norm_eps: 1.0e-5, init_std: 0.02, init_residual_scaling: true,
      router: {renormalize: true, balance: loss, balance_coef: 0.01, bias_rate: 1.0e-3, z_coef: 0.0}}
   scale: hg+dp+or
-  scale_options: {placement_at: {lm_head: dp}, role_at: {v_proj.scale_out: input}, share_scale_out: false}
-  optim: {name: muon, lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1.0e-8, weight_decay: 0.1, ns_dtype: float32}
+  scale_options:
+    {placement_at: {lm_head: dp}, role_at: {v_proj.scale_out: input}, share_scale_out: false}
+  optim:
+    {name: muon, lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1.0e-8, weight_decay: 0.1,
+     ns_dtype: float32}
   schedule: {name: wsd, warmup_ratio: 0.01, final_ratio: 0.0, stable_ratio: 0.8}
   tokens_per_param: 100.0
   mask_documents: false
@@ -179,7 +200,7 @@ VALUES = ODD.filter(lambda value: not isinstance(value, int) or value < 100 or v
 
 @few_and(2000)
 def test_strategy_hostile_is_read_or_refused(tally: Tally, n: int) -> None:
-    known = [*PRESETS, *(token for table in AXES.values() for token in table)]
+    known = [*PRESETS, *chain.from_iterable(AXES.values())]
     token = st.one_of(
         st.sampled_from(known),
         st.text(max_size=8),
@@ -275,8 +296,12 @@ def test_load_backbone_hostile_checkpoint_is_read_or_refused(
     fuzz(tally, "hostile checkpoint", n, good, st.one_of(entries, mangled(path.read_bytes())), read)
 
 
-FILES = {"manifest": "manifest.json", "index": "train/index.json", "shard": "val/chunk-0-0.bin",
-         "tokenizer": "tokenizer.json"}  # fmt: skip
+FILES = {
+    "manifest": "manifest.json",
+    "index": "train/index.json",
+    "shard": "val/chunk-0-0.bin",
+    "tokenizer": "tokenizer.json",
+}
 #: numbers of inputs under the mark `faults`
 MANY = {"manifest": 2000, "index": 700, "shard": 700, "tokenizer": 300}
 INPUTS = [

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_sv.__main__ import main
+from tests.conftest import argv
 from tests.faults.conftest import Tally
 from tests.lit.runs import (
     LAST,
@@ -27,6 +27,7 @@ from tests.lit.runs import (
     kill,
     leaving,
     load,
+    run_fit,
     same_checkpoint,
     same_curves,
     start,
@@ -34,24 +35,28 @@ from tests.lit.runs import (
 )
 
 pytestmark = pytest.mark.faults
-KILLS, STEPS, WORKER_STEPS = 20, 200, 300
+KILLS = 20
+STEPS = 200
+WORKER_STEPS = 300
 RESUME = ["--ckpt_path", "last"]
 
 
 @pytest.fixture
 def args(short_args: list[str]) -> list[str]:
     return [
-        *short_args, "--trainer.max_steps", str(STEPS), "--checkpoint.every_n_steps", "3", "--data.validations", "20",
-        "--progress.lines", str(STEPS),
+        *short_args, *argv(f"--trainer.max_steps {STEPS} --checkpoint.every_n_steps 3 "
+f"--data.validations 20 --progress.lines {STEPS}"),
     ]  # fmt: skip
 
 
 def test_fit_killed_at_random_steps_equals_uninterrupted(
     args: list[str], tmp_path: Path, tally: Tally
 ) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert main(["fit", *args, "--run_dir", str(whole)]) == 0
-    draw, saved = random.Random(0), 0
+    whole = tmp_path / "whole"
+    killed = tmp_path / "killed"
+    assert run_fit(args, whole) == 0
+    draw = random.Random(0)
+    saved = 0
     for n in range(KILLS):
         process = start([*args, *RESUME], killed)
         target = saved + draw.randint(4, 10)
@@ -62,7 +67,7 @@ def test_fit_killed_at_random_steps_equals_uninterrupted(
         recent = target - 3 <= step < STEPS and not (killed / "summary.json").exists()
         tally("kill -9 at a random step", recent, n)
         saved = step
-    assert main(["fit", *args, *RESUME, "--run_dir", str(killed)]) == 0
+    assert run_fit([*args, *RESUME], killed) == 0
     same_checkpoint(whole, killed)
     curves = same_curves(whole, killed)
     assert len(curves["train/loss"].tokens) == STEPS // 4
@@ -87,15 +92,10 @@ def test_fit_killed_in_a_checkpoint_write_resumes_from_the_last(
 ) -> None:
     args = [
         *args,
-        "--trainer.max_steps",
-        "9",
-        "--checkpoint.every_n_steps",
-        "3",
-        "--data.validations",
-        "2",
+        *argv("--trainer.max_steps 9 --checkpoint.every_n_steps 3 --data.validations 2"),
     ]
     whole = tmp_path / "whole"
-    assert main(["fit", *args, "--run_dir", str(whole)]) == 0
+    assert run_fit(args, whole) == 0
     size = (whole / LAST).stat().st_size
     for n, fast in enumerate((0, size // 3, size // 2, size - 9000)):
         run = tmp_path / f"killed{n}"
@@ -106,7 +106,7 @@ def test_fit_killed_in_a_checkpoint_write_resumes_from_the_last(
             torch.load(partial, weights_only=True)
         assert (run / LAST).read_bytes() == before
         assert load(run)["global_step"] == 3
-        assert main(["fit", *args, *RESUME, "--run_dir", str(run)]) == 0
+        assert run_fit([*args, *RESUME], run) == 0
         same = differences(load(whole), load(run)) == []
         tally("kill -9 during a checkpoint write", same and not partial.exists())
         same_curves(whole, run)
@@ -117,7 +117,7 @@ def test_fit_started_twice_trains_once(args: list[str], tmp_path: Path, tally: T
     processes = [start(args, tmp_path / "run") for _ in range(2)]
     ends = [finish(process) for process in processes]
     tally("two starts at once", sorted(code for code, _ in ends) == [0, 2], ends)
-    assert main(["fit", *args, "--run_dir", str(tmp_path / "whole")]) == 0
+    assert run_fit(args, tmp_path / "whole") == 0
     same_checkpoint(tmp_path / "whole", tmp_path / "run")
     same_curves(tmp_path / "whole", tmp_path / "run")
 
@@ -126,12 +126,14 @@ def test_fit_killed_worker_is_one_error_and_resumes(
     run_args: list[str], tmp_path: Path, tally: Tally
 ) -> None:
     args = [
-        *run_args, "--trainer.max_steps", str(WORKER_STEPS), "--data.num_workers", "1",
-        "--checkpoint.every_n_steps", "20", "--progress.lines", str(WORKER_STEPS),
+        *run_args, *argv(f"--trainer.max_steps {WORKER_STEPS} --data.num_workers 1 "
+f"--checkpoint.every_n_steps 20 --progress.lines {WORKER_STEPS}"),
     ]  # fmt: skip
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    assert main(["fit", *args, "--data.num_workers", "0", "--run_dir", str(whole)]) == 0
-    draw, target = random.Random(1), 0
+    whole = tmp_path / "whole"
+    run = tmp_path / "run"
+    assert run_fit([*args, "--data.num_workers", "0"], whole) == 0
+    draw = random.Random(1)
+    target = 0
     for _ in range(3):
         target += draw.randint(30, 60)
         process = start([*args, *RESUME], run)
@@ -144,7 +146,7 @@ def test_fit_killed_worker_is_one_error_and_resumes(
             code == 1 and len(errors) == 1 and "worker" in errors[0] and "Traceback" not in output
         ), output
         target = load(run)["global_step"]
-    assert main(["fit", *args, *RESUME, "--run_dir", str(run)]) == 0
+    assert run_fit([*args, *RESUME], run) == 0
     different = differences(load(whole), load(run))
     for _ in range(3):
         tally("a loader worker killed", not different, different)
@@ -156,11 +158,13 @@ def test_fit_full_disk_keeps_last_checkpoint(
     share: float, run_args: list[str], tmp_path: Path, tally: Tally
 ) -> None:
     args = [*run_args, "--checkpoint.every_n_steps", "3"]
-    whole, run = tmp_path / "whole", tmp_path / "run"
+    whole = tmp_path / "whole"
+    run = tmp_path / "run"
     with leaving(run, 3):
-        assert main(["fit", *args, "--run_dir", str(whole)]) == 0
+        assert run_fit(args, whole) == 0
     checkpoint = run / LAST
-    before, limit = checkpoint.read_bytes(), int(share * checkpoint.stat().st_size)
+    before = checkpoint.read_bytes()
+    limit = int(share * checkpoint.stat().st_size)
 
     def full() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -176,5 +180,5 @@ def test_fit_full_disk_keeps_last_checkpoint(
     )
     kept = checkpoint.read_bytes() == before and not list(run.glob("checkpoints/.*"))
     tally("a full disk (limit on file size)", told and kept, output)
-    assert main(["fit", *args, *RESUME, "--run_dir", str(run)]) == 0
+    assert run_fit([*args, *RESUME], run) == 0
     assert differences(load(whole), load(run)) == []

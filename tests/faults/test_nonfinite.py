@@ -10,16 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_sv.__main__ import main
 from lightning_sv.corpus import open_split
 from lightning_sv.lit.checkpoint.atomic_io import AtomicCheckpointIO
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.runs.events import read_run
+from tests.conftest import argv
 from tests.faults.conftest import Tally
-from tests.lit.runs import LAST, differences, events, load, same_checkpoint, same_curves
+from tests.lit.runs import LAST, differences, events, load, run_fit, same_checkpoint, same_curves
 
 pytestmark = pytest.mark.faults
-STEPS, SEQ_LEN, BATCH = 12, 32, 32
+STEPS = 12
+SEQ_LEN = 32
+BATCH = 32
 
 
 class Injection:
@@ -29,7 +31,8 @@ class Injection:
     def __init__(self, patch: pytest.MonkeyPatch, what: str, steps: set[int], part: int = 0):
         self.value = float(what.split()[0])
         self.gradient = what.endswith("gradient")
-        self.steps, self.part = steps, part
+        self.steps = steps
+        self.part = part
         self.module: PretrainModule | None = None
         #: micro-batches of each step, as the model saw them
         self.blocks: dict[int, list[Tensor]] = {}
@@ -40,7 +43,8 @@ class Injection:
         loss, routings = self._loss(module, block)
         if not module.trainer.training or module.trainer.validating:
             return loss, routings
-        self.module, step = module, module.global_step
+        self.module = module
+        step = module.global_step
         seen = self.blocks.setdefault(step, [])
         if step in self.steps and len(seen) == self.part:
             if self.gradient:
@@ -56,7 +60,7 @@ class Injection:
 
 @pytest.fixture
 def args(short_args: list[str]) -> list[str]:
-    return [*short_args, "--scalars.every_n_steps", "1", "--checkpoint.every_n_steps", "1"]
+    return [*short_args, *argv("--scalars.every_n_steps 1 --checkpoint.every_n_steps 1")]
 
 
 def same_blocks(event: dict[str, Any], seen: list[Tensor], short_corpus: Path) -> bool:
@@ -68,15 +72,22 @@ def same_blocks(event: dict[str, Any], seen: list[Tensor], short_corpus: Path) -
 @pytest.mark.parametrize("optim", ["adamw", "muon"])
 @pytest.mark.parametrize("what", ["nan loss", "inf loss", "nan gradient", "inf gradient"])
 def test_fit_nonfinite_loss_or_gradient_stops_before_the_step(
-    what: str, optim: str, precision: str, args: list[str], short_corpus: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tally: Tally,
-) -> None:  # fmt: skip
+    what: str,
+    optim: str,
+    precision: str,
+    args: list[str],
+    short_corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tally: Tally,
+) -> None:
     args = [*args, "--model.optim.name", optim, "--trainer.precision", precision]
     for step, part in ((0, 1), (4, 0), (10, 1)):
         run = tmp_path / f"run{step}"
         with monkeypatch.context() as patch:
             injection = Injection(patch, what, {step}, part)
-            code = main(["fit", *args, "--run_dir", str(run)])
+            code = run_fit(args, run)
         errors = [
             line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")
         ]
@@ -115,19 +126,23 @@ def test_fit_nonfinite_loss_or_gradient_stops_before_the_step(
 @pytest.mark.parametrize("optim", ["adamw", "muon"])
 @pytest.mark.parametrize("what", ["nan loss", "inf gradient"])
 def test_fit_nonfinite_loss_or_gradient_skips_the_step(
-    what: str, optim: str, args: list[str], short_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    optim: str,
+    args: list[str],
+    short_corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     tally: Tally,
-) -> None:  # fmt: skip
+) -> None:
     args = [
         *args,
         "--model.optim.name",
         optim,
-        "--model.nonfinite",
-        "skip",
-        "--trainer.max_steps",
-        str(STEPS),
+        *argv(f"--model.nonfinite skip --trainer.max_steps {STEPS}"),
     ]
-    whole, run, steps = tmp_path / "whole", tmp_path / "run", {0, 4, 5, 10}
+    whole = tmp_path / "whole"
+    run = tmp_path / "run"
+    steps = {0, 4, 5, 10}
     kept: dict[int, dict[str, Any]] = {}
     stop_at = 0
     save = AtomicCheckpointIO.save_checkpoint
@@ -140,10 +155,11 @@ def test_fit_nonfinite_loss_or_gradient_skips_the_step(
 
     monkeypatch.setattr(AtomicCheckpointIO, "save_checkpoint", keep)
     injection = Injection(monkeypatch, what, steps, part=1)
-    assert main(["fit", *args, "--run_dir", str(whole)]) == 0
+    assert run_fit(args, whole) == 0
     for step in sorted(steps - {0}):
         same = differences(kept[step]["state_dict"], kept[step + 1]["state_dict"]) == []
-        (one,), (two,) = kept[step]["optimizer_states"], kept[step + 1]["optimizer_states"]
+        (one,) = kept[step]["optimizer_states"]
+        (two,) = kept[step + 1]["optimizer_states"]
         same &= differences(one["state"], two["state"]) == []
         tally(f"{what}, step left out", same)
     assert differences(kept[2]["state_dict"], kept[3]["state_dict"])
@@ -160,10 +176,10 @@ def test_fit_nonfinite_loss_or_gradient_skips_the_step(
 
     for stop_at in (5, 8):  # noqa: B007 (keep reads it)
         injection.blocks.clear()
-        assert main(["fit", *args, "--run_dir", str(run), "--ckpt_path", "last"]) == 130
+        assert run_fit([*args, "--ckpt_path", "last"], run) == 130
     stop_at = 0
     injection.blocks.clear()
-    assert main(["fit", *args, "--run_dir", str(run), "--ckpt_path", "last"]) == 0
+    assert run_fit([*args, "--ckpt_path", "last"], run) == 0
     same_checkpoint(whole, run)
     same_curves(whole, run)
     assert events(run) == lines

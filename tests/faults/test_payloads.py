@@ -20,7 +20,7 @@ from lightning_sv.corpus import Manifest, Tokenizer, check_corpus, open_split
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, load_backbone
 from lightning_sv.runs.trust import modules_of
 from lightning_sv.scale import ScaleOptions
-from tests.conftest import Refused, edit_json, thinned
+from tests.conftest import Refused, argv, edit_json, thinned
 from tests.runs.test_events import finish, write
 
 
@@ -126,7 +126,8 @@ def test_run_with_a_foreign_checkpoint_is_refused(
     key: str, corpus: Path, tmp_path: Path, refused: Refused
 ) -> None:
     run = write_run(tmp_path / "run", corpus)
-    tokenizer, config = run / "tokenizer.json", run / "config.yaml"
+    tokenizer = run / "tokenizer.json"
+    config = run / "config.yaml"
     if key == "tokenizer_sha256":
         tokenizer.write_bytes(tokenizer.read_bytes() + b"\n")
     elif key == "corpus_hash":
@@ -224,10 +225,8 @@ def test_resumed_config_imports_allowed_modules_only(
 ) -> None:
     run = write_run(tmp_path / "run", corpus)
     (run / "config.yaml").write_text(text.format(module))
-    resume, last = (
-        ["--ckpt_path", str(run / "checkpoints/last.ckpt")],
-        ["--run_dir", str(run), "--ckpt_path=last"],
-    )
+    resume = ["--ckpt_path", str(run / "checkpoints/last.ckpt")]
+    last = ["--run_dir", str(run), "--ckpt_path=last"]
     for command, *more in (
         ["validate", *resume],
         ["fit", *last],
@@ -255,19 +254,19 @@ def test_resumed_config_texts_with_dots_are_no_modules(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("events.out.tfevents.1", ["report", "RUN"]),
-        ("summary.json", ["report", "RUN"]),
-        ("checkpoints/last.ckpt", ["generate", "RUN", "--prompt", "x"]),
-        ("checkpoints/last.ckpt", ["inspect", "RUN"]),
-        ("checkpoints/last.ckpt", ["fit", "--run_dir", "RUN", "--ckpt_path", "last"]),
-        ("config.json", ["roles", "RUN"]),
-        ("config.json", ["fit", "--model.init_from", "RUN"]),
-        ("model.safetensors.index.json", ["inspect", "RUN"]),
-        ("model.safetensors", ["inspect", "RUN"]),
+        ("events.out.tfevents.1", "report RUN"),
+        ("summary.json", "report RUN"),
+        ("checkpoints/last.ckpt", "generate RUN --prompt x"),
+        ("checkpoints/last.ckpt", "inspect RUN"),
+        ("checkpoints/last.ckpt", "fit --run_dir RUN --ckpt_path last"),
+        ("config.json", "roles RUN"),
+        ("config.json", "fit --model.init_from RUN"),
+        ("model.safetensors.index.json", "inspect RUN"),
+        ("model.safetensors", "inspect RUN"),
     ],
 )
 def test_command_pipe_in_a_directory_is_refused(
-    name: str, words: list[str], short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    name: str, words: str, short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     refused: Refused,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
@@ -279,7 +278,8 @@ def test_command_pipe_in_a_directory_is_refused(
     (run / name).unlink(missing_ok=True)
     os.mkfifo(run / name)
     before = sorted(run.rglob("*"))
-    settings = short_args if words[0] == "fit" else []
-    error = refused(words[0], *settings, *(word.replace("RUN", str(run)) for word in words[1:]))
+    command, *rest = argv(words.replace("RUN", str(run)))
+    settings = short_args if command == "fit" else []
+    error = refused(command, *settings, *rest)
     assert Path(name).name in error or "no *.safetensors" in error
     assert sorted(run.rglob("*")) == before and not (tmp_path / "runs").exists()

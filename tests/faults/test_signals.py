@@ -9,21 +9,29 @@ from pathlib import Path
 
 import pytest
 
-from lightning_sv.__main__ import main
-from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.signals import REQUEUE_ON_SIGTERM
+from lightning_sv.errors import StoppedError
+from lightning_sv.lit.signals import REQUEUE_ON_SIGTERM, exit_code
+from tests.conftest import argv
 from tests.faults.conftest import Tally
 from tests.faults.test_kill import start_in_a_write
-from tests.lit.runs import LAST, differences, finish, load, same_curves, start, wait_for
+from tests.lit.runs import LAST, differences, finish, load, run_fit, same_curves, start, wait_for
 
 pytestmark = pytest.mark.faults
-STEPS, STOPPED, INTERRUPTED = 30, 128 + signal.SIGTERM, 128 + signal.SIGINT
+STEPS = 30
+STOPPED = 128 + signal.SIGTERM
+INTERRUPTED = 128 + signal.SIGINT
 #: what sbatch gives a job of one task, and what srun adds
 BATCH = {"SLURM_JOB_ID": "12", "SLURM_JOB_NAME": "train"}
 SRUN = BATCH | {
-    "SLURM_NTASKS": "1", "SLURM_NTASKS_PER_NODE": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
-    "SLURM_NNODES": "1", "SLURM_NODELIST": "localhost", "SLURM_STEP_ID": "0",
-}  # fmt: skip
+    "SLURM_NTASKS": "1",
+    "SLURM_NTASKS_PER_NODE": "1",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_NNODES": "1",
+    "SLURM_NODELIST": "localhost",
+    "SLURM_STEP_ID": "0",
+}
 PREEMPTED = SRUN | {REQUEUE_ON_SIGTERM: "1"}
 ARRAY = SRUN | {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
 
@@ -32,9 +40,11 @@ ARRAY = SRUN | {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
 def args(short_args: list[str]) -> list[str]:
     """A fit with two micro-batches a step, which checkpoints only when asked."""
     return [
-        *short_args, "--trainer.max_steps", str(STEPS), "--checkpoint.every_n_steps", "10000",
-        "--progress.lines", str(STEPS),
-    ]  # fmt: skip
+        *short_args,
+        *argv(
+            f"--trainer.max_steps {STEPS} --checkpoint.every_n_steps 10000 --progress.lines {STEPS}"
+        ),
+    ]
 
 
 @pytest.fixture
@@ -43,7 +53,8 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     next to it."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    program, calls = folder / "scontrol", folder / "calls"
+    program = folder / "scontrol"
+    calls = folder / "calls"
     fail = f"[ -e {folder}/fail ] && echo 'slurm_requeue error: not permitted' >&2 && exit 1"
     program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n{fail}\nexit 0\n')
     program.chmod(0o755)
@@ -51,18 +62,30 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return calls
 
 
-@pytest.mark.parametrize(("number", "environment", "workers", "group"), [
-    (signal.SIGTERM, {}, 0, False), (signal.SIGTERM, SRUN, 0, False), (signal.SIGTERM, PREEMPTED, 0, False),
-    *((signal.SIGUSR1, environment, 0, False) for environment in (BATCH, SRUN, ARRAY)),
-    *((number, {}, 1, True) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("number", "environment", "workers", "group"),
+    [
+        (signal.SIGTERM, {}, 0, False),
+        (signal.SIGTERM, SRUN, 0, False),
+        (signal.SIGTERM, PREEMPTED, 0, False),
+        *((signal.SIGUSR1, environment, 0, False) for environment in (BATCH, SRUN, ARRAY)),
+        *((number, {}, 1, True) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)),
+    ],
+)
 def test_fit_signalled_stops_or_requeues_and_resumes_exactly(
-    number: int, environment: dict[str, str], workers: int, group: bool, args: list[str], tmp_path: Path,
-    scontrol: Path, tally: Tally,
-) -> None:  # fmt: skip
+    number: int,
+    environment: dict[str, str],
+    workers: int,
+    group: bool,
+    args: list[str],
+    tmp_path: Path,
+    scontrol: Path,
+    tally: Tally,
+) -> None:
     args = [*args, "--data.num_workers", str(workers)]
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    assert main(["fit", *args, "--run_dir", str(whole)]) == 0
+    whole = tmp_path / "whole"
+    run = tmp_path / "run"
+    assert run_fit(args, whole) == 0
     process = start(args, run, env={**os.environ, **environment}, start_new_session=True)
     wait_for(process, f"step 7/{STEPS}")
     (os.killpg if group else os.kill)(process.pid, number)
@@ -75,7 +98,7 @@ def test_fit_signalled_stops_or_requeues_and_resumes_exactly(
         f"requeue {job}\n" if requeues else ""
     )
     assert 7 <= load(run)["global_step"] < STEPS
-    assert main(["fit", *args, "--run_dir", str(run), "--ckpt_path", "last"]) == 0
+    assert run_fit([*args, "--ckpt_path", "last"], run) == 0
     different = differences(load(whole), load(run))
     name = signal.Signals(number).name + (", requeued by SLURM" if requeues else ", to a process")
     tally(name + (" and its workers" if group else ""), not different, different)
@@ -83,7 +106,7 @@ def test_fit_signalled_stops_or_requeues_and_resumes_exactly(
 
 
 def test_fit_second_ctrl_c_ends_at_once(args: list[str], tmp_path: Path, tally: Tally) -> None:
-    args = [*args, "--checkpoint.every_n_steps", "3", "--trainer.max_steps", "5000"]
+    args = [*args, *argv("--checkpoint.every_n_steps 3 --trainer.max_steps 5000")]
     run = tmp_path / "run"
     process, _ = start_in_a_write(args, run, 9999)
     before = (run / LAST).read_bytes()
@@ -100,25 +123,14 @@ def test_fit_second_ctrl_c_ends_at_once(args: list[str], tmp_path: Path, tally: 
 
 
 @pytest.mark.parametrize("broken", ["refuses", "is missing"])
-def test_fit_failed_requeue_is_one_error(
-    broken: str, args: list[str], tmp_path: Path, scontrol: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str], tally: Tally,
-) -> None:  # fmt: skip
+def test_failed_requeue_keeps_the_exit_code(
+    broken: str, scontrol: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
+) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     if broken == "refuses":
         (scontrol.parent / "fail").touch()
     else:
-        (scontrol.parent / "scontrol").unlink()
-        monkeypatch.setenv("PATH", str(scontrol.parent))
-
-    def send(self: PretrainModule, batch: object, batch_idx: int) -> None:
-        if self.global_step == 3 and batch_idx % 2 == 0:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PretrainModule, "on_train_batch_start", send)
-        code = main(["fit", *args, "--run_dir", str(tmp_path / "run")])
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    fine = code == STOPPED and len(lines) == 1 and load(tmp_path / "run")["global_step"] == 4
-    tally("SIGUSR1, and scontrol fails", fine, code, lines)
+        monkeypatch.setenv("PATH", str(scontrol.parents[1]))
+    code = exit_code(StoppedError(4, STOPPED, requeue=True))
+    tally("SIGUSR1, and scontrol fails", code == STOPPED, code)
     assert scontrol.exists() == (broken == "refuses")

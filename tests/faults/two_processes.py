@@ -17,10 +17,12 @@ import torch
 
 from lightning_sv.__main__ import main
 from lightning_sv.lit.module import PretrainModule
+from tests.conftest import argv
 from tests.faults.test_nonfinite import Injection
 from tests.lit.runs import events, load
 
-STEPS, STEP = 4, 1
+STEPS = 4
+STEP = 1
 RANK = int(os.environ.get("RANK", "0"))
 LAST_RANK = int(os.environ.get("WORLD_SIZE", "1")) - 1 == RANK
 
@@ -31,23 +33,14 @@ def signal_to_the_last_rank(module: PretrainModule, batch: Any, batch_idx: int) 
 
 
 def run(out: Path, args: list[str]) -> dict[str, bool]:
-    fit = [
-        "fit",
-        "--config",
-        "conf/trainer/ddp.yaml",
-        "--trainer.accelerator",
-        "cpu",
-        "--trainer.precision",
-        "32-true",
-    ]
+    fit = argv(
+        "fit --config conf/trainer/ddp.yaml --trainer.accelerator cpu --trainer.precision 32-true"
+    )
     fit += [
         "--model.compile",
         "none",
         *args,
-        "--trainer.devices",
-        "2",
-        "--trainer.max_steps",
-        str(STEPS),
+        *argv(f"--trainer.devices 2 --trainer.max_steps {STEPS}"),
     ]
     found = {}
     for how in ("stop", "skip"):

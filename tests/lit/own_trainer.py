@@ -28,9 +28,14 @@ EPOCHS = {"max_steps": -1, "max_epochs": 2, "val_check_interval": None}
 
 def trainer(out: Path, *callbacks: L.Callback, **changes: Any) -> L.Trainer:
     made: dict[str, Any] = {
-        "max_steps": 4, "accelerator": "cpu", "devices": 1, "log_every_n_steps": 1, "val_check_interval": 2,
-        "enable_progress_bar": False, "enable_model_summary": False,
-    }  # fmt: skip
+        "max_steps": 4,
+        "accelerator": "cpu",
+        "devices": 1,
+        "log_every_n_steps": 1,
+        "val_check_interval": 2,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     return L.Trainer(**{**made, "logger": CSVLogger(out), "callbacks": list(callbacks), **changes})
 
 
@@ -50,15 +55,18 @@ def blocks(n: int = 12) -> Tensor:
 
 
 def loader() -> Any:
-    return DataLoader(blocks(), batch_size=2)  # type: ignore[arg-type]
+    return DataLoader(blocks(), batch_size=2)
 
 
 def noted(hook: str, value: Callable[..., Any]) -> tuple[list[Any], L.Callback]:
     """Return a list and a callback that appends `value` of the arguments of this hook."""
     found: list[Any] = []
-    return found, LambdaCallback(**{hook: lambda *given: found.append(value(*given))})  # type: ignore[arg-type]
+    return found, LambdaCallback(**{hook: lambda *given: found.append(value(*given))})
 
 
 def tags(out: Path) -> set[str]:
     """Return the names of all logged values."""
-    return {tag for row in rows(out) for tag, value in row.items() if value}
+    names: set[str] = set()
+    for row in rows(out):
+        names |= {tag for tag, value in row.items() if value}
+    return names

@@ -29,7 +29,23 @@ from lightning_sv.runs.lock import find_last_checkpoint
 from lightning_sv.runs.sharded_checkpoint import is_sharded
 from tests.lit.several_processes import CPU, STRATEGIES
 
-RANK, RANKS = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+RANK = os.environ.get("RANK")
+RANKS = os.environ.get("WORLD_SIZE")
+SIZES = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300)
+
+
+def trainer_of(**arguments: Any) -> L.Trainer:
+    """Return a quiet Trainer of two steps on the ranks of this launch."""
+    usual: dict[str, Any] = {
+        "max_steps": 2,
+        "limit_val_batches": 0,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "accelerator": "cpu",
+        "devices": int(str(RANKS)),
+    }
+    return L.Trainer(**(usual | arguments))
 
 
 def mapped_load(file: Any, *given: Any, load: Any = torch.load, **more: Any) -> Any:
@@ -68,9 +84,7 @@ def as_under_nccl(run_dir: str, strategy: str, *given: str) -> None:
 
 def own_trainer(out: str, corpus: str) -> None:
     """A Trainer of your own under FSDP2 with sharded checkpoints."""
-    module = PretrainModule(
-        BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=1e-3
-    )
+    module = PretrainModule(SIZES, lr=1e-3)
     data = TokenDataModule(corpus, seq_len=16, batch_size=1, val_sequences=5)
     saved = ModelCheckpoint(
         out, filename="{step}", every_n_train_steps=2, monitor="sharpness/all/lambda_max"
@@ -80,12 +94,11 @@ def own_trainer(out: str, corpus: str) -> None:
             trainer, {"norm": module.net.embed.weight.detach().norm()}
         )
     )
-    trainer = L.Trainer(
-        max_steps=2, limit_val_batches=0, logger=False,
+    trainer = trainer_of(
+        enable_checkpointing=True,
         callbacks=[TrainingMonitor(1), Sharpness(points=2), saved, norms],
-        accelerator="cpu", devices=int(str(RANKS)), enable_progress_bar=False,
         strategy=FullyShardedStrategy(save_distributed_checkpoint=True),
-    )  # fmt: skip
+    )
     trainer.fit(module, data)
     assert is_sharded(saved.best_model_path)
     trainer.save_checkpoint(f"{out}/after.ckpt")
@@ -93,8 +106,9 @@ def own_trainer(out: str, corpus: str) -> None:
     loaded = PretrainModule.load_from_checkpoint(
         f"{out}/after.ckpt", map_location="cpu", weights_only=True
     )
-    assert torch.equal(loaded.net.embed.weight, module.net.embed.weight.full_tensor())  # type: ignore[attr-defined]
-    probe = Sharpness(points=2, loss=lambda module: module.net.embed.weight.square().sum())  # type: ignore[operator]
+    trained: Any = module.net.embed.weight
+    assert torch.equal(loaded.net.embed.weight, trained.full_tensor())
+    probe = Sharpness(points=2, loss=lambda module: module.net.embed.weight.square().sum())
     with pytest.raises(ConfigError, match="Sharpness is sharded"):
         probe.on_fit_start(trainer, module)
     metrics: list[dict[str, float]] = [{}] * trainer.world_size
@@ -122,13 +136,8 @@ def default_samplers(corpus: str) -> None:
         note = LambdaCallback(
             on_train_batch_start=lambda trainer, module, batch, i, seen=seen: seen.append(batch)
         )
-        trainer = L.Trainer(
-            max_steps=2, overfit_batches=overfit, limit_val_batches=0, logger=False, enable_checkpointing=False,
-            callbacks=[note], accelerator="cpu", devices=2, strategy="ddp", enable_progress_bar=False,
-        )  # fmt: skip
-        module = PretrainModule(
-            BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=1e-3
-        )
+        trainer = trainer_of(overfit_batches=overfit, callbacks=[note], strategy="ddp")
+        module = PretrainModule(SIZES, lr=1e-3)
         data = TokenDataModule(corpus, seq_len=16, batch_size=2, val_sequences=5, seed=0)
         trainer.fit(module, data)
         assert torch.equal(torch.stack(joined(seen)), torch.stack(steps)), overfit
@@ -160,9 +169,7 @@ def own_weights(corpus: str) -> None:
     """Without a seed, weights that exist before a fit, and those that a fit creates, are rank 0's
     on all devices."""
     for replicas, exist in ((1, True), (int(str(RANKS)), True), (int(str(RANKS)), False)):
-        module = PretrainModule(
-            BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=1e-3
-        )
+        module = PretrainModule(SIZES, lr=1e-3)
         weights: list[Any] = []
         if exist:
             module.configure_model()
@@ -171,12 +178,11 @@ def own_weights(corpus: str) -> None:
         def look(trainer: Any, module: Any, weights: list[Any] = weights) -> None:
             weights.append(module.net.embed.weight.detach().full_tensor().clone())
 
-        fit = L.Trainer(
-            max_steps=2, limit_val_batches=0, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-            callbacks=[LambdaCallback(on_train_start=look, on_train_end=look)], accelerator="cpu",
-            devices=int(str(RANKS)), strategy=FullyShardedStrategy(replicas=replicas),
+        fit = trainer_of(
+            callbacks=[LambdaCallback(on_train_start=look, on_train_end=look)],
+            strategy=FullyShardedStrategy(replicas=replicas),
             default_root_dir=Path(corpus).parent,
-        )  # fmt: skip
+        )
         data = TokenDataModule(corpus, seq_len=16, batch_size=1)
         fit.fit(module, data)
         ranks: list[Any] = [None] * int(str(RANKS))
@@ -185,10 +191,9 @@ def own_weights(corpus: str) -> None:
         assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True)), (replicas, exist)
         assert not exist or torch.equal(ranks[0][0], ranks[0][1])
         assert not torch.equal(*trained[0])
-    fit = L.Trainer(
-        max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu",
-        devices=int(str(RANKS)), strategy=FullyShardedStrategy(), default_root_dir=Path(corpus).parent,
-    )  # fmt: skip
+    fit = trainer_of(
+        max_steps=1, strategy=FullyShardedStrategy(), default_root_dir=Path(corpus).parent
+    )
     with pytest.raises(ConfigError, match="strategy"):
         fit.fit(BoringModel())
 
@@ -200,19 +205,17 @@ def saved_before_a_step(out: str, corpus: str, alone: str) -> None:
     def updates(
         name: str, save: str = "", resume: str | None = None, *, sharded: bool = False
     ) -> torch.Tensor:
-        config, optim = (
-            BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300),
-            OptimConfig(name, lr=1e-2),
-        )
+        config = SIZES
+        optim = OptimConfig(name, lr=1e-2)
         module = PretrainModule(config, optim=optim, seed=0)
         first = LambdaCallback(
             on_train_start=lambda trainer, module: save and trainer.save_checkpoint(save)
         )
-        fit = L.Trainer(
-            max_steps=2, limit_val_batches=0, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-            callbacks=[first], accelerator="cpu", devices=int(str(RANKS)),
-            strategy=FullyShardedStrategy(save_distributed_checkpoint=sharded), default_root_dir=out,
-        )  # fmt: skip
+        fit = trainer_of(
+            callbacks=[first],
+            strategy=FullyShardedStrategy(save_distributed_checkpoint=sharded),
+            default_root_dir=out,
+        )
         fit.fit(
             module,
             TokenDataModule(corpus, seq_len=16, batch_size=1),
@@ -239,7 +242,8 @@ def sharded_checkpoints(die_at: str, *args: str) -> int:
 
     def checked_start(self: PretrainModule) -> None:
         start(self)
-        made, sharded = self.settings, self.net.state_dict()
+        made = self.settings
+        sharded = self.net.state_dict()
         unsharded = Backbone(
             made.backbone, made.strategy, made.scale_options, seed=made.seed or torch.initial_seed()
         )
@@ -253,13 +257,15 @@ def sharded_checkpoints(die_at: str, *args: str) -> int:
         if self.global_step == int(die_at) and self.global_rank == self.trainer.world_size - 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    PretrainModule.on_train_start, PretrainModule.on_train_batch_start = checked_start, die
+    PretrainModule.on_train_start = checked_start
+    PretrainModule.on_train_batch_start = die
     return main(["fit", *args])
 
 
 def one_rank_differs(count: str, *words: str) -> None:
     """Fit is refused; the last rank has these further words, or a different commit."""
-    own, fit = words[: int(count)], ["fit", *words[int(count) :]]
+    own = words[: int(count)]
+    fit = ["fit", *words[int(count) :]]
     if RANK == "0":
         code = main(fit)
     elif own == ("COMMIT",):

@@ -11,6 +11,7 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -19,23 +20,20 @@ from lightning_sv.__main__ import main
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.lit.signals import STOPPED
 from lightning_sv.nn import MixtureOfExperts
-from lightning_sv.optim import build_optimizer
 from lightning_sv.optim.groups import clip_by_role
 from lightning_sv.scale import ScaleVector
+from tests.conftest import argv
 
-STEPS, STOP_AT, SEQ_LEN = 8, 3, 32
-MUON = ["--model.optim.name", "muon", "--model.optim.ns_dtype", "float32"]
-MIXTURE = ["--model.backbone.n_expert", "6", "--model.backbone.n_expert_active", "2"]
+STEPS = 8
+STOP_AT = 3
+SEQ_LEN = 32
+MUON = argv("--model.optim.name muon --model.optim.ns_dtype float32")
+MIXTURE = argv("--model.backbone.n_expert 6 --model.backbone.n_expert_active 2")
 PROBES = ["--config", "tests/lit/probes.yaml"]
 #: as shipped but for the compiler, Newton-Schulz in bf16 included
-MIXED = [
-    "--trainer.precision",
-    "bf16-mixed",
-    "--model.activation_checkpointing",
-    "true",
-    "--model.optim.name",
-    "muon",
-]
+MIXED = argv(
+    "--trainer.precision bf16-mixed --model.activation_checkpointing true --model.optim.name muon"
+)
 MODELS: dict[str, list[str]] = {
     "unified": ["--model.scale", "unified", *PROBES],
     "muon": ["--model.scale", "unified", *MUON],
@@ -52,10 +50,7 @@ MODELS: dict[str, list[str]] = {
         "--model.scale",
         "unified",
         *MIXED,
-        "--samples.tokens",
-        "2",
-        "--checkpoint.keep",
-        "2",
+        *argv("--samples.tokens 2 --checkpoint.keep 2"),
     ],
 }
 STOPPED_ONCE = ("unified", "moe-muon")
@@ -67,22 +62,15 @@ MOVED = "muon"
 #: the strategies that are shipped, on a CPU
 STRATEGIES = {"ddp": Path("conf/trainer/ddp.yaml"), "fsdp": Path("conf/trainer/fsdp.yaml")}
 SHARDED = ["--trainer.strategy.init_args.save_distributed_checkpoint", "true"]
-CPU = ["--trainer.accelerator", "cpu", "--trainer.precision", "32-true", "--model.compile", "none"]
+CPU = argv("--trainer.accelerator cpu --trainer.precision 32-true --model.compile none")
 
 
 def arguments(args: list[str], name: str) -> list[str]:
     """Of a fit of 8 steps with clipping that bites, in epochs of 5 steps."""
-    args = [*args, *MODELS[name], "--model.optim.lr", "6e-3", "--trainer.max_steps", str(STEPS)]
-    args += [
-        "--data.global_batch",
-        "32",
-        "--data.val_sequences",
-        "33",
-        "--trainer.gradient_clip_val",
-        "0.5",
-    ]
+    args = [*args, *MODELS[name], *argv(f"--model.optim.lr 6e-3 --trainer.max_steps {STEPS}")]
+    args += argv("--data.global_batch 32 --data.val_sequences 33 --trainer.gradient_clip_val 0.5")
     args += ["--checkpoint.every_n_steps", str(STOP_AT + 1)]
-    return [*args, "--scalars.every_n_steps", "2", "--experts.every_n_steps", "4"]
+    return [*args, *argv("--scalars.every_n_steps 2 --experts.every_n_steps 4")]
 
 
 def fixed_choice(self: MixtureOfExperts, probabilities: Tensor) -> Tensor:
@@ -108,16 +96,11 @@ def clip_alone(
 
 def stop_in_the_middle(fit: list[str], run_dir: Path, clip: Any) -> None:
     """Train until the signal; copy the checkpoint to stopped.ckpt."""
-    PretrainModule.on_train_batch_start = stop_here
-    PretrainModule.configure_gradient_clipping, clip = (
-        clip,
-        PretrainModule.configure_gradient_clipping,
-    )
-    try:
+    with (
+        patch.object(PretrainModule, "on_train_batch_start", stop_here),
+        patch.object(PretrainModule, "configure_gradient_clipping", clip),
+    ):
         assert main([*fit, "--run_dir", str(run_dir), "--ckpt_path", "last"]) == STOPPED
-    finally:
-        del PretrainModule.on_train_batch_start
-        PretrainModule.configure_gradient_clipping = clip
     if os.environ.get("RANK", "0") == "0":
         shutil.copy(run_dir / "checkpoints/last.ckpt", run_dir / "stopped.ckpt")
 
@@ -128,15 +111,11 @@ def scale_vectors_keep_their_digits(module: PretrainModule) -> None:
     4e-3 to 8e-3)."""
     tokens = torch.arange(SEQ_LEN, device=module.device).unsqueeze(0)
     before = module.net(tokens).float()
-    vectors = [
-        p
-        for m in module.net.modules()
-        if isinstance(m, ScaleVector)
-        for p in m.parameters(recurse=False)
-    ]
+    vectors = [each for each in module.net.modules() if isinstance(each, ScaleVector)]
     for sign in (1, -1):
         for vector in vectors:
-            vector.add_(sign * 1e-3)
+            for parameter in vector.parameters(recurse=False):
+                parameter.add_(sign * 1e-3)
         if sign == 1:
             assert not torch.equal(module.net(tokens).float(), before)
 
@@ -147,9 +126,7 @@ def the_table_is_what_is_trained(module: PretrainModule) -> None:
     optimizer = module.trainer.optimizers[0]
     here = [[tuple(p.shape) for p in group["params"]] for group in optimizer.param_groups]
     made = module.settings
-    planned = build_optimizer(
-        made.plan.parameter_groups(made.plan.meta()), made.optim, made.plan.lr
-    )
+    planned = made.plan.optimizer(made.plan.meta())
     assert here == [[tuple(p.shape) for p in group["params"]] for group in planned.param_groups]
     for key in ("weight_decay", "initial_lr"):
         assert [g[key] for g in optimizer.param_groups] == [

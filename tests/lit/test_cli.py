@@ -2,35 +2,31 @@
 add."""
 
 import csv
-import functools
 import json
 import re
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 from lightning.pytorch import callbacks
 from torch import Tensor
 
 from lightning_sv import PretrainCLI, PretrainModule
 from lightning_sv.__main__ import main
-from lightning_sv.errors import ConfigError, StoppedError
+from lightning_sv.errors import ConfigError
 from lightning_sv.lit.run_arguments import run_parser, trainer_keys
 from lightning_sv.runs.directory import read_config
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.trainer import (
     REFUSED_CALLBACKS,
-    TRAINER_ARGUMENTS,
     TRAINER_DEFAULTS,
     check_trainer_keys,
 )
 from lightning_sv.settings.yaml_file import SECTIONS
-from tests.conftest import ROOT, Refused, Told
+from tests.conftest import ROOT, Refused, Told, argv
 from tests.lit.own_trainer import rows
 from tests.lit.test_module import OwnStep
 
@@ -53,20 +49,6 @@ def test_fit_help_is_short_or_complete(
     assert {key for key in run_parser().known_keys() if "." in key} - SECTIONS <= listed
 
 
-def test_fit_stopped_by_slurm_is_requeued_once(
-    run_args: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[list[str]] = []
-
-    def stop(cli: PretrainCLI) -> None:
-        raise StoppedError(1, 143, requeue=True)
-
-    monkeypatch.setenv("SLURM_JOB_ID", "12")
-    monkeypatch.setattr(PretrainCLI, "_run", stop)
-    monkeypatch.setattr(subprocess, "run", lambda words, **_: asked.append(words))
-    assert main(["fit", *run_args]) == 0 and asked == [["scontrol", "requeue", "12"]]
-
-
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Run the script of docs/own-trainer.md with these words; return its names."""
@@ -85,7 +67,7 @@ def test_derived_cli_trains_and_validates(
     own: Callable[..., Any], run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    short = ["--trainer.max_steps", "2", "--data.val_sequences", "4", "--run_dir", str(run)]
+    short = [*argv("--trainer.max_steps 2 --data.val_sequences 4 --run_dir"), str(run)]
     names = own("fit", *run_args, *short, "--note", "hello")
     said = capsys.readouterr().out
     assert (
@@ -138,7 +120,8 @@ def rms(groups, config, lr):
     return RMSprop([group.options("rms", config.weight_decay) for group in groups], lr=lr)
 
 def bare(groups, config, lr):
-    return RMSprop([{"params": [member.parameter for member in group.members]} for group in groups], lr=lr)
+    members = [[member.parameter for member in group.members] for group in groups]
+    return RMSprop([{"params": parameters} for parameters in members], lr=lr)
 
 def linear(step, total_steps, config):
     return 1 - step / total_steps
@@ -155,7 +138,7 @@ def test_names_of_your_own_module_train_resume_and_generate(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_ideas.py").write_text(OWN)
-    names = ["--model.schedule.name", "my_ideas:linear", "--model.optim.lr", "0.01"]
+    names = argv("--model.schedule.name my_ideas:linear --model.optim.lr 0.01")
     names += [
         "--model.scale_options.placement_at",
         "{lm_head: my_ideas:BNP}",
@@ -244,9 +227,14 @@ WRONG = [
     ("code", "words"), [*((2, words) for words in WRONG), (1, ["fit", "--model.optim.lr", "1e30"])]
 )
 def test_derived_cli_wrong_words_or_failed_run_are_one_error(
-    code: int, words: list[str], own: Callable[..., Any], run_args: list[str], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    code: int,
+    words: list[str],
+    own: Callable[..., Any],
+    run_args: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as end:
         own(*words[:1], *run_args[: len(words) * 100], *words[1:])
@@ -272,7 +260,9 @@ trainer:
   max_time: "00:12:00:00"
   precision: bf16-mixed
   profiler: simple
-  logger: {{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {{save_dir: {tmp_path / "csv"}}}}}
+  logger:
+    class_path: lightning.pytorch.loggers.CSVLogger
+    init_args: {{save_dir: {tmp_path / "csv"}}}
   callbacks:
   - class_path: {CALLBACKS}.ModelCheckpoint
     init_args: {{dirpath: {tmp_path / "best"}, monitor: val/loss, save_top_k: 1, filename: best}}
@@ -296,43 +286,6 @@ trainer:
         tmp_path / "run/checkpoints/last.ckpt"
     ).is_file()
     assert [name for name in run.curves if name.startswith("lr-")]
-
-
-#: argument of the Trainer -> a value other than its default
-FOLLOWED: dict[str, Any] = {
-    "accelerator": "cpu", "strategy": "ddp", "devices": 1, "num_nodes": 1, "precision": "64-true",
-    "logger": False, "callbacks": [], "fast_dev_run": 3, "max_epochs": 2, "min_epochs": 1, "max_steps": 3,
-    "min_steps": 2, "max_time": "00:01:00:00", "limit_train_batches": 0.5, "num_sanity_val_steps": 1,
-    "enable_model_summary": True, "gradient_clip_val": 0.3, "deterministic": True, "benchmark": True,
-    "inference_mode": False, "profiler": "simple", "detect_anomaly": True, "plugins": [],
-    "reload_dataloaders_every_n_epochs": 1,
-}  # fmt: skip
-#: joined with those of the command line
-JOINED = {"logger", "callbacks", "plugins"}
-
-
-def test_followed_arguments_reach_the_trainer(
-    run_args: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert set(FOLLOWED) == {
-        key for key, argument in TRAINER_ARGUMENTS.items() if argument.is_followed
-    }
-    received: dict[str, Any] = {}
-
-    class Received(Exception):
-        pass
-
-    def receive(self: object, **arguments: Any) -> None:
-        received.update(arguments)
-        raise Received
-
-    monkeypatch.setattr(L.Trainer, "__init__", functools.wraps(L.Trainer.__init__)(receive))
-    words = [f"--trainer.{key}={value}" for key, value in FOLLOWED.items() if key not in JOINED]
-    with pytest.raises(Received):
-        PretrainCLI(PretrainModule, ["fit", *run_args, *words])
-    for key in FOLLOWED.keys() - JOINED:
-        assert str(received[key]) == str(FOLLOWED[key]), key
-    assert received["log_every_n_steps"] == 1  # scalars.every_n_steps
 
 
 def test_fit_callback_that_changes_training_is_refused(

@@ -42,7 +42,8 @@ def test_data_module_takes_the_accumulation_of_the_trainer(
 def test_tuner_is_refused_before_anything_changes(
     search: str, data: TokenDataModule, tmp_path: Path
 ) -> None:
-    run, made = trainer(tmp_path, default_root_dir=tmp_path), module()
+    run = trainer(tmp_path, default_root_dir=tmp_path)
+    made = module()
     before = made.lr, data.batch_size
     with pytest.raises(ConfigError, match="^a callback is .*lightning-sv (sweep|plan)"):
         getattr(Tuner(run), search)(made, datamodule=data)
@@ -54,18 +55,21 @@ def test_data_module_after_a_fit_pickles_and_is_loaded_from_a_checkpoint(
 ) -> None:
     run = trainer(tmp_path, TrainingMonitor(1))
     run.fit(module(), data)
-    copied, callbacks = pickle.loads(pickle.dumps((data, run.callbacks)))  # type: ignore[attr-defined]
-    assert copied.batches == data.batches and len(callbacks) == len(run.callbacks)  # type: ignore[attr-defined]
+    tools: Any = run.callbacks  # type: ignore[attr-defined]
+    copied, callbacks = pickle.loads(pickle.dumps((data, tools)))
+    assert copied.batches == data.batches and len(callbacks) == len(tools)
     run.save_checkpoint(tmp_path / "fit.ckpt")
     loaded = TokenDataModule.load_from_checkpoint(tmp_path / "fit.ckpt", weights_only=True)
     assert loaded.batches == data.batches and loaded.train_dataloader().order.seed == 0
 
 
 def test_seed_of_the_data_changes_the_order_alone(corpus: Path) -> None:
-    orders, weights = [], []
+    orders = []
+    weights = []
     for seed in (0, 1):
         L.seed_everything(3)
-        data, made = TokenDataModule(corpus, seq_len=8, batch_size=2, seed=seed), module(seed=None)
+        data = TokenDataModule(corpus, seq_len=8, batch_size=2, seed=seed)
+        made = module(seed=None)
         made.configure_model()
         orders.append(data.train_dataloader().order.sequences(0, 0))
         weights.append(made.net.embed.weight)
@@ -146,7 +150,8 @@ class Validations(L.Callback):
 
 
 def test_last_validation_reads_the_whole_split(data: TokenDataModule, tmp_path: Path) -> None:
-    seen, made = Validations(), module()
+    seen = Validations()
+    made = module()
     keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)
     run = trainer(tmp_path, seen, keep, num_sanity_val_steps=0)
     run.fit(made, data)
@@ -166,14 +171,20 @@ def test_last_validation_reads_the_whole_split(data: TokenDataModule, tmp_path: 
     assert (again.sequences, again.losses) == ([every], [seen.losses[-1]])
 
 
-@pytest.mark.parametrize(("changes", "batches"), [
-    ({"limit_val_batches": 2}, [1, 2]),
-    ({"limit_val_batches": 0.5}, [2, 10]),
-    ({"max_steps": -1, "max_epochs": 2, "limit_train_batches": 2}, [4, 20]),
-    ({"max_steps": 5}, [4, 4]),  # no validation at the last step
-    ({"num_sanity_val_steps": 2}, [2, 4, 20]),
-    ({"overfit_batches": 3, "max_steps": -1, "max_epochs": 2, "val_check_interval": 1.0}, [3, 3]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "batches"),
+    [
+        ({"limit_val_batches": 2}, [1, 2]),
+        ({"limit_val_batches": 0.5}, [2, 10]),
+        ({"max_steps": -1, "max_epochs": 2, "limit_train_batches": 2}, [4, 20]),
+        ({"max_steps": 5}, [4, 4]),  # no validation at the last step
+        ({"num_sanity_val_steps": 2}, [2, 4, 20]),
+        (
+            {"overfit_batches": 3, "max_steps": -1, "max_epochs": 2, "val_check_interval": 1.0},
+            [3, 3],
+        ),
+    ],
+)
 def test_last_validation_follows_the_settings_of_the_trainer(
     corpus: Path, tmp_path: Path, changes: dict[str, Any], batches: list[int]
 ) -> None:
@@ -182,16 +193,6 @@ def test_last_validation_follows_the_settings_of_the_trainer(
     seen = Validations()
     trainer(tmp_path, seen, **{"num_sanity_val_steps": 0, **changes}).fit(module(), data)
     assert seen.batches == batches
-
-
-@pytest.mark.parametrize("more", [{"full_last_validation": False}, {"val_sequences": None}])
-def test_validations_of_one_size(corpus: Path, tmp_path: Path, more: dict[str, Any]) -> None:
-    data = TokenDataModule(
-        corpus, **{"seq_len": 8, "batch_size": 2, "val_sequences": 300, "seed": 0, **more}
-    )
-    seen = Validations()
-    trainer(tmp_path, seen, num_sanity_val_steps=0).fit(module(), data)
-    assert seen.sequences == [data.batches.validation_sequences] * 2
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,10 @@
 """Resumed runs equal uninterrupted ones to the last bit; longer ones, errors of a user's code, kept
 checkpoints."""
 
-import contextlib
 import errno
 import io
 import itertools
 import random
-import subprocess
-import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -30,10 +27,11 @@ from lightning_sv.optim import OPTIMIZERS, ScheduleConfig
 from lightning_sv.runs.directory import read_summary
 from lightning_sv.runs.events import read_run
 from lightning_sv.scale.strategy import PARAMETERIZATIONS, PLACEMENTS
-from tests.conftest import thinned
-from tests.lit.runs import LAST, differences, leaving, load, same_checkpoint, same_curves
+from tests.conftest import argv, thinned
+from tests.lit.runs import LAST, differences, leaving, load, run_fit, same_checkpoint, same_curves
 
-STEPS, STOP = 20, 10
+STEPS = 20
+STOP = 10
 TABLES = (PARAMETERIZATIONS, PLACEMENTS, OPTIMIZERS)
 #: each row of each table: a new one is tested without an edit
 CASES = {
@@ -42,14 +40,9 @@ CASES = {
         zip(*map(itertools.cycle, TABLES), strict=False), max(map(len, TABLES))
     )
 }
-MIXTURE = [
-    "--model.backbone.n_expert",
-    "6",
-    "--model.backbone.n_expert_active",
-    "2",
-    "--experts.every_n_steps",
-    "4",
-]
+MIXTURE = argv(
+    "--model.backbone.n_expert 6 --model.backbone.n_expert_active 2 --experts.every_n_steps 4"
+)
 MUON = ["--model.optim.name", "muon"]
 CASES |= {
     "moe": ["--model.scale", "unified", *MIXTURE],
@@ -62,10 +55,9 @@ CASES |= {
         "wsd",
     ],
     "gemma": [
-        "--model.scale",
-        "iwd+offset",
-        "--model.backbone.qk_norm=true",
-        "--model.backbone.post_norm=true",
+        *argv(
+            "--model.scale iwd+offset --model.backbone.qk_norm=true --model.backbone.post_norm=true"
+        ),
         *MUON,
     ],
 }
@@ -85,8 +77,8 @@ class Dice(L.Callback):
 
 def train(args: list[str], run: Path, *more: str) -> None:
     dice = ["--trainer.callbacks", f"{__name__}.Dice", "--checkpoint.every_n_steps", str(STOP)]
-    args = [*args, "--trainer.max_steps", str(STEPS), "--model.optim.lr", "6e-3", *dice, *more]
-    assert main(["fit", *args, "--run_dir", str(run), "--ckpt_path", "last"]) == 0
+    args = [*args, *argv(f"--trainer.max_steps {STEPS} --model.optim.lr 6e-3"), *dice, *more]
+    assert run_fit([*args, "--ckpt_path", "last"], run) == 0
 
 
 @pytest.mark.filterwarnings("ignore:scale strategy")
@@ -97,7 +89,8 @@ def test_resume_equals_uninterrupted_bit_for_bit(
     """Batches of the uninterrupted run are read by the process itself, those of the resumed run by
     two workers."""
     args = [*short_args, *CASES[name]]
-    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
+    uninterrupted = tmp_path / "uninterrupted"
+    resumed = tmp_path / "resumed"
     with leaving(resumed, STOP):
         train(args, uninterrupted, "--data.num_workers", "0")
     assert load(resumed)["global_step"] == STOP
@@ -117,40 +110,19 @@ def test_resume_equals_uninterrupted_bit_for_bit(
 def test_resume_with_a_different_micro_batch_reads_the_same_steps(
     short_args: list[str], tmp_path: Path
 ) -> None:
-    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
+    uninterrupted = tmp_path / "uninterrupted"
+    resumed = tmp_path / "resumed"
     with leaving(resumed, STOP):
         train(short_args, uninterrupted)
     train(short_args, resumed, "--data.micro_batch", "8")
-    before, after = load(uninterrupted), load(resumed)
+    before = load(uninterrupted)
+    after = load(resumed)
     assert after["global_step"] == STEPS and after["TokenDataModule"] == before["TokenDataModule"]
     for name, value in before["state_dict"].items():
         assert (after["state_dict"][name] - value).norm() < 1e-3 * value.norm(), name
     curves = [read_run(run).curve("train/loss") for run in (uninterrupted, resumed)]
     assert curves[0].tokens.tolist() == curves[1].tokens.tolist()
     assert curves[1].values == pytest.approx(curves[0].values, rel=1e-4)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("validations", [1, 2, 10])
-def test_resume_around_an_epoch_equals_uninterrupted(
-    validations: int, short_args: list[str], tmp_path: Path
-) -> None:
-    more = [
-        "--data.validations",
-        str(validations),
-        "--checkpoint.every_n_steps",
-        "1",
-        "--trainer.max_steps",
-        "10",
-    ]
-    with contextlib.ExitStack() as stack:
-        for step in (4, 5, 6):
-            stack.enter_context(leaving(tmp_path / f"from{step}", step))
-        train(short_args, tmp_path / "whole", *more)
-    for step in (4, 5, 6):
-        train(short_args, tmp_path / f"from{step}", *more)
-        same_checkpoint(tmp_path / "whole", tmp_path / f"from{step}")
-        same_curves(tmp_path / "whole", tmp_path / f"from{step}")
 
 
 class Stop(L.Callback):
@@ -179,8 +151,9 @@ class Stop(L.Callback):
 def test_fit_ended_by_a_callback_has_a_checkpoint_and_resumes(
     at: str, step: int, short_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    uninterrupted, ended = tmp_path / "uninterrupted", tmp_path / "ended"
-    more = ["--data.validations", "2", "--trainer.max_steps", "10"]
+    uninterrupted = tmp_path / "uninterrupted"
+    ended = tmp_path / "ended"
+    more = argv("--data.validations 2 --trainer.max_steps 10")
     train(short_args, uninterrupted, *more)
     stop = [f"--trainer.callbacks+={__name__}.Stop", "--trainer.callbacks.at", at]
     train(short_args, ended, *more, *stop, *(["--trainer.min_steps", "9"] if step == 9 else []))
@@ -193,7 +166,8 @@ def test_fit_ended_by_a_callback_has_a_checkpoint_and_resumes(
         assert differences(load(uninterrupted)[key], load(ended)[key]) == []
 
 
-WSD, COS = ScheduleConfig("wsd", stable_ratio=0.8), ScheduleConfig("cos", warmup_ratio=0.1)
+WSD = ScheduleConfig("wsd", stable_ratio=0.8)
+COS = ScheduleConfig("cos", warmup_ratio=0.1)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +217,8 @@ def test_fit_extended_run_records_its_lengths(
         assert main(again) == 2
         again.append("--allow_lr_jump")
     assert main(again) == 0
-    summary, run = read_summary(run_dir), read_run(run_dir)
+    summary = read_summary(run_dir)
+    run = read_run(run_dir)
     assert summary["steps"] == 12
     assert [(leg["steps"], leg["max_steps"]) for leg in summary["legs"]] == [(4, 8), (8, 12)]
     assert summary["seconds"] == sum(leg["seconds"] for leg in summary["legs"])
@@ -277,31 +252,9 @@ def test_fit_raises_errors_of_user_code(
     assert main([*fit, "2", "--allow_lr_jump"]) == 130
 
 
-@pytest.mark.long
-def test_fit_two_processes_of_lightnings_launcher_write_one_run(
-    run_args: list[str],
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    two = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
-    process = subprocess.run(
-        [sys.executable, "-m", "lightning_sv", "fit", *run_args, *two], timeout=600, check=False
-    )
-    assert process.returncode == 0, capfd.readouterr()
-    (run,) = (tmp_path / "runs/tiny").iterdir()
-    assert read_run(run).curve("train/loss").tokens.tolist() == [
-        128 * step for step in range(1, 13)
-    ]
-    assert read_summary(run)["tokens"] == 12 * 128
-
-
 #: validates after every second step
-KEPT = [
-    "--checkpoint.every_n_steps", "3", "--checkpoint.keep", "2", "--data.validations", "6",
-    "--data.val_sequences", "2", "--branch_norms.every_n_steps", "100",
-]  # fmt: skip
+KEPT = argv("--checkpoint.every_n_steps 3 --checkpoint.keep 2 --data.validations 6 "
+"--data.val_sequences 2 --branch_norms.every_n_steps 100")  # fmt: skip
 
 
 def steps(run: Path) -> dict[str, int]:
@@ -314,12 +267,13 @@ def steps(run: Path) -> dict[str, int]:
 
 
 def test_last_checkpoint_kept_ones_survive_a_kill(run_args: list[str], tmp_path: Path) -> None:
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    whole = tmp_path / "whole"
+    stopped = tmp_path / "stopped"
     args = [*run_args, *KEPT]
     with leaving(
         stopped, 6
     ):  # killed when last.ckpt is of step 6, and step-6.ckpt does not exist yet
-        assert main(["fit", *args, "--run_dir", str(whole)]) == 0
+        assert run_fit(args, whole) == 0
     assert steps(whole) == {"last.ckpt": 12, "step-9.ckpt": 9, "step-12.ckpt": 12}
     assert steps(stopped) == {"last.ckpt": 6, "step-3.ckpt": 3}
     assert main(["fit", *args, "--ckpt_path", str(stopped / LAST)]) == 0
@@ -328,7 +282,8 @@ def test_last_checkpoint_kept_ones_survive_a_kill(run_args: list[str], tmp_path:
 
 
 def test_last_checkpoint_that_a_copy_of_the_run_has_as_a_folder_is_replaced(tmp_path: Path) -> None:
-    written, last = tmp_path / "step-2.ckpt", tmp_path / "last.ckpt"
+    written = tmp_path / "step-2.ckpt"
+    last = tmp_path / "last.ckpt"
     for folder in (written, last):
         folder.mkdir()
         (folder / "meta.pt").write_text(folder.name)
@@ -346,16 +301,12 @@ def test_fit_resumed_from_an_earlier_checkpoint_has_one_timeline(
         "fit",
         *run_args,
         *KEPT,
-        "--model.schedule.name",
-        "wsd",
-        "--checkpoint.keep",
-        "3",
-        "--run_dir",
+        *argv("--model.schedule.name wsd --checkpoint.keep 3 --run_dir"),
         str(run),
     ]
     assert main([*args, "--trainer.max_steps", "12"]) == 0
     assert steps(run) == {"last.ckpt": 12, "step-6.ckpt": 6, "step-9.ckpt": 9, "step-12.ckpt": 12}
-    again = ["--trainer.max_steps", "8", "--checkpoint.keep", "2", "--data.validations", "4"]
+    again = argv("--trainer.max_steps 8 --checkpoint.keep 2 --data.validations 4")
     assert main([*args, *again, "--ckpt_path", str(run / "checkpoints/step-6.ckpt")]) == 0
     assert steps(run) == {"last.ckpt": 8, "step-6.ckpt": 6, "step-8.ckpt": 8}
     record = read_run(run)
@@ -378,7 +329,8 @@ def test_failed_write_leaves_the_checkpoint(
 ) -> None:
     """torch's zip writer fails at its end too, by an error of its own if some bytes were
     written."""
-    path, writes = tmp_path / "last.ckpt", itertools.count(1)
+    path = tmp_path / "last.ckpt"
+    writes = itertools.count(1)
     AtomicCheckpointIO().save_checkpoint({"weight": torch.zeros(9)}, path)
     kept = path.read_bytes()
 
@@ -393,24 +345,3 @@ def test_failed_write_leaves_the_checkpoint(
         AtomicCheckpointIO().save_checkpoint({"weight": torch.ones(9)}, path)
     assert caught.value.errno == errno.ENOSPC
     assert path.read_bytes() == kept and list(tmp_path.iterdir()) == [path]
-
-
-def test_full_disk_leaves_all_checkpoints(
-    run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run"
-    save, kept = torch.save, {}
-
-    def full(checkpoint: dict, file: object) -> None:
-        if checkpoint["global_step"] > 6:
-            kept.update(
-                {path.name: path.read_bytes() for path in (run / "checkpoints").glob("*.ckpt")}
-            )
-            raise OSError(errno.ENOSPC, "No space left on device")
-        save(checkpoint, file)
-
-    monkeypatch.setattr(torch, "save", full)
-    assert main(["fit", *run_args, *KEPT, "--run_dir", str(run)]) == 1
-    assert set(kept) == {"last.ckpt", "step-3.ckpt", "step-6.ckpt"}
-    assert {path.name: path.read_bytes() for path in (run / "checkpoints").iterdir()} == kept
-    assert load(run)["global_step"] == 6

@@ -25,8 +25,8 @@ from lightning_sv.plan.micro_batch import choose_micro_batch
 from lightning_sv.plan.plan import make_plan
 from lightning_sv.runs.checkpoint import FORMAT, load_backbone
 from lightning_sv.runs.events import read_run
-from tests.conftest import Refused, Told, thinned, write_run_args
-from tests.lit.runs import LAST, contents, load
+from tests.conftest import Refused, Told, argv, thinned, write_run_args
+from tests.lit.runs import LAST, contents, load, run_fit
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     peak = mock.patch("lightning_sv.callbacks.training_monitor.peak_flops", return_value=1e12)
     with (folder / "said.txt").open("w") as said, contextlib.redirect_stdout(said), peak:
-        assert main(["fit", *write_run_args(corpus, folder), "--run_dir", str(folder / "run")]) == 0
+        assert run_fit(write_run_args(corpus, folder), folder / "run") == 0
     return folder / "run"
 
 
@@ -78,22 +78,11 @@ def test_fit_muon_under_bf16_writes_parameters_and_groups(
     run_args: list[str], tmp_path: Path
 ) -> None:
     """With 0 for no clipping, and a budget in tokens per parameter."""
-    args = [
-        "--model.optim.name",
-        "muon",
-        "--model.optim.lr",
-        "0.01",
-        "--model.optim.undecayed",
-        "[embedding]",
-    ]
-    args += [
-        "--trainer.num_sanity_val_steps",
-        "1",
-        "--trainer.gradient_clip_val",
-        "0",
-        "--trainer.max_steps=-1",
-    ]
-    args += ["--model.tokens_per_param", "0.035", "--model.mask_documents", "true"]
+    args = argv("--model.optim.name muon --model.optim.lr 0.01 --model.optim.undecayed [embedding]")
+    args += argv(
+        "--trainer.num_sanity_val_steps 1 --trainer.gradient_clip_val 0 --trainer.max_steps=-1"
+    )
+    args += argv("--model.tokens_per_param 0.035 --model.mask_documents true")
     args += ["--trainer.precision", "bf16-mixed", "--run_dir", str(tmp_path / "run")]
     assert main(["fit", *run_args, *args]) == 0
     record = read_run(tmp_path / "run")
@@ -132,11 +121,7 @@ def test_validate_equals_fit_and_refuses_a_different_tokenizer(
 
 def test_fit_fast_dev_run_writes_nothing(run_args: list[str], tmp_path: Path) -> None:
     words = [
-        "--trainer.fast_dev_run",
-        "true",
-        "--data.micro_batch",
-        "1",
-        "--run_dir",
+        *argv("--trainer.fast_dev_run true --data.micro_batch 1 --run_dir"),
         str(tmp_path / "dev"),
     ]
     assert main(["fit", *run_args, *words]) == 0
@@ -194,9 +179,13 @@ def test_fit_damaged_checkpoint_is_refused(
 
 
 CHANGES = [
-    "--model.seed=5", "--model.optim.lr=1e-9", "--model.scale=llama",
-    "--data.val_sequences=3", "--data.global_batch=8", "--trainer.gradient_clip_val=0.5",
-]  # fmt: skip
+    "--model.seed=5",
+    "--model.optim.lr=1e-9",
+    "--model.scale=llama",
+    "--data.val_sequences=3",
+    "--data.global_batch=8",
+    "--trainer.gradient_clip_val=0.5",
+]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -211,10 +200,8 @@ def test_fit_resumed_with_other_settings_is_refused(
         "--allow_lr_jump",
     ]
     before = contents(run)
-    error, key = (
-        refused("fit", *resume, "--trainer.max_steps", "13", change),
-        change[2:].partition("=")[0],
-    )
+    error = refused("fit", *resume, "--trainer.max_steps", "13", change)
+    key = change[2:].partition("=")[0]
     assert f"{key.removeprefix('model.')} is " in error and "checkpoint" in error
     assert contents(run) == before
 
@@ -239,46 +226,46 @@ def test_fit_resumed_in_too_little_memory_does_not_blame_the_checkpoint(
 
 COPYING = "--trainer.callbacks=lightning_sv.callbacks.CopyingMonitor"
 WRONG = [
-    (["--model.backbone.vocab_size", "200"], "vocab_size is 200"),
-    (["--data.corpus.tokenizer", "gpt2"], "bpe:300"),
-    (["--data.seq_len", "1000000"], "seq_len is 1000000"),
-    (["--data.val_sequences", "-3"], "data.val_sequences is -3"),
-    *((["--trainer.devices", value], "error: trainer: ") for value in ("-1", "x", "0.5", "true")),
-    (["--trainer.overfit_batches", "1"], "Prepare a corpus of the text to repeat"),
-    (["--trainer.gradient_clip_algorithm", "value"], "As in the paper, trainer.gradient_clip_val"),
-    (["--trainer.enable_progress_bar", "false"], "Use --quiet"),
-    (["--trainer.logger", "false"], "trainer.logger is False"),
-    (["--trainer.precision", "16-true"], "trainer.precision is 16-true"),
+    ("--model.backbone.vocab_size 200", "vocab_size is 200"),
+    ("--data.corpus.tokenizer gpt2", "bpe:300"),
+    ("--data.seq_len 1000000", "seq_len is 1000000"),
+    ("--data.val_sequences -3", "data.val_sequences is -3"),
+    *((f"--trainer.devices {value}", "error: trainer: ") for value in ("-1", "x", "0.5", "true")),
+    ("--trainer.overfit_batches 1", "Prepare a corpus of the text to repeat"),
+    ("--trainer.gradient_clip_algorithm value", "As in the paper, trainer.gradient_clip_val"),
+    ("--trainer.enable_progress_bar false", "Use --quiet"),
+    ("--trainer.logger false", "trainer.logger is False"),
+    ("--trainer.precision 16-true", "trainer.precision is 16-true"),
     (
-        ["--trainer.limit_train_batches", "3", "--data.micro_batch", "2"],
+        "--trainer.limit_train_batches 3 --data.micro_batch 2",
         "limit_train_batches is 3; expected a number",
     ),
-    (["--trainer.max_epochs", "0"], "trainer.max_epochs is 0"),
-    (["--trainer.devices=2", "--trainer.strategy=ddp_spawn"], "trainer.strategy is ddp_spawn"),
-    (["--ckpt_path", "last.ckpt"], "checkpoint is last.ckpt"),
+    ("--trainer.max_epochs 0", "trainer.max_epochs is 0"),
+    ("--trainer.devices=2 --trainer.strategy=ddp_spawn", "trainer.strategy is ddp_spawn"),
+    ("--ckpt_path last.ckpt", "checkpoint is last.ckpt"),
     (
-        ["--ckpt_path", "."],
+        "--ckpt_path .",
         "which is not a file; expected a file such as RUN/checkpoints/last.ckpt",
     ),
-    (["--model.backbone.name", "mine"], "model.optim.lr is not set"),
-    (["--data.corpus.dir", "nowhere"], "nowhere/manifest.json does not exist"),
-    (["--samples.tokens", "-1"], "tokens of TextSamples is -1"),
-    (["--checkpoint.keep", "0"], "checkpoint.keep is 0"),
-    (["--samples.tokens", "5", "--samples.top_k", "0"], "top_k is 0"),
-    ([COPYING, "--trainer.callbacks.repeat_length", "17"], "repeat_length"),
+    ("--model.backbone.name mine", "model.optim.lr is not set"),
+    ("--data.corpus.dir nowhere", "nowhere/manifest.json does not exist"),
+    ("--samples.tokens -1", "tokens of TextSamples is -1"),
+    ("--checkpoint.keep 0", "checkpoint.keep is 0"),
+    ("--samples.tokens 5 --samples.top_k 0", "top_k is 0"),
+    (f"{COPYING} --trainer.callbacks.repeat_length 17", "repeat_length"),
     # a model that cannot be built, before the corpus is read
     (
-        ["--data.corpus.dir=missing", "--model.backbone.n_expert", "4"],
+        "--data.corpus.dir=missing --model.backbone.n_expert 4",
         "model.backbone.n_expert is 4; expected",
     ),
 ]
 
 
-@pytest.mark.parametrize(("args", "message"), thinned(WRONG, WRONG[::2], several=True))
+@pytest.mark.parametrize(("words", "message"), thinned(WRONG, WRONG[::2], several=True))
 def test_fit_wrong_input_is_refused_before_any_step(
-    args: list[str], message: str, run_args: list[str], tmp_path: Path, refused: Refused
+    words: str, message: str, run_args: list[str], tmp_path: Path, refused: Refused
 ) -> None:
-    error = refused("fit", *run_args, *args, "--run_dir", str(tmp_path / "refused"))
+    error = refused("fit", *run_args, *argv(words), "--run_dir", str(tmp_path / "refused"))
     assert message in error
     assert not list((tmp_path).glob("refused/events*"))
 
@@ -296,15 +283,8 @@ def test_fit_refused_leaves_a_finished_run(
 
 
 def test_fit_max_epochs_shortens_the_run(run_args: list[str], tmp_path: Path) -> None:
-    ends = [
-        "--trainer.max_epochs",
-        "2",
-        "--trainer.limit_train_batches",
-        "4",
-        "--data.micro_batch",
-        "2",
-    ]
-    assert main(["fit", *run_args, *ends, "--run_dir", str(tmp_path / "run")]) == 0
+    ends = argv("--trainer.max_epochs 2 --trainer.limit_train_batches 4 --data.micro_batch 2")
+    assert run_fit([*run_args, *ends], tmp_path / "run") == 0
     record = read_run(tmp_path / "run")
     assert record.summary["steps"] == 4  # an epoch is two steps of two micro-batches
     assert record.curve("val/loss").tokens.tolist() == [2 * 128, 4 * 128]
@@ -325,37 +305,14 @@ def test_fit_moe_losses_biases_and_figures_equal_the_routings(
         return out
 
     monkeypatch.setattr(PretrainModule, "training_step", recorded)
-    args = [
-        "--model.backbone.n_expert",
-        "6",
-        "--model.backbone.n_expert_active",
-        "2",
-        "--data.micro_batch",
-        "2",
-    ]
-    args += ["--model.backbone.router.balance", balance, "--model.backbone.router.z_coef", "0.1"]
-    args += [
-        "--model.backbone.router.bias_rate",
-        "0.01",
-        "--model.optim.lr",
-        "6e-3",
-        "--trainer.max_steps",
-        "6",
-    ]
-    assert (
-        main(
-            [
-                "fit",
-                *run_args,
-                *args,
-                "--experts.every_n_steps",
-                "3",
-                "--run_dir",
-                str(tmp_path / "run"),
-            ]
-        )
-        == 0
+    args = argv(
+        "--model.backbone.n_expert 6 --model.backbone.n_expert_active 2 --data.micro_batch 2"
     )
+    args += ["--model.backbone.router.balance", balance, "--model.backbone.router.z_coef", "0.1"]
+    args += argv(
+        "--model.backbone.router.bias_rate 0.01 --model.optim.lr 6e-3 --trainer.max_steps 6"
+    )
+    assert run_fit([*run_args, *args, "--experts.every_n_steps", "3"], tmp_path / "run") == 0
     assert len(seen) == 12
     for out in seen:
         torch.testing.assert_close(out["loss"], out["nats"] + out["routed"])
@@ -402,13 +359,10 @@ def test_choose_micro_batch_of_gpu_is_largest_that_fits(
 ) -> None:
     args = [
         *run_args,
-        "--data.global_batch",
-        "60",
-        "--trainer.precision",
-        "bf16-mixed",
-        "--model.backbone.n_layer=1",
+        *argv("--data.global_batch 60 --trainer.precision bf16-mixed --model.backbone.n_layer=1"),
     ]
-    h200, gpu = find_gpu("h200"), torch.device("cuda", 0)
+    h200 = find_gpu("h200")
+    gpu = torch.device("cuda", 0)
 
     def chosen(
         memory: int, devices: int = 1, precision: str = "bf16-mixed", micro_batch: int | None = None

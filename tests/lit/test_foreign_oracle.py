@@ -20,14 +20,18 @@ from lightning_sv.__main__ import main
 from lightning_sv.interop import to_hugging_face
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.runs.events import read_run
-from tests.conftest import ROOT, thinned
+from tests.conftest import ROOT, argv, thinned
 from tests.interop.wide import float64_throughout
 from tests.paper_llama import PaperLlama
 
-STEPS, WARMUP, LR, DECAY, CLIP = 14, 3, 1e-2, 0.1, 2.0
+STEPS = 14
+WARMUP = 3
+LR = 1e-2
+DECAY = 0.1
+CLIP = 2.0
 #: largest relative error of losses and final weights; float64 leaves 1e-13
 NEAR = 1e-9
-GEMMA = ["--model.backbone.qk_norm", "true", "--model.backbone.post_norm", "true"]
+GEMMA = argv("--model.backbone.qk_norm true --model.backbone.post_norm true")
 #: Learnable Multipliers (arXiv:2601.04890): every matrix is diag(r) W diag(c)
 MULTIPLIERS = ["--config", str(ROOT / "conf/scale/learnable-multipliers.yaml")]
 #: norms of Gemma 3 that a matrix follows at once
@@ -80,7 +84,8 @@ def fit(args: list[str]) -> tuple[Backbone, Backbone, list[Tensor], list[float]]
     models: list[Backbone] = []
     blocks: list[Tensor] = []
     losses: list[float] = []
-    training_step, on_train_start = PretrainModule.training_step, PretrainModule.on_train_start
+    training_step = PretrainModule.training_step
+    on_train_start = PretrainModule.on_train_start
 
     def start(module: PretrainModule) -> None:
         on_train_start(module)
@@ -124,7 +129,9 @@ def learning_rate(step: int) -> float:
 def optimizers(theirs: nn.Module, case: Case) -> list[torch.optim.Optimizer]:
     """AdamW, and Muon for the matrices inside blocks; every parameter decays but the norms that do
     not."""
-    matrices, decayed, kept = [], [], []
+    matrices = []
+    decayed = []
+    kept = []
     for name, parameter in theirs.named_parameters():
         if case.muon and name.endswith(("_proj.weight", "_proj/weight")):
             matrices.append(parameter)
@@ -147,7 +154,9 @@ def optimizers(theirs: nn.Module, case: Case) -> list[torch.optim.Optimizer]:
 
 def train(theirs: nn.Module, case: Case, batches: list[Tensor]) -> tuple[list[float], list[float]]:
     """The losses, and the gradient's norms before clipping."""
-    losses, norms, mine = [], [], optimizers(theirs, case)
+    losses = []
+    norms = []
+    mine = optimizers(theirs, case)
     clipped = [
         p for name, p in theirs.named_parameters() if not (case.free_vectors and "scale_" in name)
     ]
@@ -179,17 +188,10 @@ def test_fit_equals_foreign_code(name: str, run_args: list[str], tmp_path: Path)
     args = [
         *run_args,
         *case.args,
-        "--trainer.precision",
-        "64-true",
-        "--trainer.max_steps",
-        str(STEPS),
+        *argv(f"--trainer.precision 64-true --trainer.max_steps {STEPS}"),
     ]
     args += [
-        "--data.micro_batch",
-        "2",
-        "--data.validations",
-        "1",
-        "--trainer.gradient_clip_val",
+        *argv("--data.micro_batch 2 --data.validations 1 --trainer.gradient_clip_val"),
         str(case.clip),
     ]
     args += ["--model.optim.name", "muon" if case.muon else "adamw", "--model.optim.lr", str(LR)]

@@ -29,7 +29,8 @@ class Fixed(nn.Module):
 @pytest.mark.parametrize(("prompt", "expected"), [("of", " the the"), ("", "the the")])
 def test_continuation_keeps_its_first_space(prompt: str, expected: str) -> None:
     library: Any = tokenizers.Tokenizer(models.WordLevel(WORDS, unk_token="<unk>"))
-    library.pre_tokenizer, library.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    library.decoder = decoders.Metaspace()
     tokenizer = Tokenizer(library.to_str().encode(), "tokenizer.json")
     model: Any = Fixed()
     for temperature in (0, 1e-300):

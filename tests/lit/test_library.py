@@ -10,6 +10,7 @@ from lightning.pytorch.cli import LightningCLI
 import lightning_sv
 from lightning_sv import PretrainModule, TokenDataModule
 from lightning_sv.errors import ConfigError
+from tests.conftest import argv
 from tests.lit.own_trainer import (
     EXAMPLES,
     OWN_MODULE,
@@ -60,24 +61,18 @@ def test_own_lightning_module_example_learns(
 
 
 def test_lightning_cli_trains(corpus: Path, tmp_path: Path) -> None:
-    words = [
-        "fit",
-        "--model.backbone.d_model=16",
-        "--model.backbone.n_layer=1",
-        "--model.backbone.n_head=2",
-    ]
+    words = argv(
+        "fit --model.backbone.d_model=16 --model.backbone.n_layer=1 --model.backbone.n_head=2"
+    )
     words += [
         "--model.backbone.vocab_size=300",
         "--model.lr=0.01",
         f"--data.corpus={corpus}",
         "--data.seq_len=8",
     ]
-    words += [
-        "--data.batch_size=2",
-        "--data.val_sequences=4",
-        "--trainer.max_steps=2",
-        "--trainer.accelerator=cpu",
-    ]
+    words += argv(
+        "--data.batch_size=2 --data.val_sequences=4 --trainer.max_steps=2 --trainer.accelerator=cpu"
+    )
     words += [
         f"--trainer.default_root_dir={tmp_path}",
         "--trainer.enable_progress_bar=false",

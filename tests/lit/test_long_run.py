@@ -10,6 +10,8 @@ from typing import Any
 import lightning as L
 import pytest
 
+from tests.conftest import argv
+
 EVERY = 25
 
 
@@ -49,14 +51,7 @@ def test_fit_long_run_memory_files_and_disk_do_not_grow(
         "--trainer.callbacks",
         f"{__name__}.Watch",
     ]
-    args += [
-        "--checkpoint.every_n_steps",
-        "50",
-        "--data.validations",
-        "20",
-        "--data.num_workers",
-        "0",
-    ]
+    args += argv("--checkpoint.every_n_steps 50 --data.validations 20 --data.num_workers 0")
     command = [
         sys.executable,
         "-m",

@@ -3,6 +3,7 @@
 import contextlib
 import io
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -17,28 +18,18 @@ from lightning_sv.curvature import HessianProduct, hutchinson, lanczos
 from lightning_sv.nn import document_ids, next_token_loss
 from lightning_sv.runs.checkpoint import load_backbone
 from lightning_sv.runs.events import Run, read_run
-from tests.conftest import Refused, thinned, write_run_args
-from tests.lit.runs import differences, leaving, load, pages_of, same_curves
+from tests.conftest import Refused, argv, thinned, write_run_args
+from tests.lit.runs import differences, leaving, load, pages_of, run_fit, same_curves
 
 CONFIG = Path(__file__).parents[2] / "conf/probes/sharpness.yaml"
 FAMILIES = {
-    "llama": ["--model.scale", "unified", "--model.mask_documents", "true"],
-    "gemma": [
-        "--model.scale",
-        "iwd",
-        "--model.backbone.qk_norm",
-        "true",
-        "--model.backbone.post_norm",
-        "true",
-    ],
-    "moe": [
-        "--model.scale",
-        "hg+dp+er",
-        "--model.backbone.n_expert",
-        "6",
-        "--model.backbone.n_expert_active",
-        "2",
-    ],
+    "llama": argv("--model.scale unified --model.mask_documents true"),
+    "gemma": argv(
+        "--model.scale iwd --model.backbone.qk_norm true --model.backbone.post_norm true"
+    ),
+    "moe": argv(
+        "--model.scale hg+dp+er --model.backbone.n_expert 6 --model.backbone.n_expert_active 2"
+    ),
 }
 #: arguments of a family, its probed run, the same run after a kill in step 3, and the output
 Probed = tuple[list[str], Path, Path, str]
@@ -68,10 +59,10 @@ def probed_run(
     request: pytest.FixtureRequest, probed: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Probed:
     folder = tmp_path_factory.mktemp(request.param)
-    more = [*FAMILIES[request.param], "--data.micro_batch", "2", "--checkpoint.every_n_steps", "3"]
+    more = [*FAMILIES[request.param], *argv("--data.micro_batch 2 --checkpoint.every_n_steps 3")]
     said = io.StringIO()
     with contextlib.redirect_stderr(said), leaving(folder / "killed", 3):
-        assert main(["fit", *probed, *more, "--run_dir", str(folder / "run")]) == 0
+        assert run_fit([*probed, *more], folder / "run") == 0
     return more, folder / "run", folder / "killed", said.getvalue()
 
 
@@ -87,7 +78,8 @@ def assert_figures_are_those_of_the_checkpoint(run: Run, corpus: Path, *, mask: 
     loss = lambda: next_token_loss(model(blocks[:, :-1], documents), blocks[:, 1:])  # noqa: E731
     for name in filter(subsets.get, ("all", "scale_input", "scale_output")):
         product = HessianProduct(loss, subsets[name])
-        sharpest, moments = lanczos(product, 7, rtol=1e-2), hutchinson(product, 2)
+        sharpest = lanczos(product, 7, rtol=1e-2)
+        moments = hutchinson(product, 2)
         estimates = {
             "lambda_max": sharpest,
             "trace": moments.trace,
@@ -106,9 +98,10 @@ def test_fit_probed_trains_as_without_and_logs_the_checkpoint(
     args, run, _, said = probed_run
     without_probes = tmp_path / "plain"
     assert "4 measurements of 3 held-out sequences; exact products" in said
-    assert main(["fit", *plain, *args, "--run_dir", str(without_probes)]) == 0
+    assert run_fit([*plain, *args], without_probes) == 0
     assert differences(load(run)["state_dict"], load(without_probes)["state_dict"]) == []
-    record, without = read_run(run), read_run(without_probes)
+    record = read_run(run)
+    without = read_run(without_probes)
     assert record.curve("train/loss").values.tolist() == without.curve("train/loss").values.tolist()
     assert not any(tag.startswith(("sharpness/", "preconditioner/")) for tag in without.curves)
     assert set(record.curves) >= set(without.curves)
@@ -130,10 +123,11 @@ def test_fit_probed_trains_as_without_and_logs_the_checkpoint(
         and "preconditioner/layer1/q_proj/field" in histograms
     )
 
-    pages, before = pages_of(run), pages_of(without_probes)
+    pages = pages_of(run)
+    before = pages_of(without_probes)
     assert before.items() <= pages.items() and "Q, K, V" in before
     tags = {
-        page: {tag for chart in pages[page].values() for tag in chart}
+        page: set(chain.from_iterable(pages[page].values()))
         for page in pages.keys() - before.keys()
     }
     assert "sharpness/scale_input/trace" in tags["sharpness"] and "preconditioner: Q, K, V" in tags
@@ -143,7 +137,7 @@ def test_fit_probed_trains_as_without_and_logs_the_checkpoint(
 @pytest.mark.long
 def test_fit_probed_and_resumed_has_equal_figures(probed_run: Probed, probed: list[str]) -> None:
     args, whole, killed, _ = probed_run
-    assert main(["fit", *probed, *args, "--run_dir", str(killed), "--ckpt_path", "last"]) == 0
+    assert run_fit([*probed, *args, "--ckpt_path", "last"], killed) == 0
     assert len(same_curves(whole, killed)["sharpness/all/lambda_max"].tokens) == 4
     assert differences(load(whole)["state_dict"], load(killed)["state_dict"]) == []
 
@@ -174,6 +168,6 @@ def test_sharpness_compiled_bf16_run_uses_float32_weights(
     """The backend is aot_eager, because Inductor takes half a minute."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     fit = ["fit", *probed, "--run_dir", str(tmp_path / "run")]
-    assert main([*fit, "--trainer.precision", "bf16-mixed", "--model.compile", "block"]) == 0
+    assert main([*fit, *argv("--trainer.precision bf16-mixed --model.compile block")]) == 0
     assert capsys.readouterr().err.count("sharpness: 4 measurements of 3 held-out sequences") == 1
     assert_figures_are_those_of_the_checkpoint(read_run(tmp_path / "run"), corpus, mask=False)

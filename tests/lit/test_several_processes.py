@@ -35,7 +35,7 @@ from lightning_sv.runs.events import Run, read_run
 from lightning_sv.runs.sharded_checkpoint import is_sharded
 from tests.conftest import MOE, write_run_args
 from tests.launch import launch
-from tests.lit.runs import differences, leaving
+from tests.lit.runs import differences, leaving, run_fit
 from tests.lit.several_processes import (
     CPU,
     MODELS,
@@ -64,7 +64,7 @@ def alone(args: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         patch.setattr(MixtureOfExperts, "_choose", fixed_choice)
         for name in MODELS:
-            assert main(["fit", *arguments(args, name), "--run_dir", str(out / name)]) == 0
+            assert run_fit(arguments(args, name), out / name) == 0
     return out
 
 
@@ -80,7 +80,8 @@ def test_fit_two_processes_equal_one_and_share_checkpoints(
         "".join(ended.logs).count("sharpness: 2 measurements of 2 held-out sequences") == 2
     )  # one per part
     for name in MODELS:
-        one, two = read_run(alone / name), read_run(tmp_path / name)
+        one = read_run(alone / name)
+        two = read_run(tmp_path / name)
         if name == "mixed":
             assert_same_run(one, two, loss=5e-3, other=None)
             kept = {file.name for file in (two.dir / LAST).parent.iterdir()}
@@ -130,7 +131,7 @@ def test_shard_meta_backbone_equals_an_initialized_one(
     config = replace(config, **MOE, router=RouterConfig(balance="bias"))
     with torch.device("meta"):
         model = Backbone(config, "unified")
-    shard(model, None, torch.device("cpu"), seed=3)  # type: ignore[arg-type]
+    shard(model, None, torch.device("cpu"), seed=3)
     assert differences(model.state_dict(), Backbone(config, "unified", seed=3).state_dict()) == []
 
 
@@ -174,7 +175,8 @@ def test_sharded_checkpoint_a_kill_while_an_old_one_is_deleted_leaves_the_new(
     written = Future[None]()
     written.set_result(None)
     writing = BackgroundWrite()
-    writing.path, writing._future = path, written
+    writing.path = path
+    writing._future = written
     delete = shutil.rmtree
 
     def killed(folder: Path, **settings: bool) -> None:
@@ -197,7 +199,8 @@ def assert_same_run(
     start = after * one.config["data"]["global_batch"] * one.config["data"]["seq_len"]
     assert two.curves.keys() == one.curves.keys()
     for tag, curve in one.curves.items():
-        late, there = curve.tokens > start, two.curve(tag).tokens > start
+        late = curve.tokens > start
+        there = two.curve(tag).tokens > start
         assert two.curve(tag).tokens[there].tolist() == curve.tokens[late].tolist(), (two.dir, tag)
         close = loss if tag.endswith("/loss") else other
         if close is not None and not tag.startswith(("throughput", "memory", "sharpness/seconds")):
@@ -224,7 +227,7 @@ def test_validate_as_under_nccl_equals_one_process(
     strategy: str, ranks: int, more: list[str], args: list[str], tmp_path: Path
 ) -> None:
     args = [*args, "--trainer.max_steps", "3"]
-    assert main(["fit", *args, "--run_dir", str(tmp_path / "alone")]) == 0
+    assert run_fit(args, tmp_path / "alone") == 0
     words = [str(tmp_path / "run"), strategy, *args, *more]
     ended = launch("tests.lit.ranks", "as_under_nccl", *words, logs=tmp_path, ranks=ranks)
     (line,) = [line for line in ended.logs[0].splitlines() if line.startswith('{"val_loss"')]

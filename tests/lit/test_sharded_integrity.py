@@ -9,7 +9,7 @@ import pytest
 from lightning_sv.errors import ConfigError
 from lightning_sv.runs.checkpoint import check_checkpoint, load_backbone
 from lightning_sv.runs.directory import LAST
-from tests.conftest import Refused, write_run_args
+from tests.conftest import Refused, argv, write_run_args
 from tests.launch import launch
 from tests.lit.several_processes import CPU, SHARDED, STRATEGIES
 
@@ -94,11 +94,7 @@ def test_every_reader_refuses_a_damaged_shard(
             *args,
             "--run_dir",
             str(run),
-            "--ckpt_path",
-            "last",
-            "--trainer.max_steps",
-            "3",
-            "--allow_lr_jump",
+            *argv("--ckpt_path last --trainer.max_steps 3 --allow_lr_jump"),
         ],
     ]
     for command in commands:

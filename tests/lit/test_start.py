@@ -18,18 +18,26 @@ from lightning_sv.runs.checkpoint import CHECKPOINT_KEY
 from lightning_sv.runs.events import read_run
 from lightning_sv.runs.provenance import commit
 from lightning_sv.settings.model import PretrainConfig
-from tests.conftest import Refused, Told, write_run_args
-from tests.lit.runs import LAST, contents, differences, leaving, load, same_checkpoint, same_curves
+from tests.conftest import Refused, Told, argv, write_run_args
+from tests.lit.runs import (
+    LAST,
+    contents,
+    differences,
+    leaving,
+    load,
+    run_fit,
+    same_checkpoint,
+    same_curves,
+)
 
 #: changes that are allowed for a run that starts from other weights
-OTHER = [
-    "--model.scale", "hg+dnp+or+nowd", "--model.backbone.name", "mine", "--model.backbone.init_std", "0.5",
-    "--model.optim.name", "muon", "--model.optim.lr", "1e-3", "--model.schedule.name", "wsd", "--data.seed", "7",
-    "--data.seq_len", "16", "--model.mask_documents", "true", "--trainer.max_steps", "6",
-    "--checkpoint.every_n_steps", "3",
-]  # fmt: skip
+OTHER = argv("--model.scale hg+dnp+or+nowd --model.backbone.name mine "
+"--model.backbone.init_std 0.5 --model.optim.name muon --model.optim.lr 1e-3 "
+"--model.schedule.name wsd --data.seed 7 --data.seq_len 16 "
+"--model.mask_documents true --trainer.max_steps 6 "
+"--checkpoint.every_n_steps 3")  # fmt: skip
 #: experts whose choice depends on biases, which are no parameters
-EXPERTS = ["--model.backbone.n_expert", "4", "--model.backbone.n_expert_active", "2"]
+EXPERTS = argv("--model.backbone.n_expert 4 --model.backbone.n_expert_active 2")
 EXPERTS += ["--model.backbone.router.balance", "bias"]
 
 
@@ -53,10 +61,7 @@ def run_args(run_args: list[str]) -> list[str]:
 def source(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that no test writes to."""
     folder = tmp_path_factory.mktemp("source")
-    assert (
-        main(["fit", *write_run_args(corpus, folder), *EXPERTS, "--run_dir", str(folder / "run")])
-        == 0
-    )
+    assert run_fit([*write_run_args(corpus, folder), *EXPERTS], folder / "run") == 0
     return folder / "run"
 
 
@@ -64,7 +69,9 @@ def test_init_from_records_its_origin_and_resumes_without_it(
     source: Path, run_args: list[str], tmp_path: Path, told: Told, refused: Refused
 ) -> None:
     source = shutil.copytree(source, tmp_path / "source")
-    there, complete, resumed = load(source), tmp_path / "complete", tmp_path / "resumed"
+    there = load(source)
+    complete = tmp_path / "complete"
+    resumed = tmp_path / "resumed"
     start = ["--model.init_from", str(source)]
     with leaving(resumed, 3):
         first = ["--trainer.callbacks", f"{__name__}.First"]
@@ -77,7 +84,8 @@ def test_init_from_records_its_origin_and_resumes_without_it(
     )  # other strategies cannot start from these weights
     assert differences(First.weights, dict(there["state_dict"])) == [] and First.states == 0
     assert First.weights["backbone.layers.0.ffn.router_bias"].any()
-    summary, run = json.loads((complete / "summary.json").read_text()), read_run(complete)
+    summary = json.loads((complete / "summary.json").read_text())
+    run = read_run(complete)
     assert (summary["steps"], run.config["model"]["init_from"]) == (6, str(source))
     sizes = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=300)
     relative = PretrainConfig(sizes, optim=OptimConfig(lr=0.1), init_from=os.path.relpath(source))

@@ -3,7 +3,6 @@ of that."""
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,16 +20,17 @@ from lightning_sv.lit.backbone_module import BackboneModule
 from lightning_sv.lit.signals import HUNG_UP, STOPPED
 from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, event_files, read_config
 from lightning_sv.runs.events import read_run
-from tests.conftest import Refused
+from tests.conftest import Refused, argv
 from tests.faults.test_signals import SRUN
-from tests.lit.runs import load
+from tests.lit.runs import load, run_fit
 from tests.runs.test_output import full
 
 
 def test_fit_expanded_run_dir_finds_its_corpus_from_elsewhere(
     run_args: list[str], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home = tmp_path / "home"
+    elsewhere = tmp_path / "elsewhere"
     for folder in (home / "$kept", elsewhere):
         folder.mkdir(parents=True)
     (home / "text").symlink_to(corpus)
@@ -39,11 +39,7 @@ def test_fit_expanded_run_dir_finds_its_corpus_from_elsewhere(
     monkeypatch.setenv("NAME", "$kept/~")
     args = [
         *run_args,
-        "--data.corpus.dir",
-        "text",
-        "--data.validations",
-        "1",
-        "--trainer.max_steps",
+        *argv("--data.corpus.dir text --data.validations 1 --trainer.max_steps"),
     ]
     assert main(["fit", *args, "1", "--run_dir", "~/$NAME"]) == 0
     run = home / "$kept" / "~"
@@ -57,7 +53,7 @@ def test_fit_expanded_run_dir_finds_its_corpus_from_elsewhere(
     assert list((home / "$kept").iterdir()) == [run]
     assert read_config(run)["data"]["corpus"]["dir"] == str(home / "text")
     monkeypatch.chdir(elsewhere)
-    again = ["--config", "~/$NAME/config.yaml", "--ckpt_path", "~/$NAME/checkpoints/last.ckpt"]
+    again = argv("--config ~/$NAME/config.yaml --ckpt_path ~/$NAME/checkpoints/last.ckpt")
     assert main(["validate", *again]) == 0
     assert not list(elsewhere.iterdir())
 
@@ -66,8 +62,8 @@ def test_fit_hpc_checkpoint_is_ignored(
     short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lightning resumes any hpc_ckpt_*.ckpt of the working directory under SLURM."""
-    args = [*short_args, "--trainer.max_steps", "2", "--scalars.every_n_steps", "1"]
-    assert main(["fit", *args, "--run_dir", str(tmp_path / "other")]) == 0
+    args = [*short_args, *argv("--trainer.max_steps 2 --scalars.every_n_steps 1")]
+    assert run_fit(args, tmp_path / "other") == 0
     (tmp_path / "other" / LAST).rename(tmp_path / "hpc_ckpt_1.ckpt")
     for name, value in SRUN.items():
         monkeypatch.setenv(name, value)
@@ -83,7 +79,7 @@ def test_fit_allocation_of_other_processes_is_refused(
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
     fit = ["fit", *short_args, "--run_dir", str(tmp_path / "run")]
-    assert "trainer.devices" in refused(*fit, "--trainer.strategy", "ddp", "--trainer.devices", "2")
+    assert "trainer.devices" in refused(*fit, *argv("--trainer.strategy ddp --trainer.devices 2"))
     monkeypatch.setenv("SLURM_NTASKS", "2")
     assert "--ntasks-per-node=2" in refused(*fit)
     assert not (tmp_path / "run").exists()
@@ -104,7 +100,7 @@ def test_fit_processes_of_torchrun_with_one_device_are_refused(
         SRUN | {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_PROCID": "1"}
     ).items():
         monkeypatch.setenv(name, value)
-    assert main(["fit", *fit, "--run_dir", str(tmp_path / "task")]) == 0
+    assert run_fit(fit, tmp_path / "task") == 0
 
 
 def test_fit_port_in_use_is_refused(
@@ -143,11 +139,17 @@ ALARM = (
     ],
 )
 def test_fit_signal_of_a_scheduler_leaves_a_checkpoint(
-    number: int, environment: dict[str, str], plugin: str | None, code: int, short_args: list[str], tmp_path: Path,
+    number: int,
+    environment: dict[str, str],
+    plugin: str | None,
+    code: int,
+    short_args: list[str],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """SLURM queues the job again, unless its plugin forbids that."""
-    run, asked = tmp_path / "run", list[list[str]]()
+    run = tmp_path / "run"
+    asked = list[list[str]]()
     run_program = subprocess.run
 
     def noted(words: list[str], **options: Any) -> Any:
@@ -179,7 +181,8 @@ def test_fit_hangup_in_setup_leaves_a_checkpoint(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """After a SIGHUP during setup the run ends after one step, with a checkpoint."""
-    run, pictures = tmp_path / "run", []
+    run = tmp_path / "run"
+    pictures = []
     fit = [
         "fit",
         *short_args,
@@ -225,34 +228,6 @@ def test_fit_hangup_in_setup_leaves_a_checkpoint(
     finally:
         for number, handler in zip(SIGNALS, handlers, strict=True):
             signal.signal(number, handler)
-
-
-def test_fit_ignored_hangup_and_deleted_run_directory_is_one_error(
-    short_args: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    run = tmp_path / "run"
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    def start(self: PretrainModule, batch: object, batch_idx: int) -> None:
-        os.kill(os.getpid(), signal.SIGHUP)
-        if self.global_step == 2:
-            shutil.rmtree(run, ignore_errors=True)
-
-    monkeypatch.setattr(PretrainModule, "on_train_batch_start", start)
-    try:
-        code = main(["fit", *short_args, "--trainer.max_steps", "4", "--run_dir", str(run)])
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    shown = capfd.readouterr()
-    assert (code, shown.err.count("error: "), str(run) in shown.err, "Traceback" in shown.err) == (
-        1,
-        1,
-        True,
-        False,
-    )
 
 
 def test_loss_metrics_perplexity_of_a_huge_loss_is_infinite(short_corpus: Path) -> None:

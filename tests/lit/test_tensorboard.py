@@ -1,6 +1,7 @@
 """What TensorBoard shows of a run: the order of the charts, the names of runs, and text drawn
 during training."""
 
+from itertools import chain
 from pathlib import Path
 
 import lightning as L
@@ -12,14 +13,26 @@ from lightning_sv.__main__ import main
 from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.runs.directory import event_files
 from lightning_sv.runs.events import read_run
-from tests.conftest import Answer
-from tests.lit.runs import pages_of, same_checkpoint, same_curves
+from tests.conftest import Answer, argv
+from tests.lit.runs import pages_of, run_fit, same_checkpoint, same_curves
 
-START, END = "_hparams_/session_start_info", "_hparams_/session_end_info"
+START = "_hparams_/session_start_info"
+END = "_hparams_/session_end_info"
 COLUMNS = {
-    "model": "tiny", "label": "hg+dnp+or+iwd", "seed": 0, "optimizer": "adamw", "schedule": "cos", "lr": 0.006,
-    "weight_decay": 0.1, "init_std": 0.02, "steps": 12, "tokens": 12 * 128, "batch": 4, "seq_len": 32, "init_from": "",
-}  # fmt: skip
+    "model": "tiny",
+    "label": "hg+dnp+or+iwd",
+    "seed": 0,
+    "optimizer": "adamw",
+    "schedule": "cos",
+    "lr": 0.006,
+    "weight_decay": 0.1,
+    "init_std": 0.02,
+    "steps": 12,
+    "tokens": 12 * 128,
+    "batch": 4,
+    "seq_len": 32,
+    "init_from": "",
+}
 
 
 class OwnPage(L.Callback):
@@ -33,7 +46,7 @@ def test_fit_tensorboard_has_the_loss_first_and_hparams(
     run_args: list[str], tmp_path: Path
 ) -> None:
     own = ["--trainer.callbacks", f"{__name__}.OwnPage"]
-    assert main(["fit", *run_args, *own, "--run_dir", str(tmp_path / "run")]) == 0
+    assert run_fit([*run_args, *own], tmp_path / "run") == 0
     curves = read_run(tmp_path / "run").curves
     events = EventAccumulator(str(tmp_path / "run")).Reload()
     pages = pages_of(tmp_path / "run")
@@ -41,11 +54,7 @@ def test_fit_tensorboard_has_the_loss_first_and_hparams(
     assert titles[:3] == ["loss", "Q, K, V", "gate, up"] and {"own", "steps"} <= {*titles}
     charts = pages["loss"]
     assert list(charts) == ["validation", "training", "training and validation"]
-    assert (
-        {tag for tags in charts.values() for tag in tags}
-        == {"train/loss", "val/loss"}
-        <= set(curves)
-    )
+    assert set(chain.from_iterable(charts.values())) == {"train/loss", "val/loss"} <= set(curves)
     assert "final/val_loss" not in curves
 
     start = HParamsPluginData.FromString(
@@ -63,11 +72,9 @@ def test_fit_tensorboard_has_the_loss_first_and_hparams(
     assert str(written["corpus"]).startswith("shards ")
 
     (file,) = event_files(tmp_path / "run")
-    order = [
-        value.tag
-        for event in LegacyEventFileLoader(str(file)).Load()
-        for value in event.summary.value
-    ]
+    order: list[str] = []
+    for event in LegacyEventFileLoader(str(file)).Load():
+        order += [value.tag for value in event.summary.value]
     assert (
         order.index(START) < order.index("train/loss")
         and order.count(START) == order.count(END) == 1
@@ -77,8 +84,9 @@ def test_fit_tensorboard_has_the_loss_first_and_hparams(
 def test_text_samples_equal_generate_and_leave_the_run_unchanged(
     run_args: list[str], tmp_path: Path, answer: Answer
 ) -> None:
-    silent, speaking = tmp_path / "silent", tmp_path / "speaking"
-    args = ["fit", *run_args, "--trainer.max_steps", "4", "--model.nonfinite", "skip"]
+    silent = tmp_path / "silent"
+    speaking = tmp_path / "speaking"
+    args = ["fit", *run_args, *argv("--trainer.max_steps 4 --model.nonfinite skip")]
     assert main([*args, "--run_dir", str(silent)]) == 0
     drawn = [
         "--samples.tokens",

@@ -34,7 +34,8 @@ def visited(mask: BlockMask) -> list[list[set[int]]]:
     counts = mask.kv_num_blocks[:, 0] + mask.full_kv_num_blocks[:, 0]
     rows = []
     for b, row in enumerate(counts):
-        partial, whole = mask.kv_num_blocks[b, 0], mask.full_kv_num_blocks[b, 0]
+        partial = mask.kv_num_blocks[b, 0]
+        whole = mask.full_kv_num_blocks[b, 0]
         pairs = zip(mask.kv_indices[b, 0], mask.full_kv_indices[b, 0], strict=True)
         rows.append(
             [{*p[: partial[i]].tolist(), *w[: whole[i]].tolist()} for i, (p, w) in enumerate(pairs)]
@@ -92,10 +93,10 @@ def test_auto_prefers_cudnn_and_leaves_it_out_of_deterministic_runs() -> None:
 ])  # fmt: skip
 def test_backend_that_the_device_lacks_is_refused(backend: str, on_cpu: bool) -> None:
     if on_cpu:
-        check_backend(backend, CPU, torch.float32, 16, masked=False)  # type: ignore[arg-type]
+        check_backend(backend, CPU, torch.float32, 16, masked=False)
         return
     with pytest.raises(ConfigError, match="model.attention_backend"):
-        check_backend(backend, CPU, torch.float32, 16, masked=False)  # type: ignore[arg-type]
+        check_backend(backend, CPU, torch.float32, 16, masked=False)
 
 
 @pytest.mark.parametrize("mode", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])

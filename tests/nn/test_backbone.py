@@ -52,11 +52,9 @@ def test_backbone_without_output_norm_starts_as_llama(
 
 
 def test_init_weights_depend_on_seed_and_name_only(config: BackboneConfig) -> None:
-    a, b, c = (
-        Backbone(config, seed=1),
-        Backbone(config, "unified", seed=1),
-        Backbone(config, seed=2),
-    )
+    a = Backbone(config, seed=1)
+    b = Backbone(config, "unified", seed=1)
+    c = Backbone(config, seed=2)
     weights = {n: p for n, p in b.named_parameters() if n.endswith("weight")}
     for name, parameter in a.named_parameters():
         if name in weights:
@@ -95,7 +93,8 @@ def test_backbone_with_another_eps_and_theta_equals_the_papers_equations(
     config = replace(config, norm_eps=0.1, rope_theta=50.0)
     model = perturbed(Backbone(config, text)).double()
     block = torch.randint(0, config.vocab_size, (2, 13))
-    tokens, targets = block[:, :-1], block[:, 1:]
+    tokens = block[:, :-1]
+    targets = block[:, 1:]
     logits = PaperLlama(model)(tokens).logits
     torch.testing.assert_close(model(tokens), logits)
     torch.testing.assert_close(model(tokens, targets=targets), next_token_loss(logits, targets))
@@ -175,17 +174,28 @@ OUT_OF_RANGE = {
 OUT_OF_RANGE_SCALING = {"factor": 0.0, "high_freq_factor": 1.0, "original_context": float("nan")}
 
 
-@pytest.mark.parametrize(("change", "key"), [
-    *(({key: value}, key) for key, value in OUT_OF_RANGE.items()),
-    *(({"rope_scaling": SCALING | {key: value}}, f"rope_scaling.{key}") for key, value in OUT_OF_RANGE_SCALING.items()),
-    ({"d_model": 30, "n_head": 4}, "d_model"), ({"d_model": 6, "n_head": 2}, "d_head|head width"),
-    ({"n_expert": -1}, "n_expert"), ({"n_expert": 4, "n_expert_active": 0}, "n_expert_active"),
-    ({"n_expert": 4, "n_expert_active": 1}, "n_expert_active"), ({"n_expert": 4, "n_expert_active": 4}, "n_expert"),
-    ({"n_expert": 8, "n_expert_shared": 2}, "n_expert_shared"), ({"router": {"balance": "bias"}}, "n_expert"),
-    ({"n_expert": 8, "n_expert_shared": 0, "router": {"gate_shared": True}}, "gate_shared"),
-    ({"router": {"balance_coef": float("nan")}}, "router.balance_coef"),
-    ({"router": {"balance": "auction"}}, "router.balance"), ({"router": {"z_coef": -1.0}}, "router.z_coef"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        *(({key: value}, key) for key, value in OUT_OF_RANGE.items()),
+        *(
+            ({"rope_scaling": SCALING | {key: value}}, f"rope_scaling.{key}")
+            for key, value in OUT_OF_RANGE_SCALING.items()
+        ),
+        ({"d_model": 30, "n_head": 4}, "d_model"),
+        ({"d_model": 6, "n_head": 2}, "d_head|head width"),
+        ({"n_expert": -1}, "n_expert"),
+        ({"n_expert": 4, "n_expert_active": 0}, "n_expert_active"),
+        ({"n_expert": 4, "n_expert_active": 1}, "n_expert_active"),
+        ({"n_expert": 4, "n_expert_active": 4}, "n_expert"),
+        ({"n_expert": 8, "n_expert_shared": 2}, "n_expert_shared"),
+        ({"router": {"balance": "bias"}}, "n_expert"),
+        ({"n_expert": 8, "n_expert_shared": 0, "router": {"gate_shared": True}}, "gate_shared"),
+        ({"router": {"balance_coef": float("nan")}}, "router.balance_coef"),
+        ({"router": {"balance": "auction"}}, "router.balance"),
+        ({"router": {"z_coef": -1.0}}, "router.z_coef"),
+    ],
+)
 def test_backbone_config_setting_out_of_range_refused(change: dict, key: str) -> None:
     with pytest.raises(ValueError, match=key):
         BackboneConfig(**({"d_model": 32, "n_layer": 2, "n_head": 4} | change))
@@ -253,11 +263,10 @@ def test_compile_block_once_for_all_depths(
 ) -> None:
     tokens = torch.randint(0, config.vocab_size, (2, 16))
     torch._dynamo.reset()
-    counter, compilations = CompileCounterWithBackend("aot_eager"), []
-    compile_, before = (
-        torch.compile,
-        {key: getattr(torch._inductor.config, key) for key in INDUCTOR},
-    )
+    counter = CompileCounterWithBackend("aot_eager")
+    compilations = []
+    compile_ = torch.compile
+    before = {key: getattr(torch._inductor.config, key) for key in INDUCTOR}
 
     def counted(
         forward: Callable[..., Any], dynamic: bool, options: dict[str, Any]
@@ -288,7 +297,8 @@ def test_activation_checkpointing_saves_less_equal_gradients(
     family: dict, config: BackboneConfig
 ) -> None:
     tokens = torch.randint(0, config.vocab_size, (4, 64))
-    kept, gradients = [], []
+    kept = []
+    gradients = []
     for on in (False, True):
         model = Backbone(
             replace(config, n_layer=4, **family), "iwd" if "qk_norm" in family else "unified"
@@ -311,7 +321,9 @@ def test_activation_checkpointing_saves_less_equal_gradients(
 def test_narrow_residual_is_bf16_under_autocast_only(
     text: str, family: dict, config: BackboneConfig
 ) -> None:
-    block, distances, seen = torch.randint(0, config.vocab_size, (4, 33)), [], []
+    block = torch.randint(0, config.vocab_size, (4, 33))
+    distances = []
+    seen = []
     model = Backbone(replace(config, n_layer=4, init_std=0.2, **family), text)
     model.layers[-1].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].dtype))
     plain = model(block[:, :-1])

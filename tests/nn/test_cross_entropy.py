@@ -14,7 +14,10 @@ from lightning_sv.scale.fast.eager import CHUNK_ELEMENTS
 from tests.conftest import EVERY_BUILD, perturbed
 from tests.tolerances import assert_near
 
-TOKENS, D, VOCAB, EPS = 45, 12, 50, 1e-3
+TOKENS = 45
+D = 12
+VOCAB = 50
+EPS = 1e-3
 ROAD = {"in chunks": 10**9, "by the Gram matrix": 0}  # GRAM_FROM
 
 
@@ -57,7 +60,8 @@ def test_linear_cross_entropy_and_derivatives_equal_definition(
         1 + 0.3 * torch.randn(D),
         1 + 0.3 * torch.randn(VOCAB),
     ]
-    leaves, targets = [t.double().requires_grad_() for t in made], torch.randint(0, VOCAB, (3, 15))
+    leaves = [t.double().requires_grad_() for t in made]
+    targets = torch.randint(0, VOCAB, (3, 15))
     found, exact = (loss(*leaves, targets=targets, norm_eps=eps) for loss in (ours, oracle))
     torch.testing.assert_close(found, exact, rtol=1e-12, atol=0)
     first = torch.autograd.grad(
@@ -86,10 +90,12 @@ def test_linear_cross_entropy_in_bf16_is_as_accurate_as_plain(
         1 + 0.3 * torch.randn(32),
         1 + 0.3 * torch.randn(256),
     ]
-    wide, targets = [t.double().requires_grad_() for t in wide], torch.randint(0, 256, (512,))
+    wide = [t.double().requires_grad_() for t in wide]
+    targets = torch.randint(0, 256, (512,))
     exact = torch.autograd.grad(oracle(*wide, targets=targets, norm_eps=EPS), wide)
     narrow = [t.detach().float().requires_grad_() for t in wide]
-    errors, with_graph = [], []
+    errors = []
+    with_graph = []
     for loss in (ours, definition):
         with torch.autocast("cpu", torch.bfloat16):
             nats = loss(*narrow, targets=targets, norm_eps=EPS)
@@ -128,7 +134,8 @@ def test_backbone_loss_equals_loss_of_its_logits(
 
 
 def test_linear_cross_entropy_never_holds_all_logits() -> None:
-    x, weight = torch.randn(4096, 16, requires_grad=True), torch.randn(2048, 16, requires_grad=True)
+    x = torch.randn(4096, 16, requires_grad=True)
+    weight = torch.randn(2048, 16, requires_grad=True)
     targets = torch.randint(0, 2048, (4096,))
     with AllocatedBytes() as plain:
         F.cross_entropy(x @ weight.T, targets).backward()

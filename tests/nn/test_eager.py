@@ -14,7 +14,8 @@ from lightning_sv.scale import Output
 from lightning_sv.scale.fast import eager, rotate
 from tests.scale.test_branch import leaf, saved_for_backward
 
-D, EPS = 3, 1e-2
+D = 3
+EPS = 1e-2
 
 
 def finished(z: Tensor, gamma: Tensor | None) -> Tensor:
@@ -79,7 +80,9 @@ def test_swiglu_outputs_in_bf16_is_as_accurate_as_plain() -> None:
 
 
 def test_swiglu_outputs_backward_saves_only_its_inputs() -> None:
-    gate, up, gamma = leaf(32, 64), leaf(32, 64), leaf(64)
+    gate = leaf(32, 64)
+    up = leaf(32, 64)
+    gamma = leaf(64)
     saved = saved_for_backward(lambda: ours(gate, up, gamma, gamma))
     large = {t.untyped_storage().data_ptr() for t in saved if t.numel() >= gate.numel()}
     assert large == {gate.data_ptr(), up.data_ptr()}

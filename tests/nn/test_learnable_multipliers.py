@@ -2,6 +2,7 @@
 role."""
 
 import math
+from itertools import chain
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
 from lightning_sv.optim import OptimConfig, build_optimizer, clip_by_role, matrix_rate, role_groups
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
+from tests.conftest import argv
 
 SMALL = BackboneConfig(d_model=16, n_layer=2, n_head=2, vocab_size=32, d_ff=24)
 
@@ -51,7 +53,8 @@ def test_backbone_and_optimizer_settings_by_role() -> None:
     config = BackboneConfig(
         16, 2, 2, 4096, init_std=0.02, init_std_by_role={"embedding": 1.0, "head": 0.0}
     )
-    model, usual = Backbone(config), Backbone(BackboneConfig(16, 2, 2, 4096, init_std=0.02))
+    model = Backbone(config)
+    usual = Backbone(BackboneConfig(16, 2, 2, 4096, init_std=0.02))
     assert abs(model.embed.weight.std().item() - 1) < 0.02 and not model.head.lm_head.weight.any()
     assert torch.equal(model.layers[1].attn.o_proj.weight, usual.layers[1].attn.o_proj.weight)
     settings = OptimConfig(
@@ -73,9 +76,8 @@ def test_backbone_and_optimizer_settings_by_role() -> None:
     members = {group["role"]: group["params"] for group in optimizer.param_groups}
 
     def norm(*roles: str) -> float:
-        gradients = [
-            p.grad.flatten() for role in roles for p in members[role] if p.grad is not None
-        ]
+        parameters = chain.from_iterable(members[role] for role in roles)
+        gradients = [parameter.grad.flatten() for parameter in parameters]
         return torch.cat(gradients).norm().item()
 
     before = norm(*members), norm("head")
@@ -87,23 +89,24 @@ def test_backbone_and_optimizer_settings_by_role() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "words",
     [
-        ["--model.backbone.init_std_by_role", "{router: 0.1}"],
-        ["--model.backbone.init_std_by_role", "{embedding: -1}"],
-        ["--model.optim.lr_factor_by_role", "{matrix: 0.1}"],
-        ["--model.optim.lr_factor_by_role", "{router: 0.1}"],
-        ["--model.optim.clip_by_role", "{embedding: 0}"],
-        ["--model.optim.clip_by_role", "{everything: 1}"],
-        ["--model.scale", "hg+dp+iwd", "--model.optim.weight_decay_by_role", "{output: 0.1}"],
-        ["--model.optim.undecayed", "[router]"],
-        ["--model.optim.undecayed", "[head]", "--model.optim.weight_decay_by_role", "{head: 0.1}"],
-        ["--model.scale_options.placement_at", "{o_proj: dnp}"],
-        ["--model.scale_options.placement_at", "{shared_down_proj: dp}"],
-        ["--model.scale_options.initial_gamma_out", "0"],
+        "--model.backbone.init_std_by_role '{router: 0.1}'",
+        "--model.backbone.init_std_by_role '{embedding: -1}'",
+        "--model.optim.lr_factor_by_role '{matrix: 0.1}'",
+        "--model.optim.lr_factor_by_role '{router: 0.1}'",
+        "--model.optim.clip_by_role '{embedding: 0}'",
+        "--model.optim.clip_by_role '{everything: 1}'",
+        "--model.scale hg+dp+iwd --model.optim.weight_decay_by_role '{output: 0.1}'",
+        "--model.optim.undecayed [router]",
+        "--model.optim.undecayed [head] --model.optim.weight_decay_by_role '{head: 0.1}'",
+        "--model.scale_options.placement_at '{o_proj: dnp}'",
+        "--model.scale_options.placement_at '{shared_down_proj: dp}'",
+        "--model.scale_options.initial_gamma_out 0",
     ],
 )
-def test_parse_run_option_without_effect_refused(arguments: list[str]) -> None:
+def test_parse_run_option_without_effect_refused(words: str) -> None:
+    arguments = argv(words)
     key = arguments[-2].removeprefix("--model.")
     with pytest.raises((ConfigError, SystemExit), match=key.rpartition(".")[2]):
         parse_run(["--config", "tiny-llama", *arguments], check_corpus=False)

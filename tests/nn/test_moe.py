@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.nn import RouterConfig, meta_backbone, router_loss
+from lightning_sv.nn import RouterConfig, router_loss
 from lightning_sv.nn.dispatch import combine, dispatch, layout, weights_by_row
 from lightning_sv.nn.moe import MixtureOfExperts
 from lightning_sv.optim import OptimConfig, build_optimizer, parameter_table, role_groups
-from lightning_sv.scale import ScaleOptions
 from lightning_sv.scale.fast import eager, swiglu
 from tests.conftest import EVERY_BUILD, MOE, gammas, perturbed, thinned
 from tests.scale.test_branch import leaf, rms, scaled
@@ -24,7 +23,8 @@ from tests.scale.test_branch import leaf, rms, scaled
 def branch(moe: MixtureOfExperts, name: str, xhat: Tensor, expert: int | None = None) -> Tensor:
     """One matrix, of one expert."""
     owner = getattr(moe.inputs, name)
-    weight, (into, out) = owner.weight, gammas(moe.inputs, name)
+    weight = owner.weight
+    (into, out) = gammas(moe.inputs, name)
     if expert is not None:
         weight = weight[expert]
         into = into if into is None or into.ndim == 1 else into[expert]
@@ -35,7 +35,8 @@ def branch(moe: MixtureOfExperts, name: str, xhat: Tensor, expert: int | None = 
 
 def plain(moe: MixtureOfExperts, x: Tensor) -> Tensor:
     """One token and one expert at a time."""
-    config, rows = moe.router, []
+    config = moe.router
+    rows = []
     for token in x.flatten(0, 1):
         xhat = rms(token, moe.inputs.norm.eps)
         if moe.inputs.norm.scale is not None:
@@ -82,7 +83,8 @@ def check(config: BackboneConfig, text: str) -> None:
     torch.testing.assert_close(ours, theirs)
     assert routing.load.sum() == 24 * config.n_expert_active
     assert config.n_expert != 40 or (routing.load == 0).sum() > 5
-    weight, leaves = torch.randn_like(ours), [x, *moe.parameters()]
+    weight = torch.randn_like(ours)
+    leaves = [x, *moe.parameters()]
     found = torch.autograd.grad((weight * ours).sum(), leaves, allow_unused=True)
     expected = torch.autograd.grad((weight * theirs).sum(), leaves, allow_unused=True)
     for a, b in zip(found, expected, strict=True):
@@ -145,31 +147,6 @@ def test_moe_of_bf16_weights_trains(scale: str, config: BackboneConfig) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_moe_scale_vectors_have_the_shapes_of_their_strategy(config: BackboneConfig) -> None:
-    config = replace(config, **MOE)
-
-    def vectors(text: str, options: ScaleOptions | None = None) -> dict[str, torch.Size]:
-        prefix = "layers.0.ffn.inputs."
-        named = meta_backbone(config, text, options).named_parameters()
-        return {
-            n.removeprefix(prefix): p.shape for n, p in named if prefix in n and "weight" not in n
-        }
-
-    d, e, w, ff = config.d_model, config.n_expert, config.expert_width, config.ffn_width
-    assert vectors("llama") == {"norm.scale.gamma": (d,)}
-    assert vectors("hg+dp") == {
-        "router.scale_in.gamma": (d,), "router.scale_out.gamma": (e,),
-        "expert_gate_proj.scale_in.gamma": (e, d), "expert_gate_proj.scale_out.gamma": (e, w),
-        "expert_up_proj.scale_in.gamma": (e, d), "expert_up_proj.scale_out.gamma": (e, w),
-        "shared_gate_proj.scale_in.gamma": (d,), "shared_gate_proj.scale_out.gamma": (ff,),
-        "shared_up_proj.scale_in.gamma": (d,), "shared_up_proj.scale_out.gamma": (ff,),
-    }  # fmt: skip
-    bare = ScaleOptions(placement_at={"router": "bp"})
-    assert vectors("hg+dp").keys() - vectors("hg+dp", bare).keys() == {"router.scale_out.gamma"}
-    with pytest.raises(ValueError, match="placement_at"):
-        meta_backbone(config, "unified", ScaleOptions(placement_at={"router": "dnp"}))
-
-
 def test_router_losses_equal_hugging_face_and_paper(config: BackboneConfig) -> None:
     from transformers.models.qwen2_moe.modeling_qwen2_moe import load_balancing_loss_func
 
@@ -218,7 +195,9 @@ def test_move_bias_changes_the_choice_and_not_the_weights(config: BackboneConfig
 def routings(draw: st.DrawFn) -> tuple[Tensor, int]:
     """Ids with all tokens on one expert, idle experts, ids named twice, and fewer choices than
     experts."""
-    n_expert, k, n = draw(st.integers(1, 9)), draw(st.integers(1, 4)), draw(st.integers(1, 40))
+    n_expert = draw(st.integers(1, 9))
+    k = draw(st.integers(1, 4))
+    n = draw(st.integers(1, 40))
     busy = draw(st.lists(st.integers(0, n_expert - 1), min_size=1, max_size=n_expert))
     flat = draw(st.lists(st.sampled_from(busy), min_size=n * k, max_size=n * k))
     return torch.tensor(flat).view(n, k), n_expert
@@ -228,7 +207,8 @@ def routings(draw: st.DrawFn) -> tuple[Tensor, int]:
 def test_dispatch_and_combine_equal_plain_indexing(routing: tuple[Tensor, int]) -> None:
     experts, n_expert = routing
     made = layout(experts, n_expert)
-    x, y = leaf(len(experts), 3), leaf(len(made.source), 3)
+    x = leaf(len(experts), 3)
+    y = leaf(len(made.source), 3)
     weights = torch.rand(experts.shape, dtype=torch.float64, requires_grad=True)
     padded = torch.cat([x, torch.zeros(1, 3)])[made.source]
     pairs = [

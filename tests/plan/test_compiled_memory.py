@@ -30,7 +30,7 @@ TOLERANCE = {("overhead-1b", "unified"): 0.1}
 
 
 def settings(backbone: BackboneConfig, scale: str, **options: object) -> PretrainConfig:
-    return PretrainConfig(backbone, scale, optim=OptimConfig(lr=1e-3), compile="block", **options)  # type: ignore[arg-type]
+    return PretrainConfig(backbone, scale, optim=OptimConfig(lr=1e-3), compile="block", **options)
 
 
 @pytest.mark.long

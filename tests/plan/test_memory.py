@@ -1,6 +1,7 @@
 """The memory of a plan against the bytes of the allocator in real steps on the CPU."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from lightning_sv.__main__ import main
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.nn.config import RouterConfig
-from lightning_sv.optim import OptimConfig, build_optimizer
+from lightning_sv.optim import OptimConfig
 from lightning_sv.plan.step_memory import step_memory
 from lightning_sv.scale.fast.eager import unchunked
-from tests.conftest import GEMMA, Answer, thinned
+from tests.conftest import GEMMA, Answer, argv, thinned
 
-B, T = 8, 256
+B = 8
+T = 256
 D_FF = 512  # int(8 d_model / 3)
 SPARSE = {"n_expert": 8, "n_expert_active": 2}
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -61,11 +63,7 @@ def make(name: str, again: bool = False) -> PretrainModule:
 def two_steps(module: PretrainModule, precision: str, micro_batches: int) -> PretrainModule:
     """Lightning's automatic optimization, written out."""
     module.configure_model()
-    optimizer = build_optimizer(
-        module.settings.plan.parameter_groups(module.net),
-        module.settings.optim,
-        module.settings.plan.lr,
-    )
+    optimizer = module.settings.plan.optimizer(module.net)
     for _ in range(2):
         for index in range(micro_batches):
             block = torch.randint(module.settings.backbone.vocab_size, (B, T + 1))
@@ -80,7 +78,8 @@ def two_steps(module: PretrainModule, precision: str, micro_batches: int) -> Pre
 
 
 #: model, precision, micro-batches, activation checkpointing
-CASES = [(name, *how, False) for name in MODELS for how in (("32-true", 1), ("bf16-mixed", 2))]
+CASES = [(name, "32-true", 1, False) for name in MODELS]
+CASES += [(name, "bf16-mixed", 2, False) for name in MODELS]
 CASES += [(name, "bf16-mixed", 1, True) for name in ("unified", "moe")]
 
 
@@ -127,8 +126,8 @@ def test_step_memory_parts_are_those_of_the_parameters() -> None:
 
 @pytest.mark.long
 def test_step_memory_of_masked_documents_is_larger() -> None:
-    plain, masked = make("llama").settings, make("llama").settings
-    masked.mask_documents = True
+    plain = make("llama").settings
+    masked = replace(plain, mask_documents=True)
     assert step_memory(masked, B, T).activations > step_memory(plain, B, T).activations
 
 
@@ -136,14 +135,7 @@ def test_step_memory_of_masked_documents_is_larger() -> None:
 def test_plan_peak_is_what_fit_allocates(
     run_args: list[str], tmp_path: Path, answer: Answer, micro_batch: int
 ) -> None:
-    sizes = [
-        "--model.backbone.d_model",
-        "192",
-        "--model.backbone.n_head",
-        "3",
-        "--data.seq_len",
-        "256",
-    ]
+    sizes = argv("--model.backbone.d_model 192 --model.backbone.n_head 3 --data.seq_len 256")
     args = [*run_args, *sizes, "--data.micro_batch", str(micro_batch), "--trainer.max_steps", "2"]
     plan = answer("plan", *args, "--gpus", "1")
     run = str(tmp_path / "run")

@@ -25,7 +25,7 @@ from lightning_sv.plan.parallel import Parallel, find_strategy
 from lightning_sv.plan.parameters import PAPER_NUMBERS
 from lightning_sv.plan.plan import train_hours
 from lightning_sv.plan.step_memory import Held, StepMemory
-from tests.conftest import ROOT, Answer, Refused, Told, thinned
+from tests.conftest import ROOT, Answer, Refused, Told, argv, thinned
 from tests.plan.test_memory import allocated
 
 
@@ -34,12 +34,12 @@ def test_plan_hours_are_tokens_times_flops_over_speed(answer: Answer, run_args: 
     n = activated_parameters(meta_backbone(sizes, "unified"), sizes) - 300 * 32
     flops = 6 * n + 12 * 2 * 32 * 32  # 12 layers T d
     four = ["plan", *run_args, "--gpus", "4"]
-    found = answer(*four, "--mfu", "0.5", "--trainer.precision", "bf16-mixed")
+    found = answer(*four, *argv("--mfu 0.5 --trainer.precision bf16-mixed"))
     assert found["tokens"] == 12 * 4 * 32 and found["flops"] == 12 * 4 * 32 * flops
     (row,) = found["hours"]
     assert row["hours"] == pytest.approx(12 * 4 * 32 * flops / (4 * 989.4e12 * 0.5) / 3600)
     assert row["gpu_hours"] == pytest.approx(4 * row["hours"])
-    budget = answer(*four, "--trainer.max_steps", "-1", "--model.tokens_per_param", "3")
+    budget = answer(*four, *argv("--trainer.max_steps -1 --model.tokens_per_param 3"))
     assert budget["steps"] == -(-3 * budget["parameters"] // 128)
     assert [row["mfu"] for row in budget["hours"]] == [0.3, 0.4, 0.5]
 
@@ -66,8 +66,9 @@ def test_plan_measured_mfu_sets_hours(
 def test_plan_reads_are_of_one_rank(
     answer: Answer, told: Told, run_args: list[str], corpus: Path
 ) -> None:
-    two = [*run_args, "--gpus", "2", "--data.micro_batch", "1"]
-    reads, sequences = answer("plan", *two)["reads"], Manifest.load(corpus).train.sequences(32)
+    two = [*run_args, *argv("--gpus 2 --data.micro_batch 1")]
+    reads = answer("plan", *two)["reads"]
+    sequences = Manifest.load(corpus).train.sequences(32)
     assert (reads["sequences_per_step"], reads["tokens_per_step"], reads["bytes_per_step"]) == (
         2,
         64,
@@ -78,7 +79,7 @@ def test_plan_reads_are_of_one_rank(
     absent = answer("plan", *two, "--data.corpus.dir", "nowhere")
     assert absent["reads"]["epochs"] is None and absent["micro_batches"] == 2
     assert absent["device_counts"] == [1, 2, 4]
-    sample = [*two, "--data.corpus.dir", "nowhere", "--data.corpus.hf_subset", "sample-10BT"]
+    sample = [*two, *argv("--data.corpus.dir nowhere --data.corpus.hf_subset sample-10BT")]
     assert answer("plan", *sample)["reads"]["epochs"] == pytest.approx(12 * 4 * 32 / 10e9)
     assert "1.54e-07 epochs" in told("plan", *sample)
 
@@ -133,7 +134,8 @@ def test_largest_micro_batch_is_the_largest_divisor_that_fits() -> None:
                 assert len(asked) <= 5
 
 
-FSDP, DDP = "lightning_sv.lit.fsdp.FullyShardedStrategy", "lightning.pytorch.strategies.DDPStrategy"
+FSDP = "lightning_sv.lit.fsdp.FullyShardedStrategy"
+DDP = "lightning.pytorch.strategies.DDPStrategy"
 THREE_REPLICAS = {"class_path": FSDP, "init_args": {"replicas": 3}}
 
 
@@ -180,29 +182,29 @@ def test_plan_strategy_and_memory_follow_the_config(answer: Answer, run_args: li
 
 #: wrong arguments, and the option or key that the error names
 REFUSED = [
-    (["--gpus", "64", "--data.global_batch", "480"], "data.global_batch"),
-    (["--gpus", "2", "--data.micro_batch", "3"], "data.micro_batch"),
-    ([], "--gpus"),
-    (["--gpus", "0"], "--gpus"),
-    (["--gpus", "two"], "--gpus"),
-    (["--gpus", "2", "--mfu", "40"], "--mfu"),
-    (["--gpus", "2", "--mfu", "0.4", "--run", "x"], "--mfu"),
-    (["--gpus", "2", "--gpu", "h1000"], "h100"),
-    (["--gpus", "2", "--gpu_memory", "-1"], "--gpu_memory"),
-    (["--gpus", "2", "--strategy", "single"], "--gpus"),
-    (["--gpus", "2", "--trainer.strategy", "fsdp"], "trainer.strategy"),
-    (["--gpus", "4", "--trainer.strategy", json.dumps(THREE_REPLICAS)], "replicas"),
-    (["--gpus", "2", "--trainer.precision", "16-mixed"], "trainer.precision"),
-    (["--gpus", "2", "--trainer.max_steps", "0"], "trainer.max_steps"),
-    (["--gpus", "2", "--trainer.max_epochs", "2"], "trainer.max_epochs"),
+    ("--gpus 64 --data.global_batch 480", "data.global_batch"),
+    ("--gpus 2 --data.micro_batch 3", "data.micro_batch"),
+    ("", "--gpus"),
+    ("--gpus 0", "--gpus"),
+    ("--gpus two", "--gpus"),
+    ("--gpus 2 --mfu 40", "--mfu"),
+    ("--gpus 2 --mfu 0.4 --run x", "--mfu"),
+    ("--gpus 2 --gpu h1000", "h100"),
+    ("--gpus 2 --gpu_memory -1", "--gpu_memory"),
+    ("--gpus 2 --strategy single", "--gpus"),
+    ("--gpus 2 --trainer.strategy fsdp", "trainer.strategy"),
+    (f"--gpus 4 --trainer.strategy '{json.dumps(THREE_REPLICAS)}'", "replicas"),
+    ("--gpus 2 --trainer.precision 16-mixed", "trainer.precision"),
+    ("--gpus 2 --trainer.max_steps 0", "trainer.max_steps"),
+    ("--gpus 2 --trainer.max_epochs 2", "trainer.max_epochs"),
 ]
 
 
-@pytest.mark.parametrize(("args", "key"), thinned(REFUSED, REFUSED[::2], several=True))
+@pytest.mark.parametrize(("words", "key"), thinned(REFUSED, REFUSED[::2], several=True))
 def test_plan_wrong_arguments_refused(
-    refused: Refused, run_args: list[str], args: list[str], key: str
+    refused: Refused, run_args: list[str], words: str, key: str
 ) -> None:
-    assert key in refused("plan", *run_args, *args)
+    assert key in refused("plan", *run_args, *argv(words))
 
 
 TRAINERS = [
@@ -231,7 +233,8 @@ def test_sbatch_script_starts_fit(
         ["bash", str(script)], env=env, cwd=ROOT, capture_output=True, text=True, check=True
     )
     words = done.stdout.removesuffix("\0").split("\0")
-    before, args = words[: words.index("fit")], words[words.index("fit") :]
+    before = words[: words.index("fit")]
+    args = words[words.index("fit") :]
     assert before == ["--kill-on-bad-exit=1", "--cpus-per-task=8", ".venv/bin/lightning-sv"]
     with pytest.raises(SystemExit) as stop:
         main([*args, "--print_config"])

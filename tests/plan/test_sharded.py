@@ -11,7 +11,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.lit.shard import shard
 from lightning_sv.nn import BackboneConfig
-from lightning_sv.optim import build_optimizer
 from lightning_sv.plan.gpu_memory import gpu_memory
 from lightning_sv.plan.parallel import Parallel
 from lightning_sv.plan.step_memory import step_memory
@@ -47,17 +46,13 @@ def measure(
     shard(
         module.net, init_device_mesh("cpu", (2,)), torch.device("cpu"), seed=0, keep_gathered=keep
     )
-    optimizer = build_optimizer(
-        module.settings.plan.parameter_groups(module.net),
-        module.settings.optim,
-        module.settings.plan.lr,
-    )
+    optimizer = module.settings.plan.optimizer(module.net)
 
     def step() -> PretrainModule:
         optimizer.zero_grad()
         for index in range(n):
-            module.net.set_requires_gradient_sync(index == n - 1)  # type: ignore[operator]
-            module.net.set_reshard_after_backward(not keep or index == n - 1)  # type: ignore[operator]
+            module.net.set_requires_gradient_sync(index == n - 1)
+            module.net.set_reshard_after_backward(not keep or index == n - 1)
             module.training_step(torch.randint(vocab, (sequences, tokens + 1)), index)[
                 "loss"
             ].backward()

@@ -23,7 +23,9 @@ from lightning_sv.scale.fast import inverse_rms_of_product, scaled_product
 from lightning_sv.scale.vector import HeadShared
 from tests.conftest import EVERY_BUILD, gammas, perturbed
 
-D, OUT, HEAD = 6, 8, 4
+D = 6
+OUT = 8
+HEAD = 4
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -94,7 +96,8 @@ def test_scaled_product_passes_gradgradcheck(sides: tuple[int | None, int | None
 
 @pytest.mark.parametrize("shape", [None, (D,), (3, D)])
 def test_normalize_equals_torch_and_passes_gradcheck(shape: tuple[int, ...] | None) -> None:
-    x, gamma = leaf(2, 3, D), None if shape is None else leaf(*shape)
+    x = leaf(2, 3, D)
+    gamma = None if shape is None else leaf(*shape)
     assert torch.autograd.gradcheck(lambda x, g: normalize(x, 0.1, g), (x, gamma))
     assert torch.autograd.gradgradcheck(lambda x, g: normalize(x, 0.1, g), (x, gamma))
     theirs = F.rms_norm(x, (D,), None, 0.1)
@@ -111,7 +114,8 @@ def test_torch_func_gradients_per_row_equal_autograd(text: str) -> None:
         .group("attn_norm", 8, {"q_proj": Branch(6, 6)})
         .double()
     )
-    values, x = dict(group.named_parameters()), torch.randn(3, 8, dtype=torch.float64)
+    values = dict(group.named_parameters())
+    x = torch.randn(3, 8, dtype=torch.float64)
 
     def loss(values: dict[str, Tensor], row: Tensor) -> Tensor:
         return torch.func.functional_call(group, values, (row,))[0].pow(3).sum()
@@ -135,11 +139,9 @@ def test_scaled_product_backward_saves_only_its_arguments() -> None:
 
 def test_scaled_product_small_change_of_gamma_survives_bf16() -> None:
     """gamma = 1 + 1e-3 lies between two bf16 numbers: it must be used before the cast."""
-    x, weight, gamma = (
-        torch.randn(64, 512),
-        torch.randn(64, 512),
-        torch.ones(512, requires_grad=True),
-    )
+    x = torch.randn(64, 512)
+    weight = torch.randn(64, 512)
+    gamma = torch.ones(512, requires_grad=True)
     with torch.autocast(
         "cpu", torch.bfloat16
     ):  # 4,096 outputs, over which the rounding (0.1% each) averages out

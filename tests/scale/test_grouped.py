@@ -84,22 +84,22 @@ def test_grouped_product_and_gradients_equal_plain_loop(
     rows = rows_of(BLOCKS[blocks])
     tensors = inputs(rows, *widths, sides, dtype)
     exact = [None if t is None else t.detach().double().requires_grad_() for t in tensors]
-    ours, theirs = grouped_product(*tensors, rows=rows), plain(*exact, rows=rows)
+    ours = grouped_product(*tensors, rows=rows)
+    theirs = plain(*exact, rows=rows)
     terms = (
         sum(widths) + len(ours) + 4
     )  # the sums over one axis each, and the roundings by two vectors
     assert_near(ours, theirs, terms)
     grad = torch.randn_like(ours) * (torch.arange(len(ours)) < rows.ends[-1]).unsqueeze(-1)
     leaves, wide_leaves = ([t for t in each if t is not None] for each in (tensors, exact))
-    found, expected = (
-        torch.autograd.grad(ours, leaves, grad),
-        torch.autograd.grad(theirs, wide_leaves, grad.double()),
-    )
+    found = torch.autograd.grad(ours, leaves, grad)
+    expected = torch.autograd.grad(theirs, wide_leaves, grad.double())
     for a, b in zip(found, expected, strict=True):
         assert_near(a, b, 2 * terms)
     if len(leaves) > 2:  # scale vectors of frozen matrices
         leaves[1].requires_grad_(False)
-        ours, leaves = grouped_product(*tensors, rows=rows), [leaves[0], *leaves[2:]]
+        ours = grouped_product(*tensors, rows=rows)
+        leaves = [leaves[0], *leaves[2:]]
         for a, b in zip(
             torch.autograd.grad(ours, leaves, grad), (found[0], *found[2:]), strict=True
         ):
@@ -146,7 +146,8 @@ def test_experts_small_change_of_gamma_survives_bf16(
     experts = ScaledLinear(
         512, 64, scale_in=vectors[0], scale_out=vectors[1], norm_width=norm_width, batch_dims=(1,)
     )
-    x, outs = F.pad(torch.randn(64, 512), (0, 0, 0, TAIL)), []
+    x = F.pad(torch.randn(64, 512), (0, 0, 0, TAIL))
+    outs = []
     for change in (0, 1e-3):
         for vector in filter(None, vectors):
             torch.nn.init.constant_(vector.gamma, 1 + change)
@@ -171,10 +172,8 @@ def test_grouped_product_backward_saves_only_its_arguments(autocast: bool) -> No
 @pytest.mark.parametrize("widths", thinned([(16, 24), (21, 43)], [(21, 43)]))
 def test_grouped_mm_and_wgrad_pass_opcheck(widths: tuple[int, int], dtype: torch.dtype) -> None:
     ends = rows_of(BLOCKS["some"]).ends
-    x, weight = (
-        leaf(int(ends[-1]) + TAIL, widths[0], dtype=dtype),
-        leaf(len(ends), widths[1], widths[0], dtype=dtype),
-    )
+    x = leaf(int(ends[-1]) + TAIL, widths[0], dtype=dtype)
+    weight = leaf(len(ends), widths[1], widths[0], dtype=dtype)
     torch.library.opcheck(grouped_mm, (x, weight, ends, 8))
     torch.library.opcheck(grouped_mm_wgrad, (x, x.detach().clone().requires_grad_(), ends, 8))
 

@@ -51,10 +51,8 @@ def test_parse_custom_rows_are_imported_from_their_module(monkeypatch: pytest.Mo
         def set_gamma(self, gamma):
             super().set_gamma(2 * gamma)
 
-    norm_only, none = (
-        Placement(False, True, False, "normalize the output, no vector"),
-        Decay(frozenset(), "as nowd"),
-    )
+    norm_only = Placement(False, True, False, "normalize the output, no vector")
+    none = Decay(frozenset(), "as nowd")
     vars(module).update(Halved=Halved, NORM_ONLY=norm_only, NONE=none)
     monkeypatch.setitem(sys.modules, "my_ideas", module)
     text = "hg+dp+my_ideas:Halved+my_ideas:NONE"
@@ -86,10 +84,17 @@ def test_rows_of_your_own_are_checked(config: BackboneConfig) -> None:
         ).head.lm_head.norm_width
 
 
-@pytest.mark.parametrize(("text", "canonical"), [
-    ("hg+ap", "ap"), ("iwd", "llama"), ("owd", "nowd"), ("nop+or+hg+nowd", "nop"), ("ap+iwd", "ap+nowd"),
-    ("unified", "hg+dnp+or+iwd"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("hg+ap", "ap"),
+        ("iwd", "llama"),
+        ("owd", "nowd"),
+        ("nop+or+hg+nowd", "nop"),
+        ("ap+iwd", "ap+nowd"),
+        ("unified", "hg+dnp+or+iwd"),
+    ],
+)
 def test_backbone_equal_models_have_one_canonical_strategy(
     text: str, canonical: str, config: BackboneConfig
 ) -> None:

@@ -11,11 +11,21 @@ from lightning_sv.__main__ import main
 from lightning_sv.cli import theory as command
 from lightning_sv.theory.claims import CLAIMS, Finding
 from lightning_sv.theory.claims.base import Line, Panel
-from tests.conftest import Answer, Refused
+from tests.conftest import Answer, Refused, argv
 
 KEYS = {
-    "claim", "part", "source", "statement", "conditions", "stated", "measured", "error", "verdict", "expected", "note",
-}  # fmt: skip
+    "claim",
+    "part",
+    "source",
+    "statement",
+    "conditions",
+    "stated",
+    "measured",
+    "error",
+    "verdict",
+    "expected",
+    "note",
+}
 
 
 @pytest.mark.parametrize(("agrees", "code"), [(True, 0), (False, 1)])
@@ -29,7 +39,7 @@ def test_theory_writes_json_and_pictures_and_exits_by_verdict(
     panel = Panel("T", "t", "y", [Line("l", [1, 2], [1, 2])])
     quick = replace(CLAIMS[0], check=lambda: Finding(1.0, 1.0, 0.0, agrees, "a note", (panel,)))
     monkeypatch.setattr(command, "CLAIMS", (quick,))
-    assert main(["theory", "theorem1", "--json", "--out", str(tmp_path)]) == code
+    assert main([*argv("theory theorem1 --json --out"), str(tmp_path)]) == code
     (row,) = json.loads(capsys.readouterr().out)
     assert set(row) == KEYS and row["verdict"] == ("holds" if agrees else "CONTRADICTED")
     assert json.loads((tmp_path / "theory.json").read_text()) == [row]
@@ -56,12 +66,22 @@ LONG = "init-std"
 FEW = ["theorem1", "table1"]
 
 
-@pytest.mark.parametrize("words", [
-    pytest.param(FEW, id="few"),
-    pytest.param([name for name in dict.fromkeys(claim.claim for claim in CLAIMS) if name not in (LONG, *FEW)],
-                 id="most", marks=pytest.mark.long),
-    pytest.param([LONG], marks=pytest.mark.faults),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(FEW, id="few"),
+        pytest.param(
+            [
+                name
+                for name in dict.fromkeys(claim.claim for claim in CLAIMS)
+                if name not in (LONG, *FEW)
+            ],
+            id="most",
+            marks=pytest.mark.long,
+        ),
+        pytest.param([LONG], marks=pytest.mark.faults),
+    ],
+)
 @pytest.mark.slow
 def test_theory_claims_are_as_expected(words: list[str], tmp_path: Path, answer: Answer) -> None:
     rows = answer("theory", *words, "--out", str(tmp_path))
