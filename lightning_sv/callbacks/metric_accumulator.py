@@ -32,10 +32,11 @@ class MetricAccumulator(L.Callback):
         self._open = {}
         if trainer.global_step == 0:  # after an earlier fit
             self._sums = {}
-        device = trainer.strategy.root_device
-        self._sums = {key: value.to(device) for key, value in self._sums.items()}
-        if self._is_restored and not trainer.is_global_zero:
-            self._sums = {key: torch.zeros_like(value) for key, value in self._sums.items()}
+        # a checkpoint's sums are those of all devices, which rank 0 continues
+        is_of_others = self._is_restored and not trainer.is_global_zero
+        for key, value in self._sums.items():
+            value = value.to(trainer.strategy.root_device)
+            self._sums[key] = torch.zeros_like(value) if is_of_others else value
         self._is_restored = False
 
     def add(self, values: dict[str, Tensor], sequences: int, *, keep: bool = True) -> bool:

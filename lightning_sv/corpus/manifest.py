@@ -220,6 +220,8 @@ def _is_valid(value: Any, annotation: Any) -> bool:
     """Return True if a value of JSON has the type of a field."""
     if annotation is int:  # and no bool, which is an int too
         return type(value) is int and 0 <= value < 1 << 63
-    allowed = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    classes = tuple(get_origin(kind) or kind for kind in allowed)
-    return isinstance(value, classes)
+    kinds = [annotation]
+    if isinstance(annotation, UnionType):
+        kinds = list(get_args(annotation))
+    classes = [get_origin(kind) or kind for kind in kinds]
+    return isinstance(value, tuple(classes))

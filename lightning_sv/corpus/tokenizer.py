@@ -232,16 +232,16 @@ def _parsed(raw: bytes, where: str) -> tokenizers.Tokenizer:
 
 def _is_like_gpt2(settings: Mapping[str, Any]) -> bool:
     """Return True for GPT-2's pattern and a byte-level BPE, of a text as it is."""
-    if settings["normalizer"] is not None:
-        return False
-    if not all(token["special"] for token in settings["added_tokens"]):
-        return False
     pattern = settings.get("pre_tokenizer") or {}
     expected = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
-    if not expected.items() <= pattern.items():
-        return False
+    splits_at_words = expected.items() <= pattern.items()
+    reads_text_as_it_is = settings["normalizer"] is None
+    has_only_special_tokens = all(token["special"] for token in settings["added_tokens"])
     model = settings["model"]
-    return model["type"] == "BPE" and not any(model.get(key) for key in _UNUSUAL_BPE)
+    is_bpe = model["type"] == "BPE"
+    unusual_settings = [key for key in _UNUSUAL_BPE if model.get(key)]
+    is_plain = splits_at_words and reads_text_as_it_is and has_only_special_tokens
+    return is_plain and is_bpe and not unusual_settings
 
 
 def _parts(text: str) -> Iterator[str]:

@@ -148,8 +148,8 @@ def _check_directory(directory: Path, *, complete: bool) -> None:
     if not directory.is_dir():
         expected = "the directory of a run. Check the path."
         raise ConfigError(f"{directory} is not a folder; expected {expected}")
-    is_run = is_begun(directory) or is_complete(directory) or event_files(directory)
-    if not is_run:
+    has_files = is_begun(directory) or is_complete(directory)
+    if not has_files and not event_files(directory):
         found = f"a folder without {CONFIG} and scalars"
         hint = "`lightning-sv runs` lists those in runs/."
         raise ConfigError(f"{directory} is {found}; expected that of a run. {hint}")

@@ -165,9 +165,10 @@ class Sharpness(L.Callback):
         self._present = tuple(name for name in dict.fromkeys(self.subsets) if known[name])
 
     def _check_vectors(self, model: nn.Module, known: Subsets) -> None:
-        has_vectors = known["scale_input"] or known["scale_output"]
+        if known["scale_input"] or known["scale_output"]:
+            return
         scale_subsets = [name for name in self.subsets if name.startswith("scale_")]
-        if has_vectors or not scale_subsets:
+        if not scale_subsets:
             return
         found = f"the model of Sharpness is {type(model).__name__}, without trained scale vectors"
         expected = "a model built with ScaleBuilder, or one after apply_strategy"

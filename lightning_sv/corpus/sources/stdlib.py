@@ -157,12 +157,16 @@ def _distribution_files(distribution: metadata.Distribution) -> list[Path]:
 def _licence(distribution: metadata.Distribution) -> str:
     """Return the licence that a distribution declares in a line."""
     fields = distribution.metadata
-    key = "License-Expression" if "License-Expression" in fields else "License"
-    name = fields[key].strip() if key in fields else ""
-    has_full_text = len(name) > 120 or "\n" in name
-    if name and not has_full_text:
-        return name
-    for classifier in fields.get_all("Classifier") or []:
+    declared = [
+        *fields.get_all("License-Expression", []),
+        *fields.get_all("License", []),
+    ]
+    for text in declared:
+        name = text.strip()
+        is_name = name != "" and len(name) <= 120 and "\n" not in name
+        if is_name:
+            return name
+    for classifier in fields.get_all("Classifier", []):
         if classifier.startswith("License ::"):
             return classifier.rpartition(" :: ")[2]
     return "see its own licence file"
