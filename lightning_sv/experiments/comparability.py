@@ -101,8 +101,8 @@ def _fact_warnings(runs: Mapping[str, Run]) -> list[str]:
     names = pd.Series(list(runs))
     warnings = []
     for what in facts.columns[facts.nunique() > 1]:
-        names_of_values = names.groupby(facts[what], sort=False).agg(_name_list)
-        values = [f"{value} ({names})" for value, names in names_of_values.items()]
+        runs_by_value = names.groupby(facts[what], sort=False).agg(_name_list)
+        values = [f"{value} ({listed})" for value, listed in runs_by_value.items()]
         warnings.append(f"The runs {what}: {'; '.join(values)}.")
     return warnings
 

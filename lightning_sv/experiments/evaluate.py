@@ -71,19 +71,14 @@ def _load_panel(
     warnings = list(planned.warnings)
     if lost:
         warnings.append(f"{planned.title} lacks runs: {'; '.join(lost)}. {planned.kind.lost_runs}")
-    table = planned.kind.measure(planned.spec, arms)
-    notes = trained(arms)
-    if table is not None and table.note:
-        notes = (table.note, *notes)
     return LoadedPanel(
         planned.spec,
         arms,
         every,
         pool,
-        table,
-        planned.skipped,
+        skipped=planned.skipped,
         warnings=tuple(warnings),
-        notes=notes,
+        notes=trained(arms),
     )
 
 

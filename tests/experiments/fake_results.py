@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from lightning_sv.experiments.arms import Arm
-from lightning_sv.experiments.kinds.base import LoadedPanel, MeasuredTable
+from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
@@ -125,12 +124,11 @@ def figure() -> Figure:
         Verdict("a < b & <script>", "not resolved", "It covers zero.", 0.01, -0.1, 0.1, 3, 0.1),
         Verdict("at 1B", "not testable here", "Too small.", paper="-0.033"),
     )
-    times = pd.DataFrame(
-        {"model": ["llama <b>", "unified"], "time, ms": [151.0, 157]}, dtype=object
-    )
-    overhead = replace(
-        LoadedPanel.of_arms(PanelSpec("Overhead", kind="table"), ()), table=MeasuredTable(times)
-    )
+    times = {}
+    for tag in ("throughput/tokens_per_s", "memory/peak_gib"):
+        times[tag] = Curve(np.array([1000]), np.array([151.0]))
+    run = Run(Path("timed"), "llama", {}, {}, {**times, "val/loss": times[tag]})
+    overhead = LoadedPanel.of_arms(PanelSpec("Overhead", kind="table"), [Arm("llama <b>", (run,))])
     panels = (curves_panel(), scaling_panel(), grid_panel(), qkv, overhead)
     title = "Placement <of> scale vectors"
     summary = "What <script>alert(1)</script> does."

@@ -48,13 +48,6 @@ class Drawing(NamedTuple):
     notes: Sequence[str] = ()
 
 
-class MeasuredTable(NamedTuple):
-    """Measured content that is not a loss, with a note on its source."""
-
-    frame: pd.DataFrame
-    note: str = ""
-
-
 @dataclass(frozen=True)
 class Choices:
     """Choices of a budget for a panel.
@@ -145,10 +138,6 @@ class PanelKind:
         kept = self.kept(every)
         return tuple(kept) if self.uses_every_seed else on_shared_seeds(kept)
 
-    def measure(self, panel: PanelSpec, arms: Sequence[Arm]) -> MeasuredTable | None:
-        """Return measured content that is not a loss; None if the kind has none."""
-        return None
-
     def table(self, panel: "LoadedPanel") -> pd.DataFrame:
         """Return the table of a panel in the report; its cells are texts. Empty if it has none."""
         return pd.DataFrame()
@@ -212,7 +201,6 @@ class LoadedPanel(_OfSpec):
         arms: arms that are compared, with the runs that count; empty if the panel is unavailable
         every: arms with all available runs
         pool: runs of all panels of the figure
-        table: measured content that is not a loss
         skipped: arm -> why the budget does not train it
         why_not: why the panel is unavailable
         notes: sentences on the runs for readers
@@ -222,7 +210,6 @@ class LoadedPanel(_OfSpec):
     arms: tuple[Arm, ...]
     every: tuple[Arm, ...]
     pool: Pool
-    table: MeasuredTable | None = None
     skipped: Mapping[str, str] = field(default_factory=dict)
     why_not: str | None = None
     warnings: tuple[str, ...] = ()

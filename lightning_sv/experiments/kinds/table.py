@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -11,8 +11,7 @@ import pandas as pd
 from lightning_sv.atomic import reading
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.arms import Arm
-from lightning_sv.experiments.kinds.base import LoadedPanel, MeasuredTable, PanelKind
-from lightning_sv.experiments.spec import PanelSpec
+from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel, PanelKind
 from lightning_sv.runs.directory import config_value
 
 _SPEED = "throughput/tokens_per_s"
@@ -26,15 +25,28 @@ class TableKind(PanelKind):
     fields = ("file",)
     is_pooled = False
 
-    def measure(self, panel: PanelSpec, arms: Sequence[Arm]) -> MeasuredTable:
-        """Return the content of the file, or the throughput of the runs."""
-        return read_table(Path(panel.file)) if panel.file else throughput_table(arms)
-
     def table(self, panel: LoadedPanel) -> pd.DataFrame:
         """Return the measured table as text."""
-        if panel.table is None:
-            return pd.DataFrame()
-        return panel.table.frame.map(_cell_text)
+        return _measured(panel).frame.map(_cell_text)
+
+    def draw(self, panel: LoadedPanel) -> Drawing:
+        """Return the note on the source of the table."""
+        note = _measured(panel).note
+        return Drawing(notes=[note] if note else [])
+
+
+class MeasuredTable(NamedTuple):
+    """Measured content that is not a loss, with a note on its source."""
+
+    frame: pd.DataFrame
+    note: str = ""
+
+
+def _measured(panel: LoadedPanel) -> MeasuredTable:
+    """Return the content of the file, or the throughput of the runs."""
+    if panel.spec.file:
+        return read_table(Path(panel.spec.file))
+    return throughput_table(panel.arms)
 
 
 def _cell_text(cell: str | float) -> str:

@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import runs_of
@@ -77,11 +79,12 @@ def _figure_sections(figure: Figure, out: Path) -> list[Section]:
 def _panel_sections(panel: LoadedPanel, out: Path, stem: str) -> list[Section]:
     if panel.why_not is not None:
         return [Section(panel.title, notes=[f"Not testable here: {panel.why_not}."])]
+    table = pd.DataFrame()
     try:
+        table = without_empty_columns(panel.kind.table(panel))
         drawing = panel.kind.draw(panel)
     except NotTestableError as error:  # the other panels are still drawn
         drawing = Drawing(notes=[f"This panel cannot be drawn: {error}"])
-    table = without_empty_columns(panel.kind.table(panel))
     pictures = _saved(drawing.plots, out, stem)
     sections = [Section(panel.title, pictures, table, [*drawing.notes, *panel.notes])]
     if panel.kind.shows_training:
