@@ -19,14 +19,17 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 def write_scalars(
     directory: Path, tag: str, points: list[tuple[int, float]], wall_time: float
 ) -> None:
-    """Write `points` (tokens, value) of one tag to a new event file, without TensorBoard's writer
-    (a slow import)."""
+    """Add `points` (tokens, value) of one tag to the event file of a run.
+
+    TensorBoard's writer is a slow import.
+    """
     events = [Event(wall_time=wall_time, file_version="brain.Event:2")]
     for tokens, value in points:
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
         events.append(Event(wall_time=wall_time, step=tokens, summary=summary))
-    path = directory / f"events.out.tfevents.{time.time_ns()}"
-    path.write_bytes(b"".join(record(event.SerializeToString()) for event in events))
+    with (directory / "events.out.tfevents.1").open("ab") as file:
+        for event in events:
+            file.write(record(event.SerializeToString()))
 
 
 def record(data: bytes) -> bytes:
