@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from lightning_sv.errors import ConfigError, expect
+from lightning_sv.roles.axes import head_width
 from lightning_sv.roles.classify import Use, first_rule, uses_of_parameters
 from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers
 from lightning_sv.roles.dataflow import Dataflow, value_at
 from lightning_sv.roles.declared import Declared, declared_roles
 from lightning_sv.roles.example_inputs import example_of
 from lightning_sv.roles.graph import Node
-from lightning_sv.roles.heads import head_width
 from lightning_sv.roles.result import Roles
 from lightning_sv.roles.table import family
 from lightning_sv.roles.trace import trace
@@ -119,8 +119,9 @@ class TracedModel:
         if rule is None:
             self._check_declared(use)
         elif rule.role == "scale vector":
+            scaled = [(value, use.value) for value in use.scaled]
             for name in use.names | use.factors:
-                self.scaled[name] += use.scaled_values
+                self.scaled[name] += scaled
         elif rule.role is not None:
             self._note_role(use, rule.role)
 
@@ -197,8 +198,6 @@ class TracedModel:
 
         Nothing else may read these values, and the matrices may multiply nothing else.
         """
-        if not all(factor.is_learned for _, factor in self.scaled[name]):
-            return False
         ends = self._ends_of_gates(name)
         matrices: set[str] = set()
         for end in ends:

@@ -12,7 +12,7 @@ def contraction(product: Node, name: str, operand: Node) -> int:
     """Return the axis of `operand`, argument `name` of `product`, that the product sums over."""
     _, matrix = ops.PRODUCTS[product.op]
     axes = len(operand.shape)
-    if "convolution" in product.op:
+    if product.op in ops.CONVOLUTIONS:
         return 1
     if axes == 1 or name != matrix or product.op in ops.TRANSPOSED:
         return axes - 1
@@ -193,11 +193,19 @@ def _keeps_values(user: Node, value: Node, seen: set[Node]) -> bool:
     if user.op == "masked_fill":
         return True
     is_sum = user.op in ops.SUMS and user.shape == value.shape  # such as LoRA's product
-    return user.pointwise and (is_sum or user.is_alone(value, seen))
+    return user.pointwise and (is_sum or user.reads_only(seen))
 
 
 def _is_depthwise(user: Node, place: _Place) -> bool:
     """Return True for a convolution of each channel, a sum over positions."""
-    if "conv" not in user.op or place.axis != 1:
+    if user.op not in ops.CONVOLUTIONS or place.axis != 1:
         return False
     return user.scalars.get("groups") == place.size == user.shape[1]
+
+
+def head_width(product: Node) -> int | None:
+    """Return the width of the heads into which a product's result is viewed; None without."""
+    for use in users_along(product, len(product.shape) - 1):
+        if len(use.axes) > 1:  # (..., heads, channels)
+            return use.user.shape[max(use.axes)]
+    return None

@@ -15,11 +15,12 @@ from typing import NamedTuple
 import lightning_sv.roles.ops as ops
 from lightning_sv.errors import ConfigError
 from lightning_sv.roles.axes import contraction
-from lightning_sv.roles.graph import DATA, Node, plain, users_in_order
+from lightning_sv.roles.graph import Node, plain, users_in_order
 from lightning_sv.roles.linear import Axes, Inputs, LinearValues
 from lightning_sv.roles.measure import is_measurable
 
 _KNOWN = ops.MIXING | ops.PRODUCTS.keys() | ops.ROWS.keys() | ops.TERMS.keys()
+_SUMS_OF_ROWS = ops.ROWS.keys() | ops.TERMS.keys()
 _WITH_STATISTICS = ops.ATTENTION | ops.NORMS.keys()
 #: no axis has the vector's channels
 _MIXED: Axes = frozenset()
@@ -64,9 +65,8 @@ def consumers(
     """
     walk = _LinearWalk(scaled, name, through_gates=through_gates)
     yield from walk.consumers()
-    for value in walk.reached.axes:
-        if value in outputs:
-            yield Consumer(value)
+    for value in walk.reached.axes.keys() & outputs:
+        yield Consumer(value)
 
 
 class _LinearWalk:
@@ -95,7 +95,7 @@ class _LinearWalk:
                 yield Consumer(start)
         for user in users_in_order(self.linear.axes):  # inputs are decided first
             is_statistic = user.output > 0 and user.op in _WITH_STATISTICS
-            if not user.is_const and not is_statistic:
+            if not is_statistic:
                 yield from self._consumers_in(user)
 
     def _consumers_in(self, user: Node) -> Iterator[Consumer]:
@@ -145,22 +145,18 @@ class _LinearWalk:
     def _is_linear(self, user: Node) -> bool:
         """Return True if a result is linear in the vector, with channels mixed by matrices."""
         inputs = self.linear.inputs_of(user)
-        if any(self.linear.matrix_of(argument, user) for argument, _ in inputs):
-            operands = ops.PRODUCTS[user.op]
-            addends = [value for argument, value in user.inputs if argument not in operands]
-            return all(value.kind != DATA or value in self.linear.axes for value in addends)
-        if user.moves or user.op in ops.ROWS or user.op in ops.TERMS:
+        if user.op in ops.PRODUCTS:
+            return len(inputs) == 1 and user.reads_only(self.linear.axes)
+        if user.moves or user.op in _SUMS_OF_ROWS:
             return self.linear.axes_after(user, inputs) is not None
         return False
 
 
 def _channels(start: Node, factor: Node) -> Axes:
     """Return the axes of a scaled value along which its factor varies."""
-    if start.op in ops.NORMS and ("group" in start.op or "batch" in start.op):
+    if start.op in ops.CHANNELS_FIRST:
         return frozenset({1})
-    if factor.kind == DATA:  # a sum of the vector and data
-        factor = next(value for value in factor.values if value.is_learned)
-    first = 1 if plain(factor).op in ops.CHOICES_OF_ROWS else 0  # one expert's vector per row
+    has_rows = plain(factor).op in ops.CHOICES_OF_ROWS  # one expert's vector per row
     shift = len(start.shape) - len(factor.shape)
-    axes = range(first, len(factor.shape))
+    axes = range(1 if has_rows else 0, len(factor.shape))
     return frozenset(axis + shift for axis in axes if factor.shape[axis] > 1)

@@ -70,25 +70,18 @@ class Dataflow:
             return self.is_linear(operand.first)
         if operand.op in ("cat", "stack"):
             return all(value.is_learned and self.is_linear(value) for value in operand.values)
-        return operand.op in ("mul", "div") and self._is_scaled_matrix(operand)
+        return operand.op == "mul" and self._is_scaled_matrix(operand)
 
     def _is_scaled_matrix(self, product: Node) -> bool:
-        """Return True for a matrix that smaller, different parameters multiply or divide."""
+        """Return True for a matrix that smaller, different parameters multiply."""
         learned = [value for value in product.values if value.is_learned]
         matrix = max(learned, key=_size)
-        is_squared = product.values.count(matrix) > 1
-        is_divisor = product.op == "div" and product.first is not matrix
-        if is_squared or is_divisor or not self.is_linear(matrix):
-            return False
-        factors = [value for value in learned if value is not matrix]
-        return all(self._is_gain(value, matrix) for value in factors)
-
-    def _is_gain(self, factor: Node, matrix: Node) -> bool:
-        """Return True for a factor that is smaller than the matrix, and made of others."""
-        return _size(factor) < _size(matrix) and not self._names(factor) & self._names(matrix)
-
-    def _names(self, value: Node) -> frozenset[str]:
-        return self.sources[value] | self.factors_of(value)
+        names = self.sources[matrix] | self.factors_of(matrix)
+        for factor in product.others(matrix):
+            of_factor = self.sources.get(factor, frozenset()) | self.factors_of(factor)
+            if _size(factor) == _size(matrix) or of_factor & names:
+                return False
+        return self.is_linear(matrix)
 
     def contracted_axis(self, operand: Node, product: Node, name: str) -> int | None:
         """Return the parameter's own axis over which `product` sums, from its strides.
@@ -114,14 +107,11 @@ def _operands(node: Node) -> list[Node]:
 
 
 def _is_factor(value: Node, product: Node) -> bool:
-    """Return True if a product multiplies a larger table by `value`.
-
-    A number is also a factor of a constant table, as the b of b * I.
-    """
+    """Return True if a product multiplies a larger learned table by `value`."""
     if product.op not in MULTIPLIED:
         return False
-    larger = [other for other in product.others(value) if _size(other) > _size(value)]
-    return any(_size(value) == 1 or other.is_learned for other in larger)
+    tables = [other for other in product.others(value) if other.is_learned]
+    return any(_size(table) > _size(value) for table in tables)
 
 
 def _chooses_rows(node: Node) -> bool:
@@ -139,17 +129,13 @@ def _chooses_rows(node: Node) -> bool:
 
 
 def _size(node: Node) -> int:
-    """Return the number of elements, without those repeated by broadcasting."""
-    if len(node.stride) != len(node.shape):
-        return math.prod(node.shape)
-    steps = zip(node.shape, node.stride, strict=True)
-    return math.prod(size for size, step in steps if step)
+    return math.prod(node.shape)
 
 
 def _of_equal_size(operand: Node, learned: list[Node]) -> Node:
     """Return the input that has as many elements as the result, by default the first."""
-    size = math.prod(operand.shape)
-    return next((value for value in learned if math.prod(value.shape) == size), learned[0])
+    alike = (value for value in learned if _size(value) == _size(operand))
+    return next(alike, learned[0])
 
 
 def _source_axis(source: Node, result: Node, axis: int) -> int | None:

@@ -72,8 +72,6 @@ def _plain_execution(model: nn.Module) -> Iterator[None]:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        # nn.Embedding(max_norm=...) changes its table in each pass
-        stack.enter_context(patch.object(torch, "embedding_renorm_", lambda table, *_: table))
         for device in sorted(devices):
             stack.enter_context(torch.autocast(device, enabled=False))
         yield

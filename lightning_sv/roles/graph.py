@@ -78,13 +78,21 @@ class Node:
         """Return the input tensor of the argument `name`."""
         return next((value for argument, value in self.inputs if argument == name), None)
 
+    def arguments(self, names: Collection[str]) -> list["Node"]:
+        """Return the input tensors of the arguments `names`."""
+        return [value for argument, value in self.inputs if argument in names]
+
     def others(self, node: "Node") -> list["Node"]:
         """Return the input tensors except `node`."""
         return [other for other in self.values if other is not node]
 
-    def is_alone(self, node: "Node", known: Collection["Node"] = ()) -> bool:
-        """Return True if all other inputs of the operation are fixed or `known` values."""
-        return all(other.is_fixed or other in known for other in self.others(node))
+    def users_by_order(self) -> dict[int, "Node"]:
+        """Return position in the pass -> operation that reads the value and depends on it."""
+        return {user.order: user for _, user in self.users if not user.is_const}
+
+    def reads_only(self, known: Collection["Node"]) -> bool:
+        """Return True if all inputs of the operation are fixed or `known` values."""
+        return all(value.is_fixed or value in known for value in self.values)
 
 
 class Graph(NamedTuple):
@@ -96,7 +104,7 @@ class Graph(NamedTuple):
 
 
 class Walk:
-    """Visit the users of a value, recursively as far as the caller follows.
+    """Visit the users of a value that depend on it, recursively as far as the caller follows.
 
     Attributes:
         seen: the value and the followed users
@@ -111,7 +119,8 @@ class Walk:
         while self._waiting:
             value = self._waiting.pop()
             for argument, user in value.users:
-                yield value, argument, user
+                if not user.is_const:  # such as zeros in the shape of the value
+                    yield value, argument, user
 
     def follow(self, user: Node) -> None:
         """Also visit the users of `user`, once."""
@@ -121,25 +130,27 @@ class Walk:
 
 
 def users_in_order(values: Collection[Node]) -> Iterator[Node]:
-    """Yield the users of `values` in the order of the pass, once each.
+    """Yield the users of `values` that depend on them in the order of the pass, once each.
 
     A caller that adds a user to `values` also gets the users of that.
     """
-    pending: list[tuple[int, Node]] = []
+    pending: dict[int, Node] = {}  # by their order
     for value in values:
-        pending += [(user.order, user) for _, user in value.users]
-    heapq.heapify(pending)
+        pending |= value.users_by_order()
+    orders = list(pending)
+    heapq.heapify(orders)
 
-    last: Node | None = None
-    while pending:
-        _, user = heapq.heappop(pending)
-        if user is last or user in values:
-            continue
-        last = user
-        yield user
+    while orders:
+        user = pending[heapq.heappop(orders)]
         if user in values:
-            for _, following in user.users:
-                heapq.heappush(pending, (following.order, following))
+            continue
+        yield user
+        if user not in values:
+            continue
+        following = user.users_by_order()
+        for order in following.keys() - pending.keys():
+            heapq.heappush(orders, order)
+        pending |= following
 
 
 def plain(node: Node) -> Node:

@@ -10,8 +10,6 @@ values. What an operation does to it depends on the operation's table in `ops`:
     others     pooling, interpolation                  measured
 """
 
-from collections.abc import Iterable
-
 import lightning_sv.roles.ops as ops
 from lightning_sv.roles.axes import contraction, moved
 from lightning_sv.roles.graph import DATA, Node
@@ -57,11 +55,9 @@ class LinearValues:
         if op in ops.ATTENTION or op in ops.PRODUCTS:
             return self._axes_of_average(user, inputs)
         if op in ops.ROWS:
-            return self._agreed(user, inputs) if self._keeps_rows(user, inputs) else None
+            return self._axes_of_rows(user, inputs)
         if op in ops.TERMS:
-            axes = self._agreed(user, inputs)
-            is_sum = axes is not None and self._is_linear_sum(user, axes)
-            return axes if is_sum else None
+            return self._axes_of_sum(user, inputs)
         if is_measurable(user):
             return channels_of_result(user, self.axes[inputs[0][1]])
         return None
@@ -71,32 +67,33 @@ class LinearValues:
         if len(inputs) > 1:
             return None
         argument, value = inputs[0]
-        axes = self.axes[value]
         if user.op in ops.ATTENTION:
             averages = self.through_gates and argument == "value" and user.output == 0
         else:
             averages = self._is_average(user, argument, value)
-        return axes if averages else None
+        return self.axes[value] if averages else None
 
     def _is_average(self, product: Node, argument: str, value: Node) -> bool:
-        if product.op not in ("mm", "bmm") or argument not in ops.PRODUCTS[product.op]:
+        """Return True for a product that does not sum over channels, without weights of data."""
+        if product.op not in ("mm", "bmm"):
             return False
         if contraction(product, argument, value) in self.axes[value]:
             return False
-        weights = product.others(value)
-        return self.through_gates or all(w.kind != DATA or _is_choice(w) for w in weights)
+        (weights,) = product.others(value)
+        return self.through_gates or weights.kind != DATA
 
-    def _keeps_rows(self, user: Node, inputs: Inputs) -> bool:
-        """Return True if an operation moves rows of linear values into linear values."""
-        rows = set(ops.ROWS[user.op])
-        if user.op not in ops.CHOICES_OF_ROWS:
-            rows.add("self")
-        if any(argument not in rows for argument, _ in inputs):
-            return False
-        if user.op not in ops.ADDING_ROWS:
-            return True
-        summands = [value for argument, value in user.inputs if argument in rows]
-        return all(value in self.axes or value.is_const for value in summands)
+    def _axes_of_rows(self, user: Node, inputs: Inputs) -> Axes | None:
+        """Return the axes in rows of linear values; None if these are an index, too."""
+        arguments = {argument for argument, _ in inputs}
+        return self._agreed(user, inputs) if arguments.issubset(ops.ROWS[user.op]) else None
+
+    def _axes_of_sum(self, user: Node, inputs: Inputs) -> Axes | None:
+        axes = self._agreed(user, inputs)
+        if axes is None:
+            return None
+        terms = ops.TERMS[user.op]
+        is_linear = all(self._is_linear_term(user, term, axes) for term in terms)
+        return axes if is_linear else None
 
     def _agreed(self, user: Node, inputs: Inputs) -> Axes | None:
         """Return the axes of the channels of all inputs in a result; None if they differ."""
@@ -110,47 +107,25 @@ class LinearValues:
         new = int(user.scalars.get("dim", 0)) % len(user.shape)
         return frozenset(axis + 1 if axis >= new else axis for axis in axes)
 
-    def _is_linear_sum(self, user: Node, axes: Axes) -> bool:
-        return all(self._is_linear_term(user, term, axes) for term in ops.TERMS[user.op])
-
-    def _is_linear_term(self, user: Node, term: str, axes: Axes) -> bool:
+    def _is_linear_term(self, user: Node, term: ops.Term, axes: Axes) -> bool:
         """Return True if a term of a sum has the vector once, above, or neither vector nor data.
 
-        `term` is an entry of `ops.TERMS`; `axes` are those of the vector's channels in the result.
+        `axes` are those of the vector's channels in the result.
         """
-        above, _, below = term.partition("/")
-        denominator = _arguments(user, [below])
-        factors = _arguments(user, above.split("*"))
+        factors = user.arguments(term.factors)
+        divisors = user.arguments(term.divisors)
         linear = [value for value in factors if value in self.axes]
-        others = [value for value in factors if value not in self.axes] + denominator
-        if len(linear) > 1 or not self.axes.keys().isdisjoint(denominator):
-            return False
         if not linear:
-            return _is_fixed_term(others, condition=user.argument("condition"))
+            return _is_fixed_term(factors + divisors, condition=user.argument("condition"))
+        if len(linear) > 1 or not self.axes.keys().isdisjoint(divisors):
+            return False
+        others = [value for value in factors + divisors if value is not linear[0]]
         return self.through_gates or all(_is_coefficient(value, user, axes) for value in others)
 
 
 def _is_fixed_term(values: list[Node], condition: Node | None) -> bool:
     """Return True if a term depends on no data; conditions only select."""
     return all(value.is_fixed or value is condition for value in values)
-
-
-def _arguments(user: Node, names: Iterable[str]) -> list[Node]:
-    found = [user.argument(name) for name in names]
-    return [value for value in found if value is not None]
-
-
-def _is_choice(value: Node) -> bool:
-    """Return True for numbers from integers or conditions, as the one-hot choices of experts."""
-    while value.moves and not _is_integral(value):
-        value = value.first
-    if _is_integral(value) or value.is_const:
-        return True
-    return value.op == "mul" and all(map(_is_choice, value.values))
-
-
-def _is_integral(value: Node) -> bool:
-    return value.dtype is not None and not value.dtype.is_floating_point
 
 
 def _is_coefficient(factor: Node, result: Node, axes: Axes) -> bool:

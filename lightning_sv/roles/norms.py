@@ -1,19 +1,20 @@
 """Norms in a pass, also those written by hand, and the vectors that scale them.
 
-A norm by hand is found by its factors, in any order and with any constants between them:
+A norm by hand is found by its factors, with any constants between them:
 
-    mean square   mean(x^2), var(x), E[x^2] - E[x]^2     (x, 2)
-    root          sqrt of it, |x|, std(x)                (x, 1)
-    inverse       rsqrt of it, 1 / root                  (x, -1)
+    mean square   mean(x^2), var(x)       (x, 2)
+    root          sqrt of it, |x|, std(x) (x, 1)
+    inverse       rsqrt of it, 1 / root   (x, -1)
 
-x times an inverse of x, or x over a root of x, is normalized. A scale vector may multiply any of
-the factors first: gamma * x * rsqrt(mean(x^2)) and x * (gamma * rsqrt(mean(x^2))) are norms too.
+x times an inverse of x, or x over a root of x, is normalized. A scale vector may multiply x first:
+gamma * x * rsqrt(mean(x^2)) is a norm too.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple
 
-from lightning_sv.roles.graph import Graph, Node, Walk, plain
-from lightning_sv.roles.ops import NORMS, STATISTICS, SUMS
+from lightning_sv.roles.graph import CONST, PARAM, Graph, Node, Walk, plain
+from lightning_sv.roles.ops import NORMS, STATISTICS
 
 #: power of a statistic
 _SQUARE = 2.0
@@ -21,6 +22,8 @@ _ROOT = 1.0
 _INVERSE = -1.0
 #: operation -> power to which it raises a statistic
 _POWERS = {"sqrt": 0.5, "rsqrt": -0.5, "square": 2, "reciprocal": -1}
+#: operation -> power of the statistic of x by which it normalizes x
+_NORMALIZING = {"mul": _INVERSE, "div": _ROOT}
 _KEEP_STATISTIC = {"add", "mul", "div", "clamp", "clamp_min", "maximum", "expand"}
 
 
@@ -43,41 +46,31 @@ class Norms:
         self.statistics: dict[Node, Statistic] = {}
         self.normalized: set[Node] = set()
         self._outputs = graph.outputs
-        for node in graph.nodes:
-            if node.is_learned or not node.inputs:
-                continue
+        computed = [node for node in graph.nodes if node.inputs and not node.is_learned]
+        for node in computed:
             statistic = self._statistic(node)
             if statistic is not None:
                 self.statistics[node] = statistic
             if self._is_normalized(node):
                 self.normalized.add(node)
 
-    def _power(self, node: Node) -> float:
-        """Return the power of a statistic; 0 for any other value."""
-        statistic = self.statistics.get(node)
-        return 0 if statistic is None else statistic.power
-
     def _statistic(self, node: Node) -> Statistic | None:
         if node.op in STATISTICS:
             return _measured_statistic(node)
         if node.op in ("mean", "sum"):
-            base = _squared(node.first)
-            return None if base is None else Statistic(stem(base), _SQUARE)
-        for value in node.values:
-            if value in self.statistics:
-                return self._changed_statistic(node, self.statistics[value])
-        return None
+            return _mean_square(node)
+        known = [value for value in node.values if value in self.statistics]
+        return self._changed_statistic(node, known[0]) if known else None
 
-    def _changed_statistic(self, node: Node, known: Statistic) -> Statistic | None:
-        """Return what an operation makes of a statistic."""
+    def _changed_statistic(self, node: Node, value: Node) -> Statistic | None:
+        """Return what an operation makes of a value that is a statistic."""
+        known = self.statistics[value]
         exponent = _exponent(node)
         if exponent is not None:
             return Statistic(known.of, known.power * exponent)
-        others = [value for value in node.values if value not in self.statistics]
-        if node.op == "sub":
-            return known if _is_variance(node, known, others) else None
         keeps = node.moves or node.op in _KEEP_STATISTIC
-        return known if keeps and all(value.is_const for value in others) else None
+        others = [other for other in node.values if other not in self.statistics]
+        return known if keeps and all(other.is_const for other in others) else None
 
     def _is_normalized(self, node: Node) -> bool:
         if node.op in NORMS:
@@ -85,86 +78,61 @@ class Norms:
             return node.output == 0 and (weight is None or not weight.is_learned)
         if node.moves:
             return node.first in self.normalized
-        if node.op not in ("mul", "div"):
-            return False
-        norm = self._divisor(node)
-        if norm is None:
-            return self._is_constant_multiple(node)
-        normed = self.statistics[norm].of
-        return normed in map(stem, node.others(norm))
+        norm = self._norm_in(node)
+        if norm is not None:
+            return self.statistics[norm].of in map(stem, node.others(norm))
+        return _multiplied(node, {CONST}) in self.normalized
 
-    def _is_constant_multiple(self, product: Node) -> bool:
-        """Return True for a normalized value times constants."""
-        factors = [value for value in product.values if value not in self.normalized]
-        has_normalized = len(factors) < len(product.inputs)
-        return has_normalized and all(value.is_const for value in factors)
-
-    def _divisor(self, node: Node) -> Node | None:
+    def _norm_in(self, node: Node) -> Node | None:
         """Return the inverse by which a product multiplies, or the root by which it divides."""
-        if node.op == "mul":
-            return next((value for value in node.values if self._power(value) == _INVERSE), None)
-        divisor = node.argument("other")
-        return divisor if divisor is not None and self._power(divisor) == _ROOT else None
+        power = _NORMALIZING.get(node.op)
+        factors = node.values[1:] if node.op == "div" else node.values
+        known = (value for value in factors if value in self.statistics)
+        return next((value for value in known if self.statistics[value].power == power), None)
 
     def late_norms(self, product: Node, data: Node) -> list[Node]:
         """Return where `product`, a scale vector times `data`, becomes the scaled output of a norm.
 
-        `data` is one half of a norm, x or 1/|x|, and each of these nodes multiplies it with the
-        other half. There are none if something else reads the product too, such as a norm of
-        gamma * x: gamma is then a multiplier.
+        There `data` is x, and each of these nodes multiplies gamma * x by 1/|x|. There are none if
+        something else reads the product too, such as a norm of gamma * x: gamma is then a
+        multiplier.
         """
-        if not self._is_half(product, data):
+        if product.op != "mul" or data in self.statistics:
             return []
         ends: list[Node] = []
         walk = Walk(product)
-        for value, argument, user in walk:
-            if user.is_const or user in walk.seen or user in ends:
-                continue
-            if _is_fixed_multiple(user, value, argument):
-                walk.follow(user)
-            elif _scales_once(user, value, argument) and self._completes(user, value, data):
+        for value, _, user in walk:
+            if self._completes(user, value, data):
                 ends.append(user)
+            elif _is_fixed_multiple(user, value):
+                walk.follow(user)
             else:
                 return []
         return [] if walk.seen & self._outputs else ends
 
-    def _is_half(self, product: Node, data: Node) -> bool:
-        power = self._power(data)
-        if product.op == "div":
-            return power == _ROOT and product.argument("other") is data
-        return product.op == "mul" and power in (0, _INVERSE)
-
     def _completes(self, user: Node, value: Node, data: Node) -> bool:
-        """Return True if a product or a quotient of a value completes the norm of `data`."""
-        other = user.others(value)[0]
-        if self._power(data):  # 1/|x|, which x completes
-            return user.op == "mul" and self.statistics[data].of in stems(other)
-        wanted = _INVERSE if user.op == "mul" else _ROOT
-        return self._power(other) == wanted and self.statistics[other].of in stems(data)
-
-    def products_with(self, total: Node) -> list[Node]:
-        """Return the products of a sum with outputs of norms; empty if anything else reads it."""
-        products: list[Node] = []
-        walk = Walk(total)
-        for value, _, user in walk:
-            if user.is_const or user in walk.seen:
-                continue
-            if user.moves or (user.op in SUMS | {"mul", "div"} and user.is_alone(value)):
-                walk.follow(user)
-            elif user.op == "mul" and self.normalized.intersection(user.others(value)):
-                products.append(user)
-            else:
-                return []
-        return [] if walk.seen & self._outputs else products
+        """Return True if an operation multiplies a value by the inverse of |data|."""
+        norm = self._norm_in(user)
+        if norm is None or user.others(norm) != [value]:
+            return False
+        return self.statistics[norm].of in stems(data)
 
 
 def _measured_statistic(node: Node) -> Statistic | None:
     """Return the statistic of var, std or a Euclidean norm."""
-    order = node.scalars.get("ord", node.scalars.get("p", 2)) or 2
-    if float(order) != 2 or node.output:
+    order = node.scalars.get("ord", node.scalars.get("p", 2))
+    if order not in (None, 2) or node.output:
         return None
     power = _SQUARE if node.op.startswith("var") else _ROOT
     return Statistic(stem(node.first), power)
+
+
+def _mean_square(mean: Node) -> Statistic | None:
+    """Return the statistic of the mean or sum of x^2 or x * x; None of other values."""
+    square = plain(mean.first)
+    bases = {stem(value) for value in square.values}
+    is_square = _exponent(square) == 2 or (square.op == "mul" and len(square.inputs) == 2)
+    return Statistic(bases.pop(), _SQUARE) if is_square and len(bases) == 1 else None
 
 
 def _exponent(node: Node) -> float | None:
@@ -172,84 +140,48 @@ def _exponent(node: Node) -> float | None:
     return exponent if isinstance(exponent, (int, float)) else None
 
 
-def _squared(node: Node) -> Node | None:
-    """Return x of x^2 or x * x; None for another operation."""
-    node = plain(node)
-    if _exponent(node) == 2:
-        return node.first
-    if node.op != "mul" or len(node.inputs) != 2:
+def _is_fixed_multiple(user: Node, value: Node) -> bool:
+    """Return True for a value that is moved, or multiplied by what does not depend on data."""
+    is_multiple = user.moves or _multiplied(user, {CONST, PARAM}) is value
+    return is_multiple and user.shape == value.shape
+
+
+def stem(node: Node) -> Node:
+    """Return `node` before views, copies, constant factors, and subtraction of its mean."""
+    while True:
+        node = plain(node)
+        source = _without_mean(node) or _multiplied(node, {CONST})
+        if source is None:
+            return node
+        node = source
+
+
+def stems(node: Node) -> set[Node]:
+    """Return the stem of `node`, and the stems before its parameter factors."""
+    found = set()
+    value: Node | None = node
+    while value is not None:
+        value = stem(value)
+        found.add(value)
+        value = _multiplied(value, {CONST, PARAM})
+    return found
+
+
+def _without_mean(node: Node) -> Node | None:
+    """Return x of x - mean(x); None for another operation."""
+    if node.op != "sub" or len(node.inputs) != 2:
         return None
-    first, second = node.values
-    return first if stem(first) is stem(second) else None
-
-
-def _is_variance(difference: Node, known: Statistic, others: list[Node]) -> bool:
-    """Return True for E[x^2] - E[x]^2."""
-    if known.power != _SQUARE or len(others) != 1 or others[0] is difference.first:
-        return False
-    base = _squared(others[0])
-    if base is None:
-        return False
-    mean = plain(base)
-    return _is_mean(mean) and stem(mean.first) is known.of
+    return node.first if _is_mean(plain(node.values[1])) else None
 
 
 def _is_mean(node: Node) -> bool:
     return node.op == "mean" or (node.op in ("var_mean", "std_mean") and node.output == 1)
 
 
-def _scales_once(user: Node, value: Node, argument: str) -> bool:
-    """Return True for a product or a quotient that is linear in a value, not its square."""
-    scales = user.op == "mul" or (user.op == "div" and argument == "self")
-    return scales and len(user.others(value)) == len(user.inputs) - 1
-
-
-def _is_fixed_multiple(user: Node, value: Node, argument: str) -> bool:
-    """Return True for a value that is moved, or multiplied by what does not depend on data."""
-    if user.shape != value.shape:
-        return False
-    return user.moves or (_scales_once(user, value, argument) and user.is_alone(value))
-
-
-def stem(node: Node) -> Node:
-    """Return `node` before views, copies, constant factors, and subtraction of its mean."""
-    before: Node | None = node
-    while before is not None:
-        node = plain(before)
-        before = _without_constant(node)
-    return node
-
-
-def _without_constant(node: Node) -> Node | None:
-    """Return x of x - mean(x), x / c, x * c or c * x; None for another operation."""
-    if node.op not in ("sub", "mul", "div"):
+def _multiplied(node: Node, kinds: Collection[int]) -> Node | None:
+    """Return x of x * f, f * x and x / f with factors f of these kinds; None for others."""
+    others = [value for value in node.values if value.kind not in kinds]
+    if node.op not in _NORMALIZING or len(others) != 1:
         return None
-    first, *rest = node.values
-    if node.op == "sub":
-        return first if len(rest) == 1 and _is_mean(plain(rest[0])) else None
-    if all(value.is_const for value in rest):
-        return first
-    is_factor = node.op == "mul" and first.is_const and len(rest) == 1
-    return rest[0] if is_factor else None
-
-
-def stems(node: Node) -> set[Node]:
-    """Return the stem of `node`, and the stems before its parameter factors."""
-    node = stem(node)
-    found = {node}
-    while True:
-        factor = _scaled_data(node)
-        if factor is None:
-            return found
-        node = stem(factor)
-        found.add(node)
-
-
-def _scaled_data(node: Node) -> Node | None:
-    """Return the data of data times a parameter, or data over one; None for another operation."""
-    if node.op not in ("mul", "div") or len(node.inputs) != 2:
-        return None
-    data = [value for value in node.values if not value.is_fixed]
-    if len(data) != 1 or (node.op == "div" and data[0] is not node.first):
-        return None
-    return data[0]
+    is_divisor = node.op == "div" and others[0] is not node.first
+    return None if is_divisor else others[0]

@@ -1,14 +1,14 @@
 """Tables of torch operations for the classification; add new operations here."""
 
+from typing import NamedTuple
+
+CONVOLUTIONS = ("convolution", "_convolution", "mkldnn_convolution", "cudnn_convolution")
 #: operation -> the arguments of a product: activations and a matrix
 PRODUCTS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("mm", "bmm", "_grouped_mm"), ("self", "mat2")),
     **dict.fromkeys(("addmm", "_addmm_activation"), ("mat1", "mat2")),
     **dict.fromkeys(("addbmm", "baddbmm"), ("batch1", "batch2")),
-    **dict.fromkeys(
-        ("linear", "convolution", "_convolution", "mkldnn_convolution", "cudnn_convolution"),
-        ("input", "weight"),
-    ),
+    **dict.fromkeys(("linear", *CONVOLUTIONS), ("input", "weight")),
     "mv": ("self", "vec"),
     "dot": ("self", "tensor"),
     "addmv": ("mat", "vec"),
@@ -33,6 +33,8 @@ NORMS: dict[str, tuple[str, str, str]] = {
         ("input", "weight", "bias"),
     ),
 }  # fmt: skip
+#: norms whose scale vector varies along the second axis; that of the others along the last
+CHANNELS_FIRST = frozenset(NORMS) - {"rms_norm", "_fused_rms_norm", "native_layer_norm"}
 LOOKUPS = frozenset({"embedding", "_embedding_bag", "_embedding_bag_forward_only"})
 #: attention as one operation, linear in its value, channel by channel
 ATTENTION = frozenset(
@@ -54,37 +56,44 @@ COPIES = frozenset(
         "flip", "roll", "neg", "_conj_physical", "split_with_sizes_copy", "_reshape_copy",
     }
 )  # fmt: skip
-#: operation -> the argument whose rows are selected, moved or gathered
+#: operation -> the arguments whose rows are selected, moved or gathered
 ROWS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("index", "index_select", "gather", "_unsafe_index", "masked_select"), ("self",)
     ),
     **dict.fromkeys(("cat", "stack"), ("tensors",)),
     **dict.fromkeys(
-        ("copy", "_copy", "scatter", "scatter_add", "slice_scatter", "select_scatter"), ("src",)
+        ("copy", "_copy", "scatter", "slice_scatter", "select_scatter"), ("self", "src")
     ),
-    **dict.fromkeys(("index_copy", "index_add", "masked_scatter"), ("source",)),
-    **dict.fromkeys(("index_put", "_index_put_impl"), ("values",)),
+    **dict.fromkeys(("index_copy", "masked_scatter"), ("self", "source")),
+    **dict.fromkeys(("index_put", "_index_put_impl"), ("self", "values")),
 }
 #: operations that select rows of a table by index
 CHOICES_OF_ROWS = frozenset({"index", "index_select", "gather", "_unsafe_index"})
-#: operations that add the moved rows to existing ones
-ADDING_ROWS = frozenset({"index_add", "scatter_add"})
 #: operations that select parts of an axis
 SPLITS = frozenset(
     {"split", "split_with_sizes", "slice", "glu", "unbind", "select", "index_select"}
 )
 SUMS = frozenset({"add", "sub", "rsub", "_add_relu"})
-#: operation -> the terms of its sum, each a product of arguments, possibly over one
-TERMS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("add", "sub", "rsub"), ("self", "other")),
-    **dict.fromkeys(("div", "true_divide"), ("self/other",)),
-    "mul": ("self*other",),
-    "addcmul": ("self", "tensor1*tensor2"),
-    "addcdiv": ("self", "tensor1/tensor2"),
-    "lerp": ("self", "self*weight", "end*weight"),
-    "where": ("condition*self", "condition*other"),
-    "masked_fill": ("self*mask", "value"),
+
+
+class Term(NamedTuple):
+    """A product of arguments, possibly over others."""
+
+    factors: tuple[str, ...]
+    divisors: tuple[str, ...] = ()
+
+
+#: operation -> the terms of its sum
+TERMS: dict[str, tuple[Term, ...]] = {
+    **dict.fromkeys(("add", "sub", "rsub"), (Term(("self",)), Term(("other",)))),
+    **dict.fromkeys(("div", "true_divide"), (Term(("self",), ("other",)),)),
+    "mul": (Term(("self", "other")),),
+    "addcmul": (Term(("self",)), Term(("tensor1", "tensor2"))),
+    "addcdiv": (Term(("self",)), Term(("tensor1",), ("tensor2",))),
+    "lerp": (Term(("self",)), Term(("self", "weight")), Term(("end", "weight"))),
+    "where": (Term(("condition", "self")), Term(("condition", "other"))),
+    "masked_fill": (Term(("self", "mask")), Term(("value",))),
 }
 #: operation -> the arguments that it multiplies
 MULTIPLIED: dict[str, frozenset[str]] = {
@@ -115,7 +124,8 @@ MIXING = (
     | CHOICES
     | frozenset(NORMS)
     | {
-        "maximum", "minimum", "_cdist_forward", "scatter_reduce", "index_reduce", "grid_sampler_2d",
+        "maximum", "minimum", "_cdist_forward", "index_add", "scatter_add", "scatter_reduce",
+        "index_reduce", "grid_sampler_2d",
         "grid_sampler_3d", "_local_scalar_dense", "nonzero", "unique", "_unique2", "histc",
         "bincount", "one_hot", "linalg_cross", "_prelu_kernel", "prelu", "rrelu_with_noise",
         "mse_loss", "huber_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits",
@@ -123,6 +133,8 @@ MIXING = (
 )  # fmt: skip
 #: operations that join a parameter to activations, without multiplying them
 JOINS = frozenset(ROWS) | {
+    "index_add",
+    "scatter_add",
     "where",
     "masked_fill",
     "maximum",

@@ -35,8 +35,7 @@ class ModelParameter:
         decays_to: for a scale vector, gamma at parameters of 0, to which decay pulls, such as 1 if
             gamma is 1 + w; None if unknown
         in_axis: for a matrix, the axis that its product sums over
-        head_width: for a matrix, the width of the heads into which its product is divided; 0 if
-            they are the last axis
+        head_width: for a matrix, the width of the heads into which its product is viewed
         trained: True if it requires a gradient
     """
 

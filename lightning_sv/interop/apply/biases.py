@@ -7,33 +7,35 @@ added, such as positions, a class token or the number of a mask, keeps the vecto
 
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.graph import Node, Walk, plain
-from lightning_sv.roles.ops import NORMS, PRODUCTS, SUMS, TERMS
+from lightning_sv.roles.ops import NORMS, PRODUCTS, SUMS
 
-#: something other than biases
-OTHERS = frozenset({""})
-#: operations that select between values and numbers
-_SELECTING = TERMS.keys() - SUMS - {"mul", "div", "true_divide"}
+#: operations that may insert other numbers
+_INSERTING = frozenset({"cat", "addcmul", "addcdiv", "lerp", "where", "masked_fill"})
+#: operation -> its argument with a number that it adds or inserts
+_NUMBERS = {"constant_pad_nd": "value"} | dict.fromkeys(SUMS, "other")
 
 
-def biases_after(name: str, traced: TracedModel) -> set[frozenset[str]]:
-    """Return the biases that are added to each of a vector's scaled values.
+def biases_after(name: str, traced: TracedModel) -> frozenset[str] | None:
+    """Return the biases of the vector's shape that are added to all scaled values of a vector.
 
-    `OTHERS` stands for anything but parameters of the vector's shape.
+    None if something else is added, or different biases.
     """
     shape = tuple(traced.named[name].shape)
-    return {_biases(node, shape, traced) for node, _ in traced.scaled.get(name, ())}
+    scaled = traced.scaled.get(name)
+    if not scaled:
+        return frozenset()
+    found = {_biases(node, shape, traced) for node, _ in scaled}
+    return found.pop() if len(found) == 1 else None
 
 
-def _biases(node: Node, shape: tuple[int, ...], traced: TracedModel) -> frozenset[str]:
+def _biases(node: Node, shape: tuple[int, ...], traced: TracedModel) -> frozenset[str] | None:
     added = _addends(node)
     if added is None:
-        return OTHERS
-    fixed = [value for value in added if value.is_fixed]
-    if not all(plain(value).op == "parameter" for value in fixed):
-        return OTHERS
-    names = frozenset[str]().union(*(traced.flow.sources[value] for value in fixed))
-    fits = all(tuple(traced.named[name].shape) == shape for name in names)
-    return names if fits and len(names) == len(fixed) else OTHERS
+        return None
+    fixed = [plain(value) for value in added if value.is_fixed]
+    if not all(value.op == "parameter" and value.shape == shape for value in fixed):
+        return None
+    return frozenset[str]().union(*(traced.flow.sources[value] for value in fixed))
 
 
 def _addends(node: Node) -> set[Node] | None:
@@ -44,13 +46,12 @@ def _addends(node: Node) -> set[Node] | None:
         others = user.others(value)
         if user.op in PRODUCTS and any(other.is_learned for other in others):
             continue  # a matrix
-        is_product = user.op == "addcmul" and argument != "self"
-        if not is_product and _has_numbers(user, others):
-            return None
-        if user.op in SUMS:
-            added.update(others)
-        elif is_product:
+        if user.op == "addcmul" and argument != "self":
             added |= _added_by(user)
+        elif _inserts_numbers(user):
+            return None
+        elif user.op in SUMS:
+            added.update(others)
         walk.follow(user)
     return added
 
@@ -58,19 +59,10 @@ def _addends(node: Node) -> set[Node] | None:
 def _added_by(node: Node) -> set[Node]:
     """Return what a norm, or addcmul, adds itself."""
     own = "self" if node.op == "addcmul" else NORMS.get(node.op, ("", "", ""))[2]
-    return {value for argument, value in node.inputs if argument == own}
+    return set(node.arguments([own]))
 
 
-def _has_numbers(user: Node, others: list[Node]) -> bool:
-    """Return True if an operation adds or inserts numbers other than 0."""
-    scalars = user.scalars
-    if user.op in SUMS:
-        return bool(scalars.get("other", 0))
-    if user.op == "constant_pad_nd":
-        return bool(scalars.get("value", 0))
-    if user.op == "cat":
-        return any(other.is_fixed for other in others)
-    if user.op not in _SELECTING:
-        return False
-    numbers = [scalars[key] for key in ("value", "other", "self") if key in scalars]
-    return any(numbers) or not numbers
+def _inserts_numbers(user: Node) -> bool:
+    """Return True if an operation may add or insert numbers other than 0."""
+    number = user.scalars.get(_NUMBERS.get(user.op, ""), 0)
+    return user.op in _INSERTING or bool(number)

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from lightning_sv.interop.apply.parts import Layout, layout_of
@@ -10,7 +10,7 @@ from lightning_sv.roles.api import Product, TracedModel
 from lightning_sv.roles.consumers import Consumer
 from lightning_sv.roles.graph import Node, plain
 from lightning_sv.roles.norms import stem
-from lightning_sv.roles.ops import NORMS, SUMS
+from lightning_sv.roles.ops import CONVOLUTIONS, NORMS, SUMS
 from lightning_sv.roles.types import ModelParameter, ModelRole
 
 
@@ -69,9 +69,7 @@ class Matrices:
         products = self.traced.products[name]
         if row.in_axis is None or not _is_plain(row, products):
             return None
-        d_out = row.shape[-2] if row.in_axis == len(row.shape) - 1 else row.shape[-1]
-        layouts = {layout_of(p.node, p.argument, d_out) for p in products}
-        layout = layouts.pop() if len(layouts) == 1 else Layout((d_out,), mixed=True)
+        layout = _layout(row, products)
         norms = self._norms_after(products)
         is_one = len(row.shape) == 2 and len(layout.parts) == 1
         has_several = layout.mixed or (is_one and norms == {False})  # one has a norm
@@ -108,22 +106,31 @@ def _tied_parameters(traced: TracedModel) -> set[str]:
 
 def _normalized_products(traced: TracedModel) -> dict[Node, bool]:
     """Return input of a norm, which may be a sum -> whether norms read all of it."""
-    statistics = traced.flow.norms.statistics
-    read = []
-    for node, statistic in statistics.items():
-        if statistics.keys().isdisjoint(node.values):  # not a power of a different statistic
-            read.append((statistic.of, node.first))
-    for node in traced.flow.graph.nodes:
-        if node.op in NORMS:
-            read.append((stem(node.first), node.first))
-
     normalized: dict[Node, bool] = {}
-    for source, value in read:
+    for source, value in _read_by_norms(traced):
         reads_all = math.prod(value.shape) == math.prod(source.shape)
         before_bias = source.values if source.op in SUMS else []
         for node in (source, *before_bias):
             normalized[node] = reads_all or normalized.get(node, False)
     return normalized
+
+
+def _read_by_norms(traced: TracedModel) -> Iterator[tuple[Node, Node]]:
+    """Yield x and the part of it that a norm reads, for each norm of x."""
+    statistics = traced.flow.norms.statistics
+    for node, statistic in statistics.items():
+        if statistics.keys().isdisjoint(node.values):  # not a power of a different statistic
+            yield statistic.of, node.first
+    for node in traced.flow.graph.nodes:
+        if node.op in NORMS:
+            yield stem(node.first), node.first
+
+
+def _layout(row: ModelParameter, products: list[Product]) -> Layout:
+    """Return the matrices in a weight, which all its products must show alike."""
+    d_out = row.shape[-2] if row.in_axis == len(row.shape) - 1 else row.shape[-1]
+    layouts = {layout_of(product.node, product.argument, d_out) for product in products}
+    return layouts.pop() if len(layouts) == 1 else Layout((d_out,), mixed=True)
 
 
 def _is_plain(row: ModelParameter, products: list[Product]) -> bool:
@@ -134,5 +141,6 @@ def _is_plain(row: ModelParameter, products: list[Product]) -> bool:
     axes = len(row.shape)
     if axes not in (2, 3) or row.in_axis not in (axes - 1, axes - 2):
         return False
-    is_parameter = all(plain(product.operand).op == "parameter" for product in products)
-    return is_parameter and not any("conv" in product.node.op for product in products)
+    operands = {plain(product.operand).op for product in products}
+    reads = {product.node.op for product in products}
+    return operands == {"parameter"} and reads.isdisjoint(CONVOLUTIONS)

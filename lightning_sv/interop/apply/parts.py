@@ -18,7 +18,14 @@ from typing import NamedTuple
 
 from lightning_sv.roles.axes import Block, UseAlong, block_of, users_along
 from lightning_sv.roles.graph import DATA, Node, Walk, users_in_order
-from lightning_sv.roles.ops import ATTENTION, CHOICES_OF_ROWS, PRODUCTS, SOFTMAX, SUMS
+from lightning_sv.roles.ops import (
+    ATTENTION,
+    CHOICES_OF_ROWS,
+    CONVOLUTIONS,
+    PRODUCTS,
+    SOFTMAX,
+    SUMS,
+)
 
 #: operations that put parts together
 _JOINS = frozenset({"cat", "stack", "copy"})
@@ -26,6 +33,7 @@ _JOINS = frozenset({"cat", "stack", "copy"})
 _SINGLES = frozenset({"unbind", "select"})
 #: operations that read several blocks of an axis
 _CHOOSING = CHOICES_OF_ROWS | {"glu"}
+_MULTIPLYING = PRODUCTS.keys() - set(CONVOLUTIONS)
 _KEEPING_PARTS = _JOINS | ATTENTION | SOFTMAX
 
 
@@ -210,7 +218,7 @@ def _is_meeting(user: Node, value: Node) -> bool:
 
 
 def _is_product(user: Node) -> bool:
-    return user.op in ATTENTION or (user.op in PRODUCTS and "conv" not in user.op)
+    return user.op in ATTENTION or (user.op in _MULTIPLYING)
 
 
 def _stays_one(user: Node, value: Node, seen: set[Node]) -> bool:

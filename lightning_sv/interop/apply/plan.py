@@ -234,8 +234,6 @@ class Plan:
         layer = type(self.model.get_submodule(matrix.weight.rpartition(".")[0]))
         if layer is not nn.Linear:
             return f"its layer is a {layer.__name__.removeprefix('Parametrized')}, not an nn.Linear"
-        if matrix.head_width == 0:
-            return "the channels of a head are not adjacent"
         if len(weight) == 1:
             return "the norm of a single output is its sign"
         return None

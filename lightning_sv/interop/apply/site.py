@@ -11,7 +11,6 @@ class Reason(Enum):
 
     TIED = "it is tied to a different parameter"
     OTHERS_ADDED = "something other than one bias of its shape is added after it"
-    DIFFERENT_BIASES = "different biases are added after it"
     MATRIX_TIED = "{} is tied and read elsewhere"
     SHAPE = "its shape has {} axes"
     WIDTH = "{} reads it with a different width"

@@ -2,16 +2,18 @@
 
 import re
 from collections import defaultdict
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.apply.bare_norms import bare_sites
-from lightning_sv.interop.apply.biases import OTHERS, biases_after
+from lightning_sv.interop.apply.biases import biases_after
 from lightning_sv.interop.apply.matrices import Matrices, SiteMatrix
 from lightning_sv.interop.apply.site import Reason, Site, Stays
 from lightning_sv.roles import family
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.dataflow import value_at
+from lightning_sv.roles.graph import Node
 from lightning_sv.roles.types import ModelParameter
 
 _VECTORS = ("input", "output")
@@ -39,15 +41,15 @@ def _site(row: ModelParameter, matrices: Matrices) -> Site:
     """Return the site of a vector, with the matrices that read it."""
     readers = _readers(row, matrices)
     found = _matrices_of(row, readers, matrices)
-    biases = biases_after(row.name, matrices.traced) if found else set()
+    biases = biases_after(row.name, matrices.traced) if found else frozenset[str]()
     stays = _reason_to_stay(row, readers, found, biases, matrices)
+    bias = next(iter(biases or ()), None)
     names = [matrix.weight for matrix in found]
-    bias_names = frozenset[str]().union(*biases)
     return Site(
         vector=row.name,
         origin=_origin(row, matrices.traced),
         role=row.role,
-        bias=next(iter(bias_names), None) if stays is None else None,
+        bias=bias if stays is None else None,
         matrices=tuple(matrix for matrix in found if matrix.weight not in matrices.tied),
         tied=tuple(sorted(matrices.tied.intersection(names))),
         stays=stays,
@@ -75,30 +77,21 @@ def _reason_to_stay(
     row: ModelParameter,
     readers: list[str],
     found: list[SiteMatrix],
-    biases: set[frozenset[str]],
+    biases: frozenset[str] | None,
     matrices: Matrices,
 ) -> Stays | None:
     """Return why a vector cannot move into the matrices that read it; None if it can."""
     if row.name in matrices.tied:
         return Stays(Reason.TIED)
-    misfit = _unfit_bias(biases)
-    for matrix in reversed(found):
-        misfit = misfit or _misfit(row, matrix, matrices)
-    if misfit is not None:
-        return misfit
+    if biases is None or len(biases) > 1:
+        return Stays(Reason.OTHERS_ADDED)
+    for matrix in found:
+        misfit = _misfit(row, matrix, matrices)
+        if misfit is not None:
+            return misfit
     if row.role == "input" and len(found) < len(readers):
         return Stays(Reason.UNFIT)
     return None if row.redundant else Stays(Reason.NEEDED)
-
-
-def _unfit_bias(biases: set[frozenset[str]]) -> Stays | None:
-    """Return why a vector cannot leave what is added to it."""
-    if len(biases) > 1:
-        return Stays(Reason.DIFFERENT_BIASES)
-    for names in biases:
-        if names == OTHERS or len(names) > 1:
-            return Stays(Reason.OTHERS_ADDED)
-    return None
 
 
 def _misfit(row: ModelParameter, matrix: SiteMatrix, matrices: Matrices) -> Stays | None:
@@ -121,12 +114,19 @@ def _origin(row: ModelParameter, traced: TracedModel) -> float | None:
         return row.decays_to
     if "bias" in traced.uses[row.name]:  # a table of gammas and biases
         return None
-    added = set()
-    for _, factor in traced.scaled[row.name]:
-        for at in (0.0, 1.0, 3.0):
-            gamma = value_at(factor, at)
-            added.add(None if gamma is None else gamma - at)
+    factors = [factor for _, factor in traced.scaled[row.name]]
+    added = {_constant_added(factor) for factor in factors}
     return added.pop() if len(added) == 1 else None
+
+
+def _constant_added(factor: Node) -> float | None:
+    """Return c of a factor w + c of a parameter w; None for another function of it."""
+    at_zero = value_at(factor, 0.0)
+    for parameter in (1.0, 3.0):
+        gamma = value_at(factor, parameter)
+        if at_zero is None or gamma != at_zero + parameter:
+            return None
+    return at_zero
 
 
 def _with_siblings(sites: list[Site], traced: TracedModel) -> list[Site]:
@@ -138,31 +138,34 @@ def _with_siblings(sites: list[Site], traced: TracedModel) -> list[Site]:
         ConfigError: a sibling has a norm of its own that the pass does not reach, as in a layer
             that it skips
     """
+    unreached_norms = set(map(_siblings, _unreached(traced, _VECTORS, traced.scaled)))
     reached: dict[str, tuple[Site, SiteMatrix]] = {}
+    families: set[str] = set()
     for site in sites:
-        reached.update((_siblings(matrix.weight), (site, matrix)) for matrix in site.matrices)
-    unreached_norms = _unreached_norms(traced)
+        for matrix in site.matrices:
+            families.add(family(matrix.weight))
+            if _siblings(site.vector) not in unreached_norms:
+                reached[_siblings(matrix.weight)] = site, matrix
+
     added: dict[Site, list[SiteMatrix]] = defaultdict(list)
-    for name in _unreached_matrices(traced):
-        like = reached.get(_siblings(name))
-        if like is not None and _siblings(like[0].vector) not in unreached_norms:
-            site, matrix = like
+    for name in _unreached(traced, _MATRICES, traced.products):
+        if _siblings(name) in reached:
+            site, matrix = reached[_siblings(name)]
             added[site].append(matrix._replace(weight=name))
-        elif family(name) in map(family, reached) and name not in traced.known:
+        elif family(name) in families and name not in traced.known:
             what = f"no token of the example reached {name}, so its scale vector is unknown"
             hint = "pass an example that reaches it, such as one with more tokens."
             raise ConfigError(f"{what}; {hint}")
     return [replace(site, matrices=(*site.matrices, *added[site])) for site in sites]
 
 
-def _unreached_norms(traced: TracedModel) -> set[str]:
-    rows = [row for row in traced.roles.parameters if row.role in _VECTORS]
-    return {_siblings(row.name) for row in rows if row.name not in traced.scaled}
-
-
-def _unreached_matrices(traced: TracedModel) -> list[str]:
-    rows = [row for row in traced.roles.parameters if row.role in _MATRICES]
-    return [row.name for row in rows if row.name not in traced.products]
+def _unreached(
+    traced: TracedModel, roles: Collection[str], reached: Collection[str]
+) -> Iterator[str]:
+    """Yield the names of parameters with one of these roles that the pass did not reach."""
+    for row in traced.roles.parameters:
+        if row.role in roles and row.name not in reached:
+            yield row.name
 
 
 def _siblings(name: str) -> str:
