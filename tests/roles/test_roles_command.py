@@ -179,7 +179,8 @@ def test_roles_depth_refused_before_the_model_is_built(
 
 
 def test_roles_wrong_input_refused(model_dir: Path, tmp_path: Path, refused: Refused) -> None:
-    empty, config = tmp_path / "empty", model_dir / "config.json"
+    empty = tmp_path / "empty"
+    config = model_dir / "config.json"
     empty.mkdir()
     assert "config.json" in refused("roles", str(empty))
     assert "nowhere.json cannot be read" in refused("roles", str(tmp_path / "nowhere.json"))
