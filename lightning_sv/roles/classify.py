@@ -47,12 +47,6 @@ class Use:
         return self.argument in ops.PRODUCTS.get(self.node.op, ())
 
     @property
-    def is_learned_matrix(self) -> bool:
-        """True for the matrix that multiplies learned queries."""
-        is_matrix = self.is_operand and self.argument == ops.PRODUCTS[self.node.op][1]
-        return self.is_learned and is_matrix
-
-    @property
     def is_learned_bias(self) -> bool:
         """True for the bias of a product of learned queries."""
         return self.is_learned and self.node.op in ops.PRODUCTS and self.is_addend
@@ -146,7 +140,6 @@ class Rule(NamedTuple):
 
 #: the first rule that applies to a use decides; docs/architecture.md gives the reasons
 RULES = (
-    Rule("learned queries' matrix", "matrix", lambda use: use.is_learned_matrix),
     Rule("learned queries' bias", "bias", lambda use: use.is_learned_bias),
     Rule("parameters alone", None, lambda use: use.is_learned),
     Rule("lookup", "embedding", lambda use: use.node.op in ops.LOOKUPS),

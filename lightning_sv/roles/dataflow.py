@@ -101,9 +101,13 @@ class Dataflow:
 
 def _operands(node: Node) -> list[Node]:
     """Return the learned inputs whose values the result has: of a product no bias, no index."""
-    learned = [(name, value) for name, value in node.inputs if value.is_learned]
-    names = ("self",) if node.op in CHOICES_OF_ROWS else PRODUCTS.get(node.op)
-    return [value for name, value in learned if names is None or name in names]
+    if node.op in CHOICES_OF_ROWS:
+        operands = node.arguments(["self"])
+    elif node.op in PRODUCTS:
+        operands = node.arguments(PRODUCTS[node.op])
+    else:
+        operands = node.values
+    return [value for value in operands if value.is_learned]
 
 
 def _is_factor(value: Node, product: Node) -> bool:

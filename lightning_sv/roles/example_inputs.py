@@ -4,7 +4,7 @@ These are token ids, an image or speech.
 """
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count, islice
 from typing import Any
 
@@ -24,10 +24,6 @@ _FRAMES = 64
 _SAMPLES = 16_000
 #: limit of a setting used as a size
 _MAX_SIZE = 8192
-#: limit of the elements of an image
-_MAX_NUMBERS = 2**28
-#: limit of the embeddings of an image
-_MAX_EMBEDDINGS = 2**14
 
 
 def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -115,7 +111,10 @@ def _from_config(model: nn.Module) -> dict[str, Any] | None:
     accepted = _accepted_names(model)
     like = next(model.parameters())
     token = _image_token(config)
-    image, n_embeddings = _accepted_image(model, token, _images(config, accepted, like))
+    image = _image(config, accepted, like)
+    n_embeddings = 0
+    if image and token is not None:
+        n_embeddings = _checked_embeddings(model, image)
     inputs = image | _speech(config, accepted, like)
     if "input_ids" in accepted:
         vocabulary = getattr(config.get_text_config(), "vocab_size", None)
@@ -184,33 +183,19 @@ def _placeholders(config: Any, token: int | None, n_embeddings: int) -> list[int
     return tokens
 
 
-def _accepted_image(
-    model: nn.Module, token: int | None, images: Iterator[dict[str, Any]]
-) -> tuple[dict[str, Any], int]:
-    """Return the first image that the model accepts, and its number of embeddings.
+def _checked_embeddings(model: nn.Module, image: dict[str, Any]) -> int:
+    """Return the number of embeddings of an image.
 
     Raises:
-        ConfigError: there are images of its configuration, and it accepts none
+        ConfigError: the model rejects it
     """
-    first_error: Exception | None = None
-    for image in images:
-        if any(value.numel() > _MAX_NUMBERS for value in image.values()):
-            continue
-        if token is None:
-            return image, 0
-        try:
-            n_embeddings = _embeddings(model, image)
-        except Exception as error:  # models can raise anything for a wrong layout
-            first_error = first_error or error
-            continue
-        if n_embeddings is not None:
-            return image, n_embeddings
-    if first_error is not None:
-        why = f"{type(first_error).__name__}: {' '.join(str(first_error).split())[:200]}"
+    try:
+        return _embeddings(model, image)
+    except Exception as error:  # models can raise anything for a wrong layout
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         what = f"{type(model).__name__} accepts no image of the size in its config ({why})"
         hint = "Correct vision_config, or pass example= to weight_decay_roles."
-        raise ConfigError(f"{what}. {hint}")
-    return {}, 0
+        raise ConfigError(f"{what}. {hint}") from error
 
 
 def _one(like: Tensor) -> Tensor:
@@ -245,61 +230,52 @@ def token_ids(vocabulary: int, inner: Sequence[int] = ()) -> Tensor:
     return torch.tensor([[*ids[:half], *inner, *ids[half:]]])
 
 
-def _images(config: Any, accepted: set[str], like: Tensor) -> Iterator[dict[str, Any]]:
-    """Yield the inputs of an image in different layouts, with the device and dtype of `like`."""
+def _image(config: Any, accepted: set[str], like: Tensor) -> dict[str, Any]:
+    """Return the inputs of an image, with the device and dtype of `like`."""
     vision = getattr(config, "vision_config", config)
     size = _first(vision, "image_size")
     if "pixel_values" not in accepted:
-        return
+        return {}
     if "image_grid_thw" in accepted:
-        yield from _patches(vision, like)
-    elif size is not None:
-        sizes = {"image_sizes": torch.tensor([[size, size]], device=like.device)}
-        for lead in ((1,), (1, 1), (1, 2), (1, 5)):  # one image, or its tiles
-            pixels = _one(like).expand(*lead, _channels(vision), size, size)
-            yield {"pixel_values": pixels}
-            if "image_sizes" in accepted:
-                yield {"pixel_values": pixels} | sizes
+        return _patches(vision, like)
+    return (
+        {}
+        if size is None
+        else {"pixel_values": _one(like).expand(1, _channels(vision), size, size)}
+    )
 
 
-def _patches(vision: Any, like: Tensor) -> Iterator[dict[str, Any]]:
-    """Yield an image as patches, each a row, for models of videos and of images."""
+def _patches(vision: Any, like: Tensor) -> dict[str, Any]:
+    """Return an image as patches, each a row."""
     patch = _first(vision, "patch_size") or 14
     side = 4 * (_first(vision, "spatial_merge_size") or 1)
     frames = _first(vision, "temporal_patch_size") or 1
-    grid = torch.tensor([[1, side, side]], device=like.device)
-    for depth in {frames: None, 1: None}:
-        pixels = _one(like).expand(side * side, _channels(vision) * depth * patch * patch)
-        yield {"pixel_values": pixels, "image_grid_thw": grid}
+    numbers = _channels(vision) * frames * patch * patch
+    return {
+        "pixel_values": _one(like).expand(side * side, numbers),
+        "image_grid_thw": torch.tensor([[1, side, side]], device=like.device),
+    }
 
 
 def _channels(vision: Any) -> int:
     return _first(vision, "num_channels", "in_channels", "in_chans") or 3
 
 
-def _embeddings(model: nn.Module, image: dict[str, Any]) -> int | None:
-    """Return the number of embeddings of an image; None if the result is not understood."""
+def _embeddings(model: nn.Module, image: dict[str, Any]) -> int:
+    """Return the number of embeddings of an image."""
     embed: Any = getattr(model, "get_image_features", None)
     if embed is None:
         return 0
-    names = inspect.signature(embed).parameters
-    accepted = {key: value for key, value in image.items() if key in names or "args" in names}
-    out = run_method(model, embed, accepted)
+    out = run_method(model, embed, image)
     rows = getattr(out, "pooler_output", out)
-    parts: list[Any] = list(rows) if isinstance(rows, (list, tuple)) else [rows]
-    n_embeddings = 0
-    for part in parts:
-        if not isinstance(part, Tensor) or part.ndim < 2:
-            return None
-        n_embeddings += part.shape[:-1].numel()
-    return n_embeddings if n_embeddings <= _MAX_EMBEDDINGS else None
+    parts: list[Tensor] = list(rows) if isinstance(rows, (list, tuple)) else [rows]
+    return sum(part.shape[:-1].numel() for part in parts)
 
 
 def _first(config: Any, *names: str) -> int | None:
+    """Return the first of some settings that is a size."""
     for name in names:
         value = getattr(config, name, None)
-        if isinstance(value, (list, tuple)) and value:
-            value = value[-1]
         if isinstance(value, int) and 0 < value <= _MAX_SIZE:
             return value
     return None

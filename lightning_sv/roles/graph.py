@@ -16,8 +16,11 @@ import torch
 
 from lightning_sv.roles.ops import COPIES
 
-#: dependence of a value: on neither, parameters, the example, or both
-CONST, PARAM, INPUT, DATA = range(4)
+#: dependence of a value, as bits: on neither, parameters, the example, or both
+CONST = 0
+PARAM = 1
+INPUT = 2
+DATA = PARAM | INPUT
 
 
 @dataclass(slots=True, eq=False)

@@ -38,13 +38,12 @@ class LinearValues:
 
     def matrix_of(self, argument: str, product: Node) -> Node | None:
         """Return the parameters that multiply `argument` in a product; None if there are none."""
-        names = ops.PRODUCTS.get(product.op, ())
-        if argument not in names:
+        operands = ops.PRODUCTS.get(product.op)
+        if operands is None or argument not in operands:
             return None
-        others = [value for name, value in product.inputs if name in names and name != argument]
-        if self.axes.keys() & others:
-            return None
-        return next((value for value in others if value.is_learned), None)
+        first, second = operands
+        other = product.argument(second if argument == first else first)
+        return other if other is not None and other.is_learned else None
 
     def axes_after(self, user: Node, inputs: Inputs) -> Axes | None:
         """Return the axes of the channels in a result of linear `inputs`; None if not linear."""
@@ -115,12 +114,14 @@ class LinearValues:
         factors = user.arguments(term.factors)
         divisors = user.arguments(term.divisors)
         linear = [value for value in factors if value in self.axes]
+        coefficients = [value for value in factors if value not in self.axes] + divisors
         if not linear:
-            return _is_fixed_term(factors + divisors, condition=user.argument("condition"))
-        if len(linear) > 1 or not self.axes.keys().isdisjoint(divisors):
+            return _is_fixed_term(coefficients, condition=user.argument("condition"))
+        if len(linear) > 1 or not self.axes.keys().isdisjoint(coefficients):
             return False
-        others = [value for value in factors + divisors if value is not linear[0]]
-        return self.through_gates or all(_is_coefficient(value, user, axes) for value in others)
+        if self.through_gates:
+            return True
+        return all(_is_coefficient(value, user, axes) for value in coefficients)
 
 
 def _is_fixed_term(values: list[Node], condition: Node | None) -> bool:

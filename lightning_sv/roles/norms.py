@@ -69,8 +69,8 @@ class Norms:
         if exponent is not None:
             return Statistic(known.of, known.power * exponent)
         keeps = node.moves or node.op in _KEEP_STATISTIC
-        others = [other for other in node.values if other not in self.statistics]
-        return known if keeps and all(other.is_const for other in others) else None
+        kinds_of_others = {other.kind for other in node.values if other not in self.statistics}
+        return known if keeps and kinds_of_others <= {CONST} else None
 
     def _is_normalized(self, node: Node) -> bool:
         if node.op in NORMS:

@@ -1,9 +1,9 @@
 """All roles of a model, with tables and patterns of names."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from functools import cached_property
 
 from lightning_sv.errors import ConfigError
@@ -51,46 +51,60 @@ class Roles:
         Raises:
             ConfigError: an unknown kind
         """
-        if kind not in ("regex", "glob"):
+        syntax = _SYNTAX.get(kind)
+        if syntax is None:
             raise ConfigError(f"kind is {kind!r}; expected 'regex' or 'glob'.")
-        decayed = [p.name for p in self.parameters if p.decays(policy)]
+        decayed = [parameter.name for parameter in self.parameters if parameter.decays(policy)]
+        remaining = self.undecayed(policy)
         patterns: list[str] = []
-        for name in self.undecayed(policy):
-            if not any(_matches(pattern, name, kind) for pattern in patterns):
-                patterns.append(_shortest_pattern(name, kind, decayed))
+        while remaining:
+            pattern = syntax.shortest(remaining[0], decayed)
+            matched = syntax.matched(pattern, remaining)
+            remaining = [name for name in remaining if name not in matched]
+            patterns.append(pattern)
         return patterns
 
 
-def _matches(pattern: str, name: str, kind: Pattern) -> bool:
-    if kind == "glob":
-        return fnmatchcase(name, pattern)
-    return re.search(pattern, name) is not None
+@dataclass(frozen=True)
+class _Syntax:
+    """How a kind of pattern writes names.
+
+    Attributes:
+        dot: pattern of a dot
+        number: pattern of a number
+        escape: function that returns the pattern of a word
+        ending: pattern of names that end in {}
+        complete: pattern of the name {}
+        as_regex: function that returns the regular expression of a pattern
+    """
+
+    dot: str
+    number: str
+    escape: Callable[[str], str]
+    ending: str
+    complete: str
+    as_regex: Callable[[str], str]
+
+    def matched(self, pattern: str, names: Iterable[str]) -> set[str]:
+        """Return the names that a pattern matches."""
+        return set(filter(re.compile(self.as_regex(pattern)).search, names))
+
+    def shortest(self, name: str, others: Sequence[str]) -> str:
+        """Return the shortest pattern of a name that matches none of the others."""
+        for pattern in self._general(name):
+            if not self.matched(pattern, others):
+                return pattern
+        return self.complete.format(self.escape(name))
+
+    def _general(self, name: str) -> Iterator[str]:
+        """Yield patterns for all numbers, of the last two words, the last three, and so on."""
+        words = [self.number if word.isdigit() else self.escape(word) for word in name.split(".")]
+        for count in range(2, len(words)):
+            yield self.ending.format(self.dot.join(words[-count:]))
+        yield self.complete.format(self.dot.join(words))
 
 
-def _shortest_pattern(name: str, kind: Pattern, others: Sequence[str]) -> str:
-    """Return the shortest pattern of `name` that matches none of the other names."""
-    candidates = _regexes(name) if kind == "regex" else _globs(name)
-    for pattern in candidates:
-        if not any(_matches(pattern, other, kind) for other in others):
-            return pattern
-    return candidates[-1]
-
-
-def _regexes(name: str) -> list[str]:
-    """Return regular expressions of `name`, the shortest first; the last is the full name."""
-    words = [r"\d+" if word.isdigit() else re.escape(word) for word in name.split(".")]
-    tails = _tails(words, r"\.")
-    complete = r"\.".join(words)
-    return [*(rf"^(.*\.)?{tail}$" for tail in tails), f"^{complete}$", f"^{re.escape(name)}$"]
-
-
-def _globs(name: str) -> list[str]:
-    """Return patterns of fnmatch, in the same order."""
-    words = ["*" if word.isdigit() else word for word in name.split(".")]
-    tails = _tails(words, ".")
-    return [*(f"*.{tail}" for tail in tails), ".".join(words), name]
-
-
-def _tails(words: list[str], dot: str) -> list[str]:
-    """Return the last two words, the last three, and so on, without the first."""
-    return [dot.join(words[-count:]) for count in range(2, len(words))]
+_SYNTAX: dict[str, _Syntax] = {
+    "regex": _Syntax(r"\.", r"\d+", re.escape, r"^(.*\.)?{}$", "^{}$", as_regex=str),
+    "glob": _Syntax(".", "*", str, "*.{}", "{}", as_regex=translate),
+}

@@ -15,7 +15,8 @@ gives its storage a new value that depends on the old one:
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from typing import Any, NamedTuple
 
 import torch
@@ -176,7 +177,7 @@ class Tracer(TorchDispatchMode):
         if previous is not None and previous not in node.values:
             node.inputs.append((name, previous))
             previous.users.append((name, node))
-            node.kind = max(node.kind, previous.kind)
+            node.kind |= previous.kind
         self._values[storage] = {_geometry(tensor): node}
         self._whole[storage] = node
         self.nodes.append(node)
@@ -191,7 +192,7 @@ def _kind_of_result(op: str, inputs: list[tuple[str, Node]]) -> int:
     kinds = {node.kind for _, node in inputs}
     if op in CHOICES_OF_ROWS and INPUT not in kinds and _is_learned_table(inputs):
         return PARAM  # the weights of a selected expert are still weights
-    return DATA if {PARAM, INPUT} <= kinds else max(kinds, default=CONST)
+    return reduce(or_, kinds, CONST)
 
 
 def _is_learned_table(inputs: list[tuple[str, Node]]) -> bool:

@@ -21,8 +21,6 @@ SECTION = (ROOT / "docs/architecture.md").read_text().partition("## How roles ar
 #: row -> shape and role of a parameter p, what is computed of it, of data x (2, 5, 4) and of
 #: learned queries q (3, 4), and the rows that decide p's uses, each once
 EXAMPLES: dict[str, tuple[tuple[int, ...], str, Callable[[Tensor, Tensor, Tensor], Tensor], list[str]]] = {
-    "learned queries' matrix": ((4, 4), "matrix", lambda p, x, q: (x @ (q @ p).T).relu(), [
-        "learned queries' matrix", "parameters alone", "matrix"]),
     "learned queries' bias": ((4,), "bias", lambda p, x, q: (x @ torch.addmm(p, q, torch.ones(4, 4)).T).relu(), [
         "learned queries' bias"]),
     "parameters alone": ((4, 4), "matrix", lambda p, x, q: (x @ p.tanh()).relu(), ["parameters alone", "matrix"]),
