@@ -118,10 +118,10 @@ def decay_report(
         wanted = "those of this model. Pass the optimizer that was made from model.parameters()."
         raise ConfigError(f"optimizer has no parameter of {name}; expected {wanted}")
 
+    decayed = {name for name in optimized if decays[ids[name]]}
     now: dict[str, tuple[str, bool]] = {}
     for name, row in optimized.items():
-        now[name] = row.role, decays[ids[name]]
-    decayed = {name for name, (_, is_decayed) in now.items() if is_decayed}
+        now[name] = row.role, name in decayed
     return DecayReport(
         policy,
         now=now,

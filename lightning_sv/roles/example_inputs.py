@@ -112,9 +112,7 @@ def _from_config(model: nn.Module) -> dict[str, Any] | None:
     like = next(model.parameters())
     token = _image_token(config)
     image = _image(config, accepted, like)
-    n_embeddings = 0
-    if image and token is not None:
-        n_embeddings = _checked_embeddings(model, image)
+    n_embeddings = 0 if token is None else _checked_embeddings(model, image)
     inputs = image | _speech(config, accepted, like)
     if "input_ids" in accepted:
         vocabulary = getattr(config.get_text_config(), "vocab_size", None)
@@ -184,11 +182,13 @@ def _placeholders(config: Any, token: int | None, n_embeddings: int) -> list[int
 
 
 def _checked_embeddings(model: nn.Module, image: dict[str, Any]) -> int:
-    """Return the number of embeddings of an image.
+    """Return the number of embeddings of an image; 0 without one.
 
     Raises:
         ConfigError: the model rejects it
     """
+    if not image:
+        return 0
     try:
         return _embeddings(model, image)
     except Exception as error:  # models can raise anything for a wrong layout

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.apply.matrices import SiteMatrix
-from lightning_sv.interop.apply.weights import Scaled, ScaledWeight
+from lightning_sv.interop.apply.weights import OutputNorm, Scaled, ScaledPart, ScaledWeight
 from lightning_sv.interop.groups import unwrapped
 from lightning_sv.scale import ScaleStrategy
 from lightning_sv.scale.vector import Role
@@ -98,17 +98,17 @@ def _branches_of(
     """Yield the matrices in a weight, each with its vectors."""
     rows = weight if matrix.in_axis == weight.ndim - 1 else weight.mT
     blocks = rows.split(matrix.parts, -2)
+    path = matrix.weight.removesuffix(".weight")
+    output = scaled.get(matrix.weight.rpartition(".")[0])
+    after = output.scale if isinstance(output, OutputNorm) else None
     inner = scaled.get(matrix.weight)
-    parts: list[Any] = list(inner.parts) if isinstance(inner, ScaledWeight) else []
-    output: Any = scaled.get(matrix.weight.rpartition(".")[0])
-    for i, block in enumerate(blocks):
-        scale_in = parts[i].scale_in if parts else None
-        scale_out = parts[i].scale_out if parts else None
-        if scale_out is None and output is not None:
-            scale_out = output.scale
+    parts: list[Any] = [ScaledPart(None, None) for _ in blocks]
+    if isinstance(inner, ScaledWeight):
+        parts = list(inner.parts)
+    for i, (block, part) in enumerate(zip(blocks, parts, strict=True)):
         suffix = f"{i}" if len(blocks) > 1 else ""
-        sides = {"in": scale_in or of_norm, "out": scale_out}
-        yield AppliedBranch(matrix.weight.removesuffix(".weight"), suffix, block, sides)
+        sides = {"in": part.scale_in or of_norm, "out": part.scale_out or after}
+        yield AppliedBranch(path, suffix, block, sides)
 
 
 def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -157,22 +157,31 @@ def check_state(module: nn.Module, state: dict[str, Any], prefix: str, *rest: An
 
     Means of several states have rounded ones, which get their value again.
     """
-    applied: Applied = vars(module)[APPLIED]
-    parameters = module.named_parameters(remove_duplicate=False)
-    named = {unwrapped(name): parameter for name, parameter in parameters}
-    constants: dict[int, float] = {}
-    for name, value in applied.constants.items():
-        if value is not None and unwrapped(name) in named:
-            constants[id(named[unwrapped(name)])] = value
+    constants = _constants(module)
     for key in [key for key in state if key.startswith(prefix)]:
         name = unwrapped(key[len(prefix) :])
-        constant = constants.get(id(named.get(name)))  # of any name of its module
-        if constant is not None and _has_values(state[key]):
-            is_constant = bool(((state[key] - constant).abs() < 1e-5).all())
-            hint = "Load a plain model's state before apply_strategy."
-            wanted = f"{constant:g} in all entries. {hint}"
-            expect(is_constant, name, "a trained vector", wanted)
-            state[key] = torch.full_like(state[key], constant)
+        if name in constants and _has_values(state[key]):
+            state[key] = _checked_constant(name, state[key], constants[name])
+
+
+def _constants(model: nn.Module) -> dict[str, float]:
+    """Return the values of the constant vectors, by all names that the model has for them."""
+    applied: Applied = vars(model)[APPLIED]
+    parameters = model.named_parameters(remove_duplicate=False)
+    named = {unwrapped(name): parameter for name, parameter in parameters}
+    values: dict[int, float] = {}
+    for name, value in applied.constants.items():
+        if value is not None and unwrapped(name) in named:
+            values[id(named[unwrapped(name)])] = value
+    return {name: values[id(named[name])] for name in named if id(named[name]) in values}
+
+
+def _checked_constant(name: str, loaded: Tensor, constant: float) -> Tensor:
+    """Return a vector of the constant, if the loaded one is that but for rounding."""
+    is_constant = bool(((loaded - constant).abs() < 1e-5).all())
+    hint = "Load a plain model's state before apply_strategy."
+    expect(is_constant, name, "a trained vector", f"{constant:g} in all entries. {hint}")
+    return torch.full_like(loaded, constant)
 
 
 def _has_values(value: Any) -> bool:

@@ -56,16 +56,26 @@ def _linear_ends(norm: Node) -> list[Consumer]:
 def _site(norm: Node, ends: list[Consumer], matrices: Matrices) -> Site:
     products = {end.node for end in ends}
     names = matrices.names_read(ends)
-    tied = tuple(name for name in names if name in matrices.tied)
+    tied = [name for name in names if name in matrices.tied]
     found: list[SiteMatrix] = []
     unfit: list[str] = []
     for name in names:
-        if name in matrices.tied:
+        if name in tied:
             continue
-        matrix = matrices.find(name)
-        reads_only = {p.node for p in matrices.traced.products[name]} <= products
-        if matrix is not None and reads_only and matrices.width_read(matrix) == norm.shape[-1]:
-            found.append(matrix)
-        else:
+        matrix = _matrix_behind(norm, name, products, matrices)
+        if matrix is None:
             unfit.append(name)
-    return Site("", 1.0, "input", matrices=tuple(found), tied=tied, unfit=tuple(unfit))
+        else:
+            found.append(matrix)
+    return Site("", 1.0, "input", matrices=tuple(found), tied=tuple(tied), unfit=tuple(unfit))
+
+
+def _matrix_behind(
+    norm: Node, name: str, products: set[Node], matrices: Matrices
+) -> SiteMatrix | None:
+    """Return a matrix that reads a norm's channels and nothing else; None for others."""
+    matrix = matrices.find(name)
+    all_products = {product.node for product in matrices.traced.products[name]}
+    if matrix is None or not all_products <= products:
+        return None
+    return matrix if matrices.width_read(matrix) == norm.shape[-1] else None

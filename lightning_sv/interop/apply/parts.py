@@ -12,12 +12,11 @@ other are different matrices.
 """
 
 import math
-from collections import defaultdict
 from itertools import pairwise
 from typing import NamedTuple
 
 from lightning_sv.roles.axes import Block, UseAlong, block_of, users_along
-from lightning_sv.roles.graph import DATA, Node, Walk, users_in_order
+from lightning_sv.roles.graph import DATA, PARAM, Node, Walk, users_in_order
 from lightning_sv.roles.ops import (
     ATTENTION,
     CHOICES_OF_ROWS,
@@ -176,12 +175,12 @@ class _Groups:
 
 def _keeps_part(user: Node, parts: dict[Node, frozenset[int]]) -> bool:
     """Return True if an operation returns a part alone, without a further matrix or data."""
-    others = [value for value in user.values if value not in parts]
     if user.moves or user.op in _KEEPING_PARTS:
         return True
+    kinds_of_others = {value.kind for value in user.values if value not in parts}
     if user.op in PRODUCTS:
-        return not any(value.is_learned for value in others)
-    return user.pointwise and all(value.kind != DATA for value in others)
+        return PARAM not in kinds_of_others
+    return user.pointwise and DATA not in kinds_of_others
 
 
 def _meets_itself(product: Node) -> bool:
@@ -191,19 +190,16 @@ def _meets_itself(product: Node) -> bool:
     multiplies queries by keys, then the weights by values.
     """
     walk = Walk(product)
-    arguments: dict[tuple[str, tuple[Node, ...]], set[str]] = defaultdict(set)  # of a meeting
     parts: set[Node] = set()
-    for value, argument, user in walk:
+    for value, _, user in walk:
         if value in parts or _takes_part(user, value):
             parts.add(user)
-        if _is_meeting(user, value):
-            meeting = (user.op, tuple(user.values))
-            arguments[meeting].add(argument)
-            if len(arguments[meeting]) > 1 and parts.intersection(user.values):
-                return True
-            walk.follow(user)
-        elif not _is_product(user) and _stays_one(user, value, walk.seen):
-            walk.follow(user)
+        if not _stays_one(user, value, walk.seen):
+            continue
+        meeting = walk.seen.intersection(user.values)
+        if _is_product(user) and len(meeting) > 1 and not parts.isdisjoint(meeting):
+            return True
+        walk.follow(user)
     return False
 
 
@@ -212,22 +208,18 @@ def _takes_part(user: Node, value: Node) -> bool:
     return selects and math.prod(user.shape) < math.prod(value.shape)
 
 
-def _is_meeting(user: Node, value: Node) -> bool:
-    """Return True if a value meets other values in a product, and no matrix."""
-    return _is_product(user) and not any(other.is_learned for other in user.others(value))
-
-
 def _is_product(user: Node) -> bool:
     return user.op in ATTENTION or (user.op in _MULTIPLYING)
 
 
 def _stays_one(user: Node, value: Node, seen: set[Node]) -> bool:
-    """Return True unless a value meets other activations.
+    """Return True unless a value meets a matrix, or other activations as their factor.
 
-    A factor of these, such as a gate, counts as one matrix; so do channels joined with others.
+    A factor, such as a gate, counts as one matrix; so do channels joined with others.
     """
+    kinds_of_others = {other.kind for other in user.others(value) if other not in seen}
+    if _is_product(user):
+        return PARAM not in kinds_of_others
     last = len(user.shape) - 1
     joins = user.op == "cat" and int(user.scalars.get("dim", 0)) in (-1, last)
-    if user.op != "mul" and not joins:
-        return True
-    return all(other in seen or other.kind != DATA for other in user.others(value))
+    return DATA not in kinds_of_others or not (joins or user.op == "mul")
