@@ -849,8 +849,7 @@ def test_apply_strategy_shortest_dtype_sets_rounding() -> None:
 
 
 class Speech(nn.Module):
-    """What refused all strategies: a weight norm, a mask token that only training uses, numbers
-    that are no floats."""
+    """A weight norm, a mask token that only training uses, and numbers that are no floats."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ from lightning_sv.interop.inspect import (
 from lightning_sv.lit.init_from import read_start
 from lightning_sv.optim import OptimConfig
 from lightning_sv.settings.model import PretrainConfig
-from tests.conftest import Answer, Refused, Told, edit_json, perturbed, thinned, write_run_args
+from tests.conftest import Answer, Refused, Told, perturbed, thinned, write_run_args
 from tests.interop.test_apply import named
 from tests.roles.families import find
 
@@ -137,37 +137,34 @@ def test_vectors_of_backbone_experts_measured_one_by_one() -> None:
     config = BackboneConfig(
         d_model=32, n_layer=2, n_head=2, vocab_size=48, n_expert=6, n_expert_active=2
     )
-    for strategy in ("llama", "hg+or", "hg+dp+er", "unified", "ap"):
+
+    def measured_at(strategy: str) -> tuple[Any, dict[str, VectorStatistics]]:
         model = perturbed(Backbone(config, strategy))
-        rows = {row.name: row for row in map(statistics, vectors_of_backbone(model))}
-        inputs = model.layers[1].ffn.inputs
-        readers = dict(inputs.branches())
-        if strategy == "llama":
-            assert rows["layers.1.ffn.inputs.norm.scale"].matrices == tuple(
-                f"layers.1.ffn.inputs.{n}" for n in readers
-            )
-            blocks = [w.weight.flatten(0, -2) for w in readers.values()]
-            assert_measured(
-                rows["layers.1.ffn.inputs.norm.scale"], measured(inputs.norm.scale(), blocks)
-            )
-            continue
-        gate = readers["expert_gate_proj"]
-        for side, axis in (("scale_in", -2), ("scale_out", -1)):
-            if getattr(gate, side) is None:
-                continue
-            row = rows[f"layers.1.ffn.inputs.expert_gate_proj.{side}"]
-            gamma = getattr(gate, side)()
-            assert gamma.shape[0] == 6 and row.size == gamma.numel() and row.agreement is None
-            if side == "scale_out" and gate.norm_width is not None:
-                assert row.balance is None  # the norm between makes the size of W nothing
-                continue
-            balance = (
-                (gamma.double() ** 2 / gate.weight.double().square().sum(axis)).log().quantile(0.5)
-            )
-            assert row.balance is not None and abs(row.balance - balance) < 1e-5
-    assert rows[
-        "layers.1.ffn.inputs.expert_up_proj.scale_out"
-    ].folds  # in ap; into the matrix before it
+        rows = map(statistics, vectors_of_backbone(model))
+        return model.layers[1].ffn.inputs, {row.name: row for row in rows}
+
+    path = "layers.1.ffn.inputs"
+    inputs, rows = measured_at("llama")
+    readers = dict(inputs.branches())
+    norm = rows[f"{path}.norm.scale"]
+    assert norm.matrices == tuple(f"{path}.{name}" for name in readers)
+    blocks = [matrix.weight.flatten(0, -2) for matrix in readers.values()]
+    assert_measured(norm, measured(inputs.norm.scale(), blocks))
+
+    for strategy, side, axis in (("hg+or", "scale_in", -2), ("hg+dp+er", "scale_out", -1)):
+        inputs, rows = measured_at(strategy)
+        gate = dict(inputs.branches())["expert_gate_proj"]
+        gamma = getattr(gate, side)().double()
+        row = rows[f"{path}.expert_gate_proj.{side}"]
+        assert row.size == gamma.numel()
+        assert row.agreement is None
+        balance = (gamma**2 / gate.weight.double().square().sum(axis)).log().quantile(0.5)
+        assert row.balance == pytest.approx(float(balance), abs=1e-5)
+
+    _, rows = measured_at("unified")  # the norm between makes the size of W nothing
+    assert rows[f"{path}.expert_gate_proj.scale_out"].balance is None
+    _, rows = measured_at("ap")
+    assert rows[f"{path}.expert_up_proj.scale_out"].folds  # into the matrix before it
 
 
 def vector(stored: Tensor, origin: float = 0.0) -> StoredVector:
@@ -378,11 +375,7 @@ def test_inspect_wrong_input_refused(tmp_path: Path, refused: Refused) -> None:
     assert "empty has no *.safetensors" in refused("inspect", str(tmp_path / "empty"))
     model = named("llama")
     whole = saved("whole", model, max_shard_size="30KB")
-    assert "model.safetensors.index.json" in refused(
-        "inspect", str(whole / "model.safetensors.index.json")
-    )
     assert "expected a file that ends in .png" in refused("inspect", str(whole), "--png", "x.jpg")
-    assert "--training_png" in refused("inspect", str(whole), "--training_png", "x.jpg")
     assert "expected that of a run" in refused(
         "inspect", str(whole), "--training_png", str(tmp_path / "x.png")
     )
@@ -405,7 +398,3 @@ def test_inspect_wrong_input_refused(tmp_path: Path, refused: Refused) -> None:
     )
     assert "lm_head.weight" in refused("inspect", str(saved("fp8", quantized)))
     assert "has no scale vectors" in refused("inspect", str(saved("olmo", named("olmo"))))
-    foreign = saved("foreign", named("llama"))
-    edit_json(foreign / "config.json", model_type="own", auto_map={"AutoConfig": "own.Config"})
-    (foreign / "own.py").write_text("raise SystemExit('run')")
-    assert "trust_remote_code" in refused("inspect", str(foreign))
