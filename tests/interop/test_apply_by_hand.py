@@ -62,11 +62,9 @@ class Writing(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.added, self.norm, self.head = (
-            nn.Parameter(torch.randn(D)),
-            nn.RMSNorm(D),
-            nn.Linear(D, V),
-        )
+        self.added = nn.Parameter(torch.randn(D))
+        self.norm = nn.RMSNorm(D)
+        self.head = nn.Linear(D, V)
 
     def forward(self, x: Tensor, same: Tensor) -> Tensor:
         x += self.added
@@ -226,10 +224,8 @@ def test_apply_strategy_vector_moves_behind_its_norm_only_with_one_bias(
     if name == "addcmul":
         net.norm = nn.Identity()
     report = apply_strategy(net.to(dtype), "hg+dp", IDS)
-    vector, moves = (
-        ("g" if name == "addcmul" else "norm.weight"),
-        "bias" in name.split() or name == "addcmul",
-    )
+    vector = "g" if name == "addcmul" else "norm.weight"
+    moves = "bias" in name.split() or name == "addcmul"
     assert (vector in dict(report.notes)) is not moves
     assert ("matrix.parametrizations.weight.0.parts.0.scale_in" in report.vectors) is moves
     assert report.difference <= (0.1 if dtype == torch.bfloat16 else 1e-5) * moves
@@ -523,11 +519,9 @@ class Bare(nn.Module):
         self, norm: Norm = NORMS["rms_norm"], more: Callable[["Bare", Tensor], Tensor] | None = None
     ):
         super().__init__()
-        self.emb, self.up, self.gate = (
-            nn.Embedding(V, D),
-            nn.Linear(D, 24),
-            nn.Linear(D, 24, bias=False),
-        )
+        self.emb = nn.Embedding(V, D)
+        self.up = nn.Linear(D, 24)
+        self.gate = nn.Linear(D, 24, bias=False)
         self.down = nn.Linear(24, D)
         self.head = nn.Linear(D, V, bias=False)
         self.norm = norm
@@ -546,15 +540,15 @@ class Bare(nn.Module):
 def added(model: nn.Module) -> dict[str, set[str]]:
     """Matrix -> its sides that have a vector, the shared one among them."""
     return {
-        module.site.removesuffix(".weight"): {
-            side
-            for side in ("scale_in", "scale_out")
-            for part in module.parts
-            if getattr(part, side) is not None
-        }
+        module.site.removesuffix(".weight"): _sides(module)
         for module in model.modules()
         if isinstance(module, ScaledWeight)
     }
+
+
+def _sides(weight: ScaledWeight) -> set[str]:
+    (part,) = weight.parts
+    return {side for side in ("scale_in", "scale_out") if getattr(part, side) is not None}
 
 
 BOTH = {"scale_in", "scale_out"}
@@ -594,12 +588,10 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.emb, self.one, self.two, self.between = (
-            nn.Embedding(V, D),
-            nn.RMSNorm(D),
-            nn.RMSNorm(D),
-            nn.Linear(D, D),
-        )
+        self.emb = nn.Embedding(V, D)
+        self.one = nn.RMSNorm(D)
+        self.two = nn.RMSNorm(D)
+        self.between = nn.Linear(D, D)
         self.two.weight = self.one.weight
         self.W = nn.Parameter(0.1 * torch.randn(D, V))
 
@@ -727,11 +719,9 @@ def test_apply_strategy_compiled_parts_and_models_fold() -> None:
     part = Net(plain)
     with torch.no_grad():
         before = net(IDS)
-        net.matrix, net.norm, net.head = (
-            compiled(net.matrix),
-            compiled(net.norm),
-            compiled(net.head),
-        )
+        net.matrix = compiled(net.matrix)
+        net.norm = compiled(net.norm)
+        net.head = compiled(net.head)
         assert torch.equal(fold_applied(net)(IDS), before)
     assert_folded(net)
     part.matrix = compiled(part.matrix)
@@ -806,20 +796,17 @@ def test_apply_strategy_stage_of_a_pipeline_trains() -> None:
     ids = torch.arange(4, 20)[None]
     first = copy.deepcopy(model)
     last = copy.deepcopy(model)
-    first.model.layers, first.model.norm, first.lm_head = (
-        first.model.layers[:1],
-        nn.Identity(),
-        nn.Identity(),
-    )
+    first.model.layers = first.model.layers[:1]
+    first.model.norm = nn.Identity()
+    first.lm_head = nn.Identity()
     last.model.layers = last.model.layers[1:]
     last.model.embed_tokens = None
     hidden = first(input_ids=ids, use_cache=False).logits
     out = last(inputs_embeds=hidden, use_cache=False).logits
     torch.testing.assert_close(out, model(ids).logits)
     out.square().sum().backward()
-    assert all(
-        p.grad is not None for stage in (first, last) for p in stage.parameters() if p.requires_grad
-    )
+    for parameter in (*first.parameters(), *last.parameters()):
+        assert parameter.grad is not None or not parameter.requires_grad
 
 
 def test_apply_strategy_constant_vectors_neither_train_nor_change() -> None:

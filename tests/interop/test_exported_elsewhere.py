@@ -55,7 +55,8 @@ def test_peft_refuses_the_module_with_the_norm(folder: Path) -> None:
 @torch.no_grad()
 def test_resize_normalized_logits_refused_before_any_change(folder: Path, tokens: Tensor) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, **LOCAL).eval()
-    vocabulary, expected = model.config.vocab_size, model(tokens).logits
+    vocabulary = model.config.vocab_size
+    expected = model(tokens).logits
     for sizes in ((vocabulary + 3,), (None, 64)):
         with pytest.raises(NotImplementedError, match="vocabulary"):
             model.resize_token_embeddings(*sizes)

@@ -27,6 +27,7 @@ from lightning_sv.interop import (
     param_groups,
     weight_decay_roles,
 )
+from lightning_sv.interop.groups import unwrapped
 from tests.conftest import ROOT, thinned
 from tests.interop.test_apply import ROUNDING, named, state
 from tests.roles.families import find
@@ -52,13 +53,11 @@ def shrunk(model: nn.Module, optimizer: torch.optim.Optimizer) -> set[str]:
 
 def truth(model: nn.Module, policy: str = "iwd") -> set[str]:
     """Names that decay, by hand: all but the norms of the other side."""
-    sides = {"output": ("q_norm", "k_norm"), "input": ("layernorm", "model.norm")}
-    spared = tuple(
-        word for side, words in sides.items() if side not in POLICIES[policy] for word in words
-    )
-    return {
-        name for name, _ in model.named_parameters() if not any(word in name for word in spared)
-    }
+    names = {name for name, _ in model.named_parameters()}
+    for side, pattern in (("output", "[qk]_norm"), ("input", "layernorm|model.norm")):
+        if side not in POLICIES[policy]:
+            names = {name for name in names if not re.search(pattern, name)}
+    return names
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -76,8 +75,10 @@ def test_param_groups_frozen_left_out_foreign_roles_refused() -> None:
     model = qwen3()
     roles = weight_decay_roles(model)
     model.lm_head.requires_grad_(False)
-    params = [p for group in param_groups(model, 0.1, 0.5, roles=roles) for p in group["params"]]
-    assert len(params) == len(list(model.parameters())) - 1 and all(p.requires_grad for p in params)
+    decayed, spared = param_groups(model, 0.1, 0.5, roles=roles)
+    params = [*decayed["params"], *spared["params"]]
+    assert len(params) == len(list(model.parameters())) - 1
+    assert all(p.requires_grad for p in params)
     with pytest.raises(ValueError, match=r"roles has no 0.weight \(1 of 1 names"):
         param_groups(nn.Sequential(nn.Linear(2, 2, bias=False)), 0.1, 0.5, roles=roles)
 
@@ -105,13 +106,7 @@ WRAPPERS = ["module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        *((word,) for word in WRAPPERS),
-        ("a", "model"),
-        ("model", "_orig_mod"),
-        ("_forward_module", "model"),
-    ],
+    "words", [*zip(WRAPPERS), ("a", "model"), ("model", "_orig_mod"), ("_forward_module", "model")]
 )
 def test_decayed_names_wrapped_model_matches_roles(words: tuple[str, ...]) -> None:
     holder: Any = qwen3()
@@ -121,12 +116,9 @@ def test_decayed_names_wrapped_model_matches_roles(words: tuple[str, ...]) -> No
         holder.model.norm = Wrapper(words[-1], holder.model.norm)
     for word in reversed(words):
         holder = Wrapper(word, holder)
-    found = {
-        ".".join(part for part in name.split(".") if part not in WRAPPERS)
-        for name in decayed_names(holder, roles=roles)
-    }
-    prefix = "".join(f"{word}." for word in words if word not in WRAPPERS)
-    assert found == {prefix + name for name in decayed}
+    found = {unwrapped(name) for name in decayed_names(holder, roles=roles)}
+    expected = {".".join([*words, name]) for name in decayed}
+    assert found == {unwrapped(name) for name in expected}
     holder.register_parameter("own", nn.Parameter(torch.ones(2)))
     with pytest.raises(ValueError, match="roles has no .*own"):
         decayed_names(holder, roles=roles)
@@ -154,7 +146,7 @@ def test_decayed_names_multipliers_follow_output_side() -> None:
         True,
         False,
     ]
-    assert not any(n.endswith("bias") for names in decayed.values() for n in names)
+    assert not any(decayed_name.endswith("bias") for decayed_name in decayed["wd"])
 
 
 @pytest.mark.parametrize("word", ["", "+iwd", "+owd", "+nowd"])

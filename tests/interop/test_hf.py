@@ -30,10 +30,8 @@ def test_to_hugging_face_unknown_norms_or_width_refused(config: BackboneConfig) 
         to_hugging_face(Backbone(replace(config, **MOE, router=RouterConfig(balance="bias"))))
 
 
-UNGATED, UNSHARED = (
-    MOE | {"router": RouterConfig(renormalize=False, gate_shared=True)},
-    MOE | {"n_expert_shared": 0},
-)
+UNGATED = MOE | {"router": RouterConfig(renormalize=False, gate_shared=True)}
+UNSHARED = MOE | {"n_expert_shared": 0}
 
 
 def assert_same_logits(model: Backbone, family: str, *, own_code: bool = False) -> None:
@@ -89,10 +87,8 @@ def test_to_hugging_face_loss_of_the_router_is_ours(config: BackboneConfig) -> N
 
 
 def test_to_hugging_face_positions_of_bf16_weights_are_exact(config: BackboneConfig) -> None:
-    model, tokens = (
-        perturbed(Backbone(config)).bfloat16(),
-        torch.randint(0, config.vocab_size, (1, 100)),
-    )
+    model = perturbed(Backbone(config)).bfloat16()
+    tokens = torch.randint(0, config.vocab_size, (1, 100))
     rotary = to_hugging_face(model).model.rotary_emb
     assert rotary.inv_freq.dtype == torch.float32
     expected = Backbone(config).double()
@@ -295,10 +291,8 @@ def test_from_hugging_face_wrapped_names_same_weights(
         for key, value in stored.items()
     }
     save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
-    expected, found = (
-        from_hugging_face(folders["qwen3"]).state_dict(),
-        from_hugging_face(folder).state_dict(),
-    )
+    expected = from_hugging_face(folders["qwen3"]).state_dict()
+    found = from_hugging_face(folder).state_dict()
     assert all(torch.equal(found[key], value) for key, value in expected.items())
     expected_vectors, found_vectors = (
         vectors_of_folder(path).vectors for path in (folders["qwen3"], folder)

@@ -1,5 +1,6 @@
 """Statistics of scale vectors against formulas on full tensors; the reads, and refused inputs."""
 
+import itertools
 import json
 import struct
 from collections.abc import Callable
@@ -90,10 +91,9 @@ def measured(gamma: Tensor, blocks: Blocks) -> dict[str, float | None]:
     }
     norms = [block.detach().double().square().sum(0).numpy() for block in blocks]
     found["balance"] = np.median(np.log(g**2 / sum(norms))) if blocks else None
-    pairs = [
-        np.corrcoef(np.log(a), np.log(b))[0, 1] for i, a in enumerate(norms) for b in norms[:i]
-    ]
-    found["agreement"] = np.mean(pairs) if pairs else None
+    pairs = list(itertools.combinations(norms, 2))
+    correlations = [np.corrcoef(np.log(a), np.log(b))[0, 1] for a, b in pairs]
+    found["agreement"] = np.mean(correlations) if pairs else None
     return found
 
 
@@ -159,7 +159,7 @@ def test_vectors_of_backbone_experts_measured_one_by_one() -> None:
         assert row.size == gamma.numel()
         assert row.agreement is None
         balance = (gamma**2 / gate.weight.double().square().sum(axis)).log().quantile(0.5)
-        assert row.balance == pytest.approx(float(balance), abs=1e-5)
+        assert row.balance == pytest.approx(balance.item(), abs=1e-5)
 
     _, rows = measured_at("unified")  # the norm between makes the size of W nothing
     assert rows[f"{path}.expert_gate_proj.scale_out"].balance is None

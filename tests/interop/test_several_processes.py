@@ -36,7 +36,8 @@ from tests.launch import launch
 
 #: with norms behind its matrices; with experts
 CASES = [("llama", "unified"), ("qwen3_moe", "hg+dp+or+iwd")]
-STEPS, BATCH = 4, 4
+STEPS = 4
+BATCH = 4
 PLAIN = MixedPrecisionPolicy()
 #: of losses, relative: the study measured 1.4e-6 over 6 steps; a vector whose gradient is lost
 #: changes them by 1e-3
@@ -105,7 +106,8 @@ def the_losses_are_those_of_one_process(name: str, strategy: str) -> None:
 def scale_vectors_keep_their_digits(name: str, strategy: str) -> None:
     """A gamma of 1 + 1e-3 differs from 1 only in the vectors' own group, because bf16 has a spacing
     of 4e-3 to 8e-3."""
-    ids, policy = torch.arange(4, 20)[None], MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    ids = torch.arange(4, 20)[None]
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     changes = []
     for own_group in (True, False):
         model, vectors, _ = made(name, strategy, 0.0)

@@ -57,8 +57,13 @@ class Family:
         self, name: str, config: dict[str, Any] | None = None, variant: str = "", auto: str = "AutoModelForCausalLM",
         to_one: str = "", kept: str = "", folds: str = "", **roles: str,
     ) -> None:  # fmt: skip
-        self.name, self.config, self.auto, self.roles = name, config or {}, auto, roles
-        self.to_one, self.kept, self.folds = to_one, kept, folds
+        self.name = name
+        self.config = config or {}
+        self.auto = auto
+        self.roles = roles
+        self.to_one = to_one
+        self.kept = kept
+        self.folds = folds
         self.id = f"{name}-{variant}" if variant else name
 
     def build(self) -> nn.Module:
@@ -94,14 +99,12 @@ def cut(name: str) -> str:
 def ends_in(name: str, ends: str) -> bool:
     """Whether a name ends in one of these words, at a dot; a word with numbers is looked for in the
     name itself."""
-    plain = cut(name)
-    return any(
-        f".{candidate}".endswith(f".{end}")
-        for end in ends.split()
-        for candidate in (
-            [name.removesuffix(".weight")] if re.search(r"\.\d+(\.|$)", end) else [plain]
-        )
-    )
+    for end in ends.split():
+        has_number = re.search(r"\.\d+(\.|$)", end)
+        candidate = name.removesuffix(".weight") if has_number else cut(name)
+        if f".{candidate}".endswith(f".{end}"):
+            return True
+    return False
 
 
 def alike(names: str, config: dict[str, Any] | None = None, **roles: str) -> list[Family]:

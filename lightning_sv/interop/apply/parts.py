@@ -30,8 +30,8 @@ from lightning_sv.roles.ops import (
 _JOINS = frozenset({"cat", "stack", "copy"})
 #: operations that take single indices of an axis
 _SINGLES = frozenset({"unbind", "select"})
-#: operations that read several blocks of an axis
-_CHOOSING = CHOICES_OF_ROWS | {"glu"}
+#: operations that take blocks of an axis
+_BLOCKS = frozenset({"split", "split_with_sizes", "slice"})
 _MULTIPLYING = PRODUCTS.keys() - set(CONVOLUTIONS)
 _KEEPING_PARTS = _JOINS | ATTENTION | SOFTMAX
 
@@ -70,13 +70,12 @@ def _cuts(value: Node, axis: int, *, stacked: bool = False) -> set[int] | None:
     """
     n = value.shape[axis]
     selects_matrix = stacked and n in (2, 3)
+    taking = _BLOCKS | _SINGLES if selects_matrix else _BLOCKS
     cuts = {0, n}
     parts: list[Node] = []
     for use in users_along(value, axis):
-        user = use.user
-        if use.splits and user.op not in _CHOOSING:
-            if user.op not in _SINGLES or selects_matrix:
-                parts.append(user)
+        if use.splits and use.user.op in taking:
+            parts.append(use.user)
             continue
         more = _cuts_without_parts(use, axis, n)
         if more is None:
@@ -93,6 +92,8 @@ def _cuts_without_parts(use: UseAlong, axis: int, n: int) -> set[int] | None:
         return _cuts_of_heads(use, n)
     if use.user.op == "glu":
         return {n // 2}
+    if use.user.op in _SINGLES:
+        return set()
     is_permuted = use.user.shape[axis] >= n
     return set() if is_permuted else None  # the graph does not have the positions of a choice
 
