@@ -153,3 +153,9 @@ def test_prepare_of_a_hub_that_refuses_names_the_reason(
     hub.fail = lambda path: status
     assert word in run(hub, tmp_path / "none")
     assert not list(tmp_path.glob("none*"))
+
+
+@pytest.mark.slow
+def test_prepare_of_a_hub_absent_names_are_refused(hub: Hub, tmp_path: Path) -> None:
+    assert "hf_subset" in run(hub, tmp_path / "name", name="nobody/none")
+    assert "sample-10BT" in run(hub, tmp_path / "subset", subset="sample-1BT")

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lightning_sv.optim.muon as muon
@@ -185,3 +186,13 @@ def test_stacks_of_small_matrices_equal_single_ones(monkeypatch: pytest.MonkeyPa
         optimizer = Muon([{"params": list(parameters), "weight_decay": 0.1}], LR, 0.95, "float64")
         train(parameters.double(), optimizer.step)
     torch.testing.assert_close(list(together), list(apart), rtol=1e-10, atol=1e-12)
+
+
+def test_muon_under_one_cycle_needs_constant_momentum() -> None:
+    with pytest.raises(ValueError, match="cycle_momentum"):  # its AdamW part has beta1 instead
+        OneCycleLR(build(Experts()), max_lr=1.0, total_steps=4)
+
+    optimizer = build(Experts())
+    OneCycleLR(optimizer, max_lr=1.0, total_steps=4, cycle_momentum=False)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert rates == pytest.approx([1 / 25] * len(rates))
