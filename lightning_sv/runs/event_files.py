@@ -65,11 +65,20 @@ class Segment:
 
     def replace_in(self, points: Points) -> None:
         """Add the scalars, and remove those of earlier files that this one repeats."""
-        end = self.first_tokens
-        for tag, values in points.items():
-            points[tag] = {at: value for at, value in values.items() if at <= end}
+        for tag in self._continued(points):
+            end = self.start if self.start is not None else min(self.points[tag]) - 1
+            points[tag] = {at: value for at, value in points[tag].items() if at <= end}
         for tag, values in self.points.items():
             points.setdefault(tag, {}).update(values)
+
+    def _continued(self, points: Points) -> set[str]:
+        """Return the tags whose earlier points after the start of this file do not count.
+
+        A file of another program may be one of several that are written at once, so it continues
+        only its own tags.
+        """
+        is_of_other_program = self.start is None
+        return points.keys() & self.points.keys() if is_of_other_program else set(points)
 
 
 def read_points(directory: Path) -> tuple[Points, list[Path]]:

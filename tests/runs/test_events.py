@@ -71,6 +71,17 @@ def test_read_run_drops_points_beyond_a_resume(tmp_path: Path) -> None:
     assert read_run(tmp_path, complete=False).curve("val/loss").tokens.tolist() == [10, 15]
 
 
+def test_read_run_of_two_writers_at_once_keeps_the_tags_of_both(tmp_path: Path) -> None:
+    write(tmp_path, [(20, 2.5), (40, 1.5)], number=0)
+    with SummaryWriter(str(tmp_path), filename_suffix=".train") as writer:
+        for tokens in (10, 20, 30, 40):
+            writer.add_scalar("train/loss", 1.0, tokens)
+    finish(tmp_path)
+    run = read_run(tmp_path)
+    assert run.curve("val/loss")[0].tolist() == [20, 40]
+    assert run.curve("train/loss")[0].tolist() == [10, 20, 30, 40]
+
+
 def test_segment_suffix_is_one_more_than_the_largest(tmp_path: Path) -> None:
     """An abandoned branch may begin at more tokens than the start that follows it."""
     assert segment_suffix(tmp_path) == ".segment-1"
