@@ -1,5 +1,6 @@
 """Parser of `fit` and `validate`: LightningCLI's, with a short help."""
 
+import logging
 import sys
 from collections.abc import Sequence
 from enum import Enum
@@ -8,7 +9,9 @@ from typing import Any
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lightning_sv.settings.parse import Parser
+from lightning_sv.settings.parse import Parser, config_files, dropped_entries
+
+log = logging.getLogger(__name__)
 
 _HELP = """usage: {prog} --config FILE [--config FILE ...] [--KEY VALUE ...]
 
@@ -51,7 +54,10 @@ class RunParser(Parser, LightningArgumentParser):
             self.exit()
         # --print_config ends the parsing, so it comes last.
         words = sorted(args, key=_prints_config)
-        return super().parse_args(words, **kwargs)
+        config = super().parse_args(words, **kwargs)
+        for sentence in dropped_entries(config_files(args), config["trainer"]):
+            log.warning("%s", sentence)
+        return config
 
     def format_help(self) -> str:
         """Return the most used keys of a run, or all options of a class."""

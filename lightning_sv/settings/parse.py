@@ -2,8 +2,9 @@
 
 import math
 from argparse import SUPPRESS, Action, ArgumentError
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, get_args
 
 import yaml
@@ -18,7 +19,7 @@ from lightning_sv.settings.paths import (
     expand_path,
     expand_variables,
 )
-from lightning_sv.settings.trainer import TRAINER_DEFAULTS, Plain
+from lightning_sv.settings.trainer import TRAINER_DEFAULTS, Plain, class_name, entries_of
 from lightning_sv.settings.words import options_of, underscored
 from lightning_sv.settings.yaml_file import (
     CALLBACKS,
@@ -48,6 +49,9 @@ _USUAL_NAMES = {
     **dict.fromkeys(("gpus", "num_gpus"), "trainer.devices"),
     "seed": "seed_everything",
 }
+
+#: keys of `trainer` whose value may be a list of classes
+_LISTS = ("callbacks", "plugins", "logger")
 
 
 class Parser(ArgumentParser):
@@ -231,3 +235,37 @@ def add_run(parser: ArgumentParser, model: type, trainer: Callable[..., Any]) ->
     parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
     parser.add_class_arguments(model, "model", skip={"lr"})  # model.optim.lr
     parser.add_class_arguments(DataConfig, "data")
+
+
+def config_files(words: Iterable[str]) -> list[Path]:
+    """Return the config files on a command line of `fit` or of `parse_run`."""
+    files: list[Path] = []
+    for option in options_of(words):
+        if option.name == "config":
+            files.append(Path(config_path(option.value or "", "--config")))
+    return files
+
+
+def dropped_entries(files: Iterable[Path], trainer: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each list in a config file that a later list of the same key replaces.
+
+    Args:
+        files: config files in the order of the command line
+        trainer: parsed section `trainer`, to which they lead
+    """
+    for file in files:
+        section = read_yaml(file, f"--config {file}").get("trainer", {})
+        for key in _LISTS:
+            used = _class_names(trainer[key])
+            names = _class_names(section.get(key)) + _class_names(section.get(f"{key}+"))
+            dropped = [name for name in names if name not in used]
+            if any(used) and dropped:
+                yield (
+                    f"{', '.join(dropped)} in trainer.{key} of {file} is dropped, because a later "
+                    f"list replaces it; write {key}+ in the later file to keep both"
+                )
+
+
+def _class_names(value: Any) -> list[str]:
+    """Return the names of the classes in the value of a key."""
+    return [class_name(entry) for entry in entries_of(value)]

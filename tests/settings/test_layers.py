@@ -15,6 +15,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.spec import load_figure
 from lightning_sv.lit.run_arguments import parse_run, run_parser
 from lightning_sv.runs.directory import CONFIG, read_config
+from lightning_sv.settings.parse import config_files, dropped_entries
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, expand_path
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.settings.yaml_file import SECTIONS, parse_overrides, read_leaves, read_yaml
@@ -202,6 +203,34 @@ def test_source_files_name_with_a_comma_is_one_path(tmp_path: Path) -> None:
 
 
 MONITOR = "{class_path: lightning.pytorch.callbacks.DeviceStatsMonitor}"
+
+
+PROBE = "{class_path: lightning_sv.callbacks.ResidualMonitor}"
+MONITOR = "{class_path: lightning.pytorch.callbacks.DeviceStatsMonitor}"
+
+
+@pytest.mark.parametrize(
+    ("later", "dropped"),
+    [
+        (f"callbacks: [{MONITOR}]", ["ResidualMonitor"]),
+        (f"callbacks: {MONITOR}", ["ResidualMonitor"]),
+        (f"callbacks+: [{MONITOR}]", []),
+        (f"callbacks: [{PROBE}, {MONITOR}]", []),
+        ("callbacks: null", []),  # asked for
+        ("max_steps: 3", []),
+    ],
+)
+def test_dropped_entries_names_lists_that_a_later_file_replaces(
+    later: str, dropped: list[str], tmp_path: Path
+) -> None:
+    words = layer(tmp_path, f"trainer: {{callbacks: [{PROBE}]}}")
+    (tmp_path / "later.yaml").write_text(f"trainer: {{{later}}}")
+    words += ["--config", str(tmp_path / "later.yaml")]
+    _, _, trainer = parse_run(words, check_corpus=False)
+    sentences = list(dropped_entries(config_files(words), trainer))
+    assert len(sentences) == len(dropped)
+    for name, sentence in zip(dropped, sentences, strict=True):
+        assert name in sentence and "layer.yaml" in sentence
 
 
 KEYS_WITHOUT_CLASS = [

@@ -1,5 +1,6 @@
 """Figures of one panel from strategies on the command line."""
 
+import logging
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +21,12 @@ from lightning_sv.experiments.run_spec import ParsedRun, RunConfig, without_pres
 from lightning_sv.experiments.spec import ArmSpec, FigureSpec, PanelSpec
 from lightning_sv.plan.plan import plan_steps
 from lightning_sv.scale import ScaleOptions, ScaleStrategy, expand_preset
+from lightning_sv.settings.parse import config_files, dropped_entries
 from lightning_sv.settings.trainer import check_trainer_keys
 from lightning_sv.settings.words import underscored
 from lightning_sv.settings.yaml_file import option_pairs, parse_overrides, read_leaves
+
+log = logging.getLogger(__name__)
 
 # keys that differ between runs
 _RESERVED = ("model.scale", "seed_everything", "run_dir", "ckpt_path")
@@ -86,6 +90,8 @@ def request_arms(
         arm = _parse_run(label, spec, RunConfig(files, {**keys, **point}, spec.scale))
         arms.append(_with_tokens_of(arms[0], arm) if arms else arm)
     _check_whole_steps(arms)
+    for sentence in dropped_entries(config_files(words), arms[0].run.trainer):
+        log.warning("%s", sentence)
     return [_with_given_steps(arm) for arm in arms]
 
 
