@@ -119,9 +119,8 @@ class TracedModel:
         if rule is None:
             self._check_declared(use)
         elif rule.role == "scale vector":
-            scaled = [(value, use.value) for value in use.scaled]
             for name in use.names | use.factors:
-                self.scaled[name] += scaled
+                self.scaled[name] += use.scaled_values
         elif rule.role is not None:
             self._note_role(use, rule.role)
 
@@ -198,6 +197,8 @@ class TracedModel:
 
         Nothing else may read these values, and the matrices may multiply nothing else.
         """
+        if not all(factor.is_learned for _, factor in self.scaled[name]):
+            return False
         ends = self._ends_of_gates(name)
         matrices: set[str] = set()
         for end in ends:

@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple
 import lightning_sv.roles.ops as ops
 from lightning_sv.roles.dataflow import Dataflow
 from lightning_sv.roles.destinations import is_head, is_router
-from lightning_sv.roles.graph import Node
+from lightning_sv.roles.graph import Node, plain
+from lightning_sv.roles.norms import stems
 from lightning_sv.roles.types import ModelRole
 
 
@@ -112,6 +113,27 @@ class Use:
             ends += self.flow.norms.late_norms(self.node, other)
         return ends
 
+    @cached_property
+    def scaled_by_sum(self) -> list[Node]:
+        """Outputs of norms times the sum of the value and data, as in (gamma + d(x)) * xhat.
+
+        A bias of a linear map, or one added to the output of a norm, is no part of a scale vector.
+        """
+        if self.node.op not in ops.SUMS or not self.has_channels:
+            return []
+        for other in self.node.others(self.value):
+            is_linear_map = plain(other).op in ops.PRODUCTS
+            if is_linear_map or stems(other) & self.flow.normalized:
+                return []
+        return self.flow.norms.products_with(self.node)
+
+    @property
+    def scaled_values(self) -> list[tuple[Node, Node]]:
+        """Scaled outputs of norms, each with its factor: the value, or the sum of it and data."""
+        by_value = [(end, self.value) for end in self.scaled]
+        by_sum = [(end, self.node) for end in self.scaled_by_sum]
+        return by_value + by_sum
+
     @property
     def is_mask(self) -> bool:
         """True for what attention adds to the scores."""
@@ -148,6 +170,7 @@ RULES = (
     Rule("router", "router", lambda use: use.is_router),
     Rule("head", "head", lambda use: use.is_head),
     Rule("matrix", "matrix", lambda use: use.is_operand),
+    Rule("summand of a scale vector", "scale vector", lambda use: bool(use.scaled_by_sum)),
     Rule("bias", "bias", lambda use: use.is_addend),
     Rule("scale vector", "scale vector", lambda use: bool(use.scaled)),
     Rule("norm's statistics", None, lambda use: use.is_norm_weight),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import lightning_sv.roles.ops as ops
 from lightning_sv.errors import ConfigError
 from lightning_sv.roles.axes import contraction
-from lightning_sv.roles.graph import Node, plain, users_in_order
+from lightning_sv.roles.graph import DATA, Node, plain, users_in_order
 from lightning_sv.roles.linear import Axes, Inputs, LinearValues
 from lightning_sv.roles.measure import is_measurable
 
@@ -156,6 +156,8 @@ def _channels(start: Node, factor: Node) -> Axes:
     """Return the axes of a scaled value along which its factor varies."""
     if start.op in ops.CHANNELS_FIRST:
         return frozenset({1})
+    if factor.kind == DATA:  # a sum of the vector and data
+        factor = next(value for value in factor.values if value.is_learned)
     has_rows = plain(factor).op in ops.CHOICES_OF_ROWS  # one expert's vector per row
     shift = len(start.shape) - len(factor.shape)
     axes = range(1 if has_rows else 0, len(factor.shape))

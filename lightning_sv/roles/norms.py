@@ -24,6 +24,7 @@ _INVERSE = -1.0
 _POWERS = {"sqrt": 0.5, "rsqrt": -0.5, "square": 2, "reciprocal": -1}
 #: operation -> power of the statistic of x by which it normalizes x
 _NORMALIZING = {"mul": _INVERSE, "div": _ROOT}
+_KEEP_SUM = {"add", "sub", "mul", "div"}
 _KEEP_STATISTIC = {"add", "mul", "div", "clamp", "clamp_min", "maximum", "expand"}
 
 
@@ -109,6 +110,20 @@ class Norms:
             else:
                 return []
         return [] if walk.seen & self._outputs else ends
+
+    def products_with(self, total: Node) -> list[Node]:
+        """Return the products of a sum with outputs of norms; empty if anything else reads it."""
+        products: list[Node] = []
+        walk = Walk(total)
+        for value, _, user in walk:
+            others = set(user.others(value))
+            if user.op == "mul" and others & self.normalized:
+                products.append(user)
+            elif user.moves or (user.op in _KEEP_SUM and user.reads_only({value})):
+                walk.follow(user)
+            else:
+                return []
+        return [] if walk.seen & self._outputs else products
 
     def _completes(self, user: Node, value: Node, data: Node) -> bool:
         """Return True if an operation multiplies a value by the inverse of |data|."""

@@ -517,3 +517,27 @@ def test_weight_decay_roles_any_pass_buffers_restored(how: str) -> None:
     assert all(
         now[name] is was and torch.equal(was, numbers) for name, (was, numbers) in kept.items()
     )
+
+
+def _rms(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.rms_norm(x, (4,))
+
+
+#: what is computed of x (1, 5, 4), a vector w and other parameters a, before a matrix reads it: w's role
+SUMMANDS: dict[str, tuple[str, Callable[..., torch.Tensor]]] = {
+    "SeeDNorm": ("input", lambda w, a, x: (w + (x * a).sum(-1, keepdim=True).tanh()) * _rms(x)),
+    "1 + w, cast": ("input", lambda w, a, x: _rms(x) * (1 + w + (x * a).tanh()).double().float()),
+    "read by others": ("bias", lambda w, a, x: (y := w + (x * a).tanh()) * _rms(x) + y),
+    "residual": ("output", lambda w, a, x: x + (w + (x * a).tanh()) * _rms(x)),
+    "bias of a linear map": ("bias", lambda w, a, x: (w + x @ torch.outer(a, a)) * _rms(x)),
+    "bias of a norm": ("bias", lambda w, a, x: (w + _rms(x) * a) * _rms(x.tanh())),
+}
+
+
+@pytest.mark.parametrize("how", SUMMANDS)
+def test_weight_decay_roles_summand_has_role_of_sum(how: str) -> None:
+    role, computed = SUMMANDS[how]
+    model = Small(lambda m, x: m.up(computed(m.w, m.a, x)), a=torch.rand(4))
+    row = weight_decay_roles(model, IDS)["w"]
+    assert (row.role, row.decays_to) == (role, None)
+    assert row.redundant is (None if role == "bias" else False)

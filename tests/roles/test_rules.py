@@ -30,6 +30,8 @@ EXAMPLES: dict[str, tuple[tuple[int, ...], str, Callable[[Tensor, Tensor, Tensor
     "router": ((4, 4), "router", lambda p, x, q: (x @ p).softmax(-1).topk(2).values, ["router"]),
     "head": ((4, 4), "head", lambda p, x, q: x @ p, ["head"]),
     "matrix": ((4, 4), "matrix", lambda p, x, q: (x @ p).relu(), ["matrix"]),
+    "summand of a scale vector": ((4,), "output", lambda p, x, q: (p + x.tanh()) * F.rms_norm(x, (4,)), [
+        "summand of a scale vector"]),
     "bias": ((4,), "bias", lambda p, x, q: (x + p).relu(), ["bias"]),
     "scale vector": ((4,), "output", lambda p, x, q: p * x / x.square().mean(-1, keepdim=True).sqrt(), [
         "scale vector"]),
