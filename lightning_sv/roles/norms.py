@@ -94,11 +94,11 @@ class Norms:
     def late_norms(self, product: Node, data: Node) -> list[Node]:
         """Return where `product`, a scale vector times `data`, becomes the scaled output of a norm.
 
-        There `data` is x, and each of these nodes multiplies gamma * x by 1/|x|. There are none if
-        something else reads the product too, such as a norm of gamma * x: gamma is then a
-        multiplier.
+        `data` is one half of a norm, x or 1/|x|, and each of these nodes multiplies the product
+        with the other half. There are none if something else reads the product too, such as a norm
+        of gamma * x: gamma is then a multiplier.
         """
-        if product.op != "mul" or data in self.statistics:
+        if product.op != "mul" or not self._is_half(data):
             return []
         ends: list[Node] = []
         walk = Walk(product)
@@ -125,8 +125,16 @@ class Norms:
                 return []
         return [] if walk.seen & self._outputs else products
 
+    def _is_half(self, data: Node) -> bool:
+        known = self.statistics.get(data)
+        return known is None or known.power == _INVERSE
+
     def _completes(self, user: Node, value: Node, data: Node) -> bool:
-        """Return True if an operation multiplies a value by the inverse of |data|."""
+        """Return True if an operation multiplies a value by the other half of a norm."""
+        known = self.statistics.get(data)
+        if known is not None:  # 1/|x|, which x completes
+            halves = [stems(other) for other in user.others(value)]
+            return user.op == "mul" and any(known.of in half for half in halves)
         norm = self._norm_in(user)
         if norm is None or user.others(norm) != [value]:
             return False

@@ -311,6 +311,7 @@ NORMED = {
     "first": lambda w, x: w * x * torch.rsqrt(_square(x)),
     "first, to 1": lambda w, x: (1 + w) * x.double() / _square(x).sqrt(),
     "in place": lambda w, x: (x * w).mul_(torch.rsqrt(_square(x))),
+    "statistic": lambda w, x: x * (w * torch.rsqrt(_square(x))),
     "var_mean": _var_mean,
 }
 #: those of values that are not normalized, or normalized only afterwards
