@@ -79,9 +79,8 @@ def locked(target: Path, other: str, *, timeout: float = -1) -> Iterator[None]:
     is `filelock.Timeout`, an OSError.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(
-        dir=target.parent
-    ):  # FileLock would retry forever in a folder that is not writable
+    # FileLock would retry forever in a folder that is not writable
+    with tempfile.TemporaryFile(dir=target.parent):
         pass
     path = target.parent / f".{target.name}.lock"
     try:

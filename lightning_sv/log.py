@@ -22,9 +22,8 @@ class _Stderr(logging.Handler):
 
 def _on_first_device(record: logging.LogRecord) -> bool:
     """Return True on the first of several processes, and for errors on all of them."""
-    ranks: Any = sys.modules.get(
-        "lightning.fabric.utilities.rank_zero"
-    )  # do not import Lightning for this
+    # do not import Lightning for this
+    ranks: Any = sys.modules.get("lightning.fabric.utilities.rank_zero")
     rank = getattr(getattr(ranks, "rank_zero_only", None), "rank", 0)
     return record.levelno >= logging.ERROR or not rank
 
@@ -44,9 +43,8 @@ def quiet_libraries() -> None:
         logging.getLogger(name).setLevel(
             logging.INFO if _PACKAGE.level == logging.DEBUG else logging.WARNING
         )
-    logging.getLogger("lightning.pytorch.profilers").setLevel(
-        logging.INFO
-    )  # profilers report at INFO
+    # profilers report at INFO
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)
     # On several devices it warns about drop_last, but a run chooses its sequences itself.
     logging.getLogger("litdata.streaming.dataset").setLevel(logging.ERROR)
 

@@ -76,9 +76,8 @@ def _first_of_equal(parts: Sequence[Documents]) -> list[np.ndarray]:
     buckets = -(-int(starts[-1]) // BUCKET)
     for bucket in range(buckets):
         digests, rows = _bucket(parts, starts, bucket, buckets)
-        order = np.lexsort(
-            (digests[:, 1], digests[:, 0])
-        )  # stable, so the first of equal hashes stays first
+        # stable, so the first of equal hashes stays first
+        order = np.lexsort((digests[:, 1], digests[:, 0]))
         ordered = digests[order]
         repeats = (ordered[1:] == ordered[:-1]).all(axis=1)
         is_first[rows[order[1:][repeats]]] = False

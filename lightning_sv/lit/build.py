@@ -21,9 +21,10 @@ def config_from(kind: type, value: Any) -> Any:
     With hparams_file, they are a mapping of omegaconf.
     """
     if isinstance(value, Mapping) and not isinstance(value, dict):
+        # imported here, because a module needs it for such a file only
         from omegaconf import (
             OmegaConf,
-        )  # imported here, because a module needs it for such a file only
+        )
 
         value = OmegaConf.to_container(value)
     return kind(**value) if isinstance(value, dict) else value

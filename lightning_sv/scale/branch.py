@@ -60,9 +60,8 @@ class Output(NamedTuple):
             return normalize(self.product, self.eps, self.gamma)
 
         heads = (-1, self.norm_width)
-        gamma = (
-            None if self.gamma is None else self.gamma.unflatten(-1, heads)
-        )  # (..., heads, norm_width)
+        # (..., heads, norm_width)
+        gamma = None if self.gamma is None else self.gamma.unflatten(-1, heads)
         return normalize(self.product.unflatten(-1, heads), self.eps, gamma).flatten(-2)
 
 

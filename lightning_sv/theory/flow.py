@@ -290,11 +290,12 @@ def _matrix(teacher: Any) -> Array:
         matrix = np.asarray(given)
         fits = matrix.ndim == 2 and matrix.size > 0 and matrix.dtype.kind in "biufO"
         fits = fits and bool(np.isfinite(matrix.astype(float)).all())
+    # rows of different lengths, or an entry that is not a number
     except (
         TypeError,
         ValueError,
         OverflowError,
-    ):  # rows of different lengths, or an entry that is not a number
+    ):
         fits = False
     expect(
         fits,

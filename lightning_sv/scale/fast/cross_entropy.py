@@ -167,9 +167,8 @@ class _ChunkedLogits:
         self.dtype = product_dtype(self.x, self.weight)
         self.wide = torch.promote_types(self.dtype, torch.float32)
         self.norm = None if norm_eps is None else _ChunkedNorm(norm_eps, gamma_out)
-        self.gamma_folded = (
-            gamma_out if self.norm is None else None
-        )  # before a norm it would cancel
+        # before a norm it would cancel
+        self.gamma_folded = gamma_out if self.norm is None else None
         self.folded = effective_weight(self.weight, self.gamma_in, self.gamma_folded).to(self.dtype)
         self.grad_rows: list[Tensor] = []
         self.grad_folded: Tensor | None = None

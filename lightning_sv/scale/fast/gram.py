@@ -100,18 +100,16 @@ class _InverseRms(torch.autograd.Function):
             def definition(x: Tensor, weight: Tensor, gamma_in: Tensor | None) -> Tensor:
                 return inverse_rms_by_gram(x, gram_matrix(x, weight, gamma_in), weight, ctx.eps)
 
-            with torch.autocast(
-                x.device.type, dtype, enabled=dtype != weight.dtype
-            ):  # as in forward
+            # as in forward
+            with torch.autocast(x.device.type, dtype, enabled=dtype != weight.dtype):
                 return *definition_gradients(definition, (x, weight, gamma_in), grad), None
 
         s = grad * r.pow(3) / -len(weight)
         scaled = x * s
         with without_autocast(x):
             grad_x = (scaled.to(dtype) @ gram).to(x.dtype)
-            grad_gram = rows_of(x.to(weight.dtype)).T @ rows_of(
-                scaled.to(weight.dtype)
-            )  # (d_in, d_in)
+            # (d_in, d_in)
+            grad_gram = rows_of(x.to(weight.dtype)).T @ rows_of(scaled.to(weight.dtype))
             grad_folded = effective_weight(weight, gamma_in, None) @ grad_gram  # (d_out, d_in)
 
         factor = _fp16_factor(dtype, len(weight))

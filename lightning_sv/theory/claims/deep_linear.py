@@ -226,9 +226,8 @@ def _regimes() -> Finding:
         right = rng.standard_normal(rng.integers(1, 5))
         teacher = np.outer(left, right)
         scaled, deep = end_rates(teacher * rng.uniform(0.4, 2) / np.linalg.norm(teacher))
-        if (
-            deep > 0.5 and abs(np.log(deep / scaled)) > 0.05
-        ):  # slower ones have not arrived; equal ones decide nothing
+        # slower ones have not arrived; equal ones decide nothing
+        if deep > 0.5 and abs(np.log(deep / scaled)) > 0.05:
             cases.append(teacher * deep / (2 * np.linalg.norm(teacher)))
     predicted = []
     measured = []
