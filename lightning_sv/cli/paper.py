@@ -21,6 +21,7 @@ from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.preflight import (
     check_corpora,
     check_recorded,
+    check_recorded_curves,
     check_trainable,
 )
 from lightning_sv.experiments.report.claims import verdicts_json
@@ -229,7 +230,10 @@ class Recording:
             run_spec, _ = requests[0]
             _, data, _ = parse_run(list(run_spec.args))
             context = context_of(data)
-        return self._runs(context)
+        runs = self._runs(context)
+        if runs.missing(requests):
+            check_recorded_curves(self.figures, runs)
+        return runs
 
     def _runs(self, context: Mapping[str, str] | None) -> RunStore:
         """Return the runs and their recordings; without a context of any corpus and version."""

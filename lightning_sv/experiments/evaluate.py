@@ -71,6 +71,7 @@ def _load_panel(
     warnings = list(planned.warnings)
     if lost:
         warnings.append(f"{planned.title} lacks runs: {'; '.join(lost)}. {planned.kind.lost_runs}")
+    warnings += _changed_source(planned, runs)
     return LoadedPanel(
         planned.spec,
         arms,
@@ -93,6 +94,20 @@ def _lost_runs(every: Sequence[Arm], missing: Sequence[Job]) -> list[str]:
         first = f"the first being {missing[0].title} ({missing[0].log})"
         lost.append(f"{len(missing)} of its runs did not finish, {first}")
     return lost
+
+
+def _changed_source(panel: PlannedPanel, runs: RunStore) -> list[str]:
+    """Warn about own modules whose source is not that of the runs."""
+    unknown: set[str] = set()
+    for run_spec, seed in panel.requests:
+        unknown |= runs.unknown_modules(run_spec, seed)
+    if not unknown:
+        return []
+    names = ", ".join(sorted(unknown))
+    return [
+        f"{panel.title}: the source of {names} has changed since its runs, "
+        "or is not recorded for them."
+    ]
 
 
 def _read_arm(planned: PlannedArm, runs: RunStore, unfinished: Collection[str]) -> Arm:

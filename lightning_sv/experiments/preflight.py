@@ -9,8 +9,16 @@ from pathlib import Path
 from lightning_sv.corpus import is_remote
 from lightning_sv.corpus.manifest import FILENAME
 from lightning_sv.errors import ConfigError
+from lightning_sv.experiments.claims.claim_types import KINDS
+from lightning_sv.experiments.kinds.base import PlannedPanel
 from lightning_sv.experiments.results import PlannedFigure, requests_of
+from lightning_sv.experiments.run_store import RunStore
+from lightning_sv.experiments.spec import ClaimSpec
 from lightning_sv.runs.events import Run
+from lightning_sv.runs.tags import VAL_LOSS
+
+# kinds of claims about more than the last loss of a run
+_OF_CURVES = ("widens", "keeps", "efficiency")
 
 
 def check_trainable(figures: Sequence[PlannedFigure]) -> None:
@@ -74,3 +82,43 @@ def check_recorded(
     names = " ".join(figure.spec.name for figure in figures)
     expected = f"a recording with runs of {names} under budget {budget}. Omit it, or change --fig."
     raise ConfigError(f"--results_from is {' '.join(map(str, paths))}; expected {expected}")
+
+
+def check_recorded_curves(figures: Sequence[PlannedFigure], runs: RunStore) -> None:
+    """Refuse to train next to recorded runs that lack the loss curve of a claim.
+
+    Raises:
+        ConfigError: names the run and the command that trains it
+    """
+    for figure in figures:
+        for panel in figure.panels:
+            for claim in filter(_reads_curve, panel.spec.claims):
+                run = _recorded_without_curve(claim, panel, runs)
+                if run is None:
+                    continue
+                name = figure.spec.name
+                expected = f"a curve of val/loss, which a claim {claim.kind!r} of {name} needs"
+                command = f"lightning-sv paper --budget {figure.budget} --fig {name}"
+                without = f"Run `{command}` without --results_from"
+                hint = f"{without}, or judge the other claims with --no_train."
+                found = f"--results_from: {run} has a single loss"
+                raise ConfigError(f"{found}; expected {expected}. {hint}")
+
+
+def _reads_curve(claim: ClaimSpec) -> bool:
+    """Return True if a claim is about losses before the end of a run."""
+    parts = KINDS[claim.kind].parts(claim)
+    return any(part.kind in _OF_CURVES or part.until < 1 for part in parts)
+
+
+def _recorded_without_curve(claim: ClaimSpec, panel: PlannedPanel, runs: RunStore) -> str | None:
+    """Return the name of the first recorded run of a claim's arms that has only its last loss."""
+    for arm in panel.arms:
+        if (arm.series or arm.label) not in (claim.a, claim.b):
+            continue
+        for request in arm.requests:
+            if runs.is_recorded(*request):
+                run = runs.read(*request)
+                if len(run.curve(VAL_LOSS).tokens) == 1:
+                    return run.dir.name
+    return None

@@ -29,6 +29,7 @@ from lightning_sv.runs.events import Curve, Run, read_run
 from lightning_sv.runs.job import LAUNCHER, Job
 from lightning_sv.runs.launch import default_parallel, run_jobs
 from lightning_sv.runs.tags import VAL_LOSS
+from lightning_sv.runs.trust import modules_of_settings
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.version import __version__
 
@@ -81,6 +82,20 @@ class RunStore:
         if self.context is not None and job.state() == "complete":
             return True
         return is_complete(job.run_dir) or is_diverged(job.run_dir)
+
+    def unknown_modules(self, run_spec: RunSpec, seed: int) -> set[str]:
+        """Return the own modules of a run whose source was different, or is not recorded."""
+        modules = modules_of_settings(json.loads(run_spec.identity))
+        job = self.job(run_spec, seed)
+        command = job.run_dir / COMMAND
+        is_recorded = self.is_recorded(run_spec, seed)
+        if not modules or not (is_recorded or command.is_file()):
+            return set()
+        before = {}
+        if not is_recorded:
+            before = read_json(command, "train the run again.").get("files", {})
+        now = job.record()["files"]
+        return {name for name in modules if name not in before or before[name] != now.get(name)}
 
     def read(self, run_spec: RunSpec, seed: int) -> Run:
         """Read a run that is complete, recorded or diverged.

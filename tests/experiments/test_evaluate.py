@@ -436,3 +436,24 @@ WRONG = [
 def test_paper_command_wrong_arguments_refused(words: list[str], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         run_paper(words)
+
+
+def test_evaluate_runs_whose_own_code_has_changed_are_named(
+    conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    own = tmp_path / "changing_scales.py"
+    own.write_text(
+        "from lightning_sv.scale import DirectScale\n\n\nclass Mine(DirectScale):\n    pass\n"
+    )
+    figure = plan_mine(conf, FIGURE.replace("hg", "hg+changing_scales:Mine"))
+    runs = RunStore(tmp_path / "out", {}, FAKE)
+    train_all([figure], runs)
+    found = judged(figure, runs)
+    assert not found.warnings
+
+    write_report([found], tmp_path / "report", "cpu")
+    recorded = RunStore(tmp_path / "elsewhere", None, FAKE, read_recorded([tmp_path / "report"]))
+    assert "changing_scales" in judged(figure, recorded).warnings[0]
+    own.write_text(own.read_text() + "# edited\n")
+    assert "changing_scales" in judged(figure, replace(runs, context=None)).warnings[0]

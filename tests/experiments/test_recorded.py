@@ -10,7 +10,7 @@ import pytest
 from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.kinds.table import read_table
-from lightning_sv.experiments.preflight import check_recorded
+from lightning_sv.experiments.preflight import check_recorded, check_recorded_curves
 from lightning_sv.experiments.report.results_csv import read_recorded, write_csv
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure
@@ -188,3 +188,22 @@ def test_table_read_file_without_claims_refused(tmp_path: Path, text: str) -> No
     (tmp_path / "theory.json").write_text(text)
     with pytest.raises(ConfigError, match=r"theory\.json"):
         read_table(tmp_path / "theory.json")
+
+
+def test_check_recorded_curves_refuses_to_train_without_the_curve_of_a_claim(
+    recording: tuple[Path, Figure], tmp_path: Path
+) -> None:
+    """The claim about half of the tokens needs curves, the one about the end does not."""
+    report, _ = recording
+    rows = pd.read_csv(report / "results.csv", dtype=str).assign(curve="")
+    rows.to_csv(tmp_path / "results.csv", index=False)
+    (figure,) = plan("heterogeneity")
+    (panel,) = figure.panels
+    without = RunStore(tmp_path, None, FAKE, recorded=read_recorded([tmp_path]))
+    check_recorded_curves([figure], without)
+
+    claims = [replace(claim, until=0.5) for claim in panel.spec.claims]
+    early = replace(figure, panels=(replace(panel, spec=replace(panel.spec, claims=claims)),))
+    check_recorded_curves([early], replace(without, recorded=read_recorded([report])))
+    with pytest.raises(ConfigError, match="--results_from"):
+        check_recorded_curves([early], without)

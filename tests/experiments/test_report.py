@@ -198,7 +198,8 @@ def test_report_command_names_runs_that_are_left_out(tmp_path: Path, told: Told)
         (tmp_path / name / "config.yaml").touch()
     (tmp_path / "exploded/nonfinite.jsonl").touch()
     printed = told("report", str(tmp_path), "--out", str(tmp_path / "out"))
-    assert "begun" in printed and "exploded" in printed
+    unwrapped = printed.replace("\n", "")  # long paths are cut at any letter
+    assert "begun" in unwrapped and "exploded" in unwrapped
     listed = json.loads(told("runs", str(tmp_path), "--json"))
     states = {Path(row["run"]).name: (row["complete"], row["diverged"]) for row in listed}
     assert states == {"begun": (False, False), "exploded": (False, True), "llama0": (True, False)}
