@@ -30,7 +30,11 @@ PAGES = (
 )
 WIDTHS = (1400, 400)
 #: of the search for these words, the first page
-FOUND = {"learning rate": "docs/quickstart", "wandb": "docs/faq", "several gpus": "docs/distributed"}
+FOUND = {
+    "learning rate": "docs/quickstart",
+    "wandb": "docs/faq",
+    "several gpus": "docs/distributed",
+}
 #: elements that stick out of the page, unless an element around them scrolls
 OVERFLOW = """() => {
   const wide = document.documentElement.clientWidth + 1;
