@@ -48,12 +48,11 @@ def problem(model: Backbone, batch: int, length: int) -> Callable[[], torch.Tens
 
 
 def vectors_of(model: Backbone) -> list[torch.nn.Parameter]:
-    return [
-        p
-        for module in model.modules()
-        if isinstance(module, ScaleVector)
-        for p in module.parameters()
-    ]
+    found: list[torch.nn.Parameter] = []
+    for module in model.modules():
+        if isinstance(module, ScaleVector):
+            found += module.parameters()
+    return found
 
 
 def wait() -> None:

@@ -22,7 +22,7 @@ from lightning_sv.runs.provenance import Provenance
 
 ROOT = Path(__file__).parent.parent
 LAYERS = ("base", "optim/adamw", "schedule/cos", "trainer/cpu", "data/stdlib", "model/tiny")
-CONFIG = [word for layer in LAYERS for word in ("--config", str(ROOT / f"conf/{layer}.yaml"))]
+CONFIG = [f"--config={ROOT}/conf/{layer}.yaml" for layer in LAYERS]
 #: command -> maximum seconds on an idle core
 COMMANDS: dict[str, tuple[list[str], float]] = {
     "--help": (["--help"], 1.0),

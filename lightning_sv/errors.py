@@ -42,7 +42,8 @@ def expect(ok: bool, key: str, value: object, expected: str) -> None:
 
 def expect_known(what: str, name: str, known: Iterable[str]) -> None:
     """Raise `ConfigError` with the message of `unknown` unless `name` is known."""
-    if name not in (names := list(known)):
+    names = list(known)
+    if name not in names:
         raise ConfigError(unknown(what, name, names))
 
 

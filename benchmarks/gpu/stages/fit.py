@@ -107,9 +107,7 @@ class _Runs:
             "data/stdlib",
             "model/mini",
         ]
-        arguments = [
-            word for layer in layers for word in ("--config", str(ROOT / f"conf/{layer}.yaml"))
-        ]
+        arguments = [f"--config={ROOT}/conf/{layer}.yaml" for layer in layers]
         settings = {
             "data.corpus.dir": self.corpus.dir, "data.corpus.tokenizer": self.corpus.tokenizer,
             "data.global_batch": 16, "data.micro_batch": 4, "data.val_sequences": 16, "data.validations": 1,
@@ -122,10 +120,7 @@ class _Runs:
                 "model.backbone.d_model": 32,
                 "model.backbone.n_layer": 1,
             }
-        return [
-            *arguments,
-            *(word for key, value in settings.items() for word in (f"--{key}", str(value))),
-        ]
+        return [*arguments, *(f"--{key}={value}" for key, value in settings.items())]
 
     def _command(
         self, arguments: list[str], name: str, env: dict[str, str]
@@ -158,11 +153,9 @@ def compare(run: Path, other: Path) -> dict[str, Any]:
     pairs = [(ours["state_dict"][name], value) for name, value in theirs["state_dict"].items()]
     weights = len(pairs)
     for a, b in zip(ours["optimizer_states"], theirs["optimizer_states"], strict=True):
-        pairs += [
-            (a["state"][key][m], b["state"][key][m])
-            for key in b["state"]
-            for m in ("exp_avg", "exp_avg_sq")
-        ]
+        for key, theirs_of in b["state"].items():
+            ours_of = a["state"][key]
+            pairs += [(ours_of[moment], theirs_of[moment]) for moment in ("exp_avg", "exp_avg_sq")]
     equal = all(torch.equal(a, b) for a, b in pairs)
     apart = [
         float((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-30))

@@ -121,7 +121,8 @@ class Pool:
         # digit.
         values = {}
         for arm, runs in self._runs.items():
-            if arm in group and (row := _read(runs, of)):
+            row = _read(runs, of) if arm in group else {}
+            if row:
                 values[arm] = row
         return BlockDesign(values)
 
@@ -131,6 +132,7 @@ def _read(runs: Mapping[int, Run], of: Callable[[Run], float]) -> dict[int, floa
     found = {}
     for seed, run in runs.items():
         with suppress(NotTestableError):
-            if math.isfinite(value := of(run)):
+            value = of(run)
+            if math.isfinite(value):
                 found[seed] = value
     return found
