@@ -91,18 +91,23 @@ def check_recorded_curves(figures: Sequence[PlannedFigure], runs: RunStore) -> N
         ConfigError: names the run and the command that trains it
     """
     for figure in figures:
-        for panel in figure.panels:
-            for claim in filter(_reads_curve, panel.spec.claims):
-                run = _recorded_without_curve(claim, panel, runs)
-                if run is None:
-                    continue
-                name = figure.spec.name
-                expected = f"a curve of val/loss, which a claim {claim.kind!r} of {name} needs"
-                command = f"lightning-sv paper --budget {figure.budget} --fig {name}"
-                without = f"Run `{command}` without --results_from"
-                hint = f"{without}, or judge the other claims with --no_train."
-                found = f"--results_from: {run} has a single loss"
-                raise ConfigError(f"{found}; expected {expected}. {hint}")
+        name = figure.spec.name
+        for claim, run in _claims_without_curve(figure, runs):
+            found = f"--results_from: {run} has a single loss"
+            expected = f"a curve of val/loss, which a claim {claim.kind!r} of {name} needs"
+            command = f"lightning-sv paper --budget {figure.budget} --fig {name}"
+            without = f"Run `{command}` without --results_from"
+            hint = f"{without}, or judge the other claims with --no_train."
+            raise ConfigError(f"{found}; expected {expected}. {hint}")
+
+
+def _claims_without_curve(figure: PlannedFigure, runs: RunStore) -> Iterator[tuple[ClaimSpec, str]]:
+    """Yield each claim about a curve whose recorded runs lack it, and the first of these runs."""
+    for panel in figure.panels:
+        for claim in filter(_reads_curve, panel.spec.claims):
+            run = _recorded_without_curve(claim, panel, runs)
+            if run is not None:
+                yield claim, run
 
 
 def _reads_curve(claim: ClaimSpec) -> bool:
