@@ -1,16 +1,18 @@
-"""Ten kills of a preparation, at random times: `python -m tests.corpus.ten_kills MEGABYTES
---workers 1 2 4`.
+"""Ten kills of a preparation, at random times.
+
+    python -m benchmarks.ten_kills MEGABYTES [--workers 1 2 4] [--json FILE]
 
 Documents are made here. With each number of workers a preparation is killed with its workers, and
 started again. At the end the corpus must be that of an undisturbed preparation, and no complete
-part may have been encoded again. With 2,000 MB this takes hours, so that no test suite runs it; it
-prints a line of JSON per number of workers.
+part may have been encoded again. Each number of workers is printed as a line of JSON and written
+to the file when it is done; the file keeps its other entries.
 """
 
 import argparse
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -19,9 +21,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from lightning_sv.atomic import write_atomically
 from lightning_sv.corpus import CorpusConfig, Manifest, prepare
 from lightning_sv.corpus.job import parts_folder
+from lightning_sv.runs.provenance import Provenance
 
+RESULTS = Path(__file__).parent / "results/ten_kills.json"
 KILLS = 10
 FILES = 8
 PARTS = 40
@@ -104,10 +109,9 @@ def kill(process: subprocess.Popen[bytes], after: float) -> bool:
 def disturbed(
     target: Path, texts: Path, workers: int, part_bytes: int, seconds: float
 ) -> dict[str, object]:
-    """Prepare with kills; return what happened. `seconds` is the time of an undisturbed
-    preparation.
+    """Prepare with kills; return what happened.
 
-    Every other kill comes at any time from the start on, also before the first part is complete.
+    `seconds` is the time of an undisturbed preparation. Every other kill comes at any time from the start on, also before the first part is complete.
     The others come after this start has completed a part, because otherwise a slow machine would
     never get on.
     """
@@ -139,34 +143,50 @@ def disturbed(
     }
 
 
+def add_result(file: Path, key: str, result: dict[str, object]) -> None:
+    """Write a result into the file under its key, next to those of other runs."""
+    results = json.loads(file.read_text()) if file.exists() else {}
+    results[key] = result
+    write_atomically(file, json.dumps(results, indent=2) + "\n")
+
+
+def kill_preparations(folder: Path, megabytes: int, worker_counts: list[int], file: Path) -> bool:
+    """Run the kills; return False if a corpus differs or a complete part was encoded again."""
+    command = shlex.join(["python", "-m", "benchmarks.ten_kills", *sys.argv[1:]])
+    measured = Provenance.now()._asdict() | {"command": command}
+    n_bytes = megabytes * 10**6
+    part_bytes = n_bytes // PARTS
+    texts = folder / "texts"
+    texts.mkdir()
+    write_documents(texts, n_bytes)
+    train_tokenizer(folder, texts)
+    seconds = seconds_of(start(folder / "undisturbed", texts, 1, part_bytes))
+    expected = Manifest.load(folder / "undisturbed").corpus_hash
+
+    is_good = True
+    for workers in worker_counts:
+        result = disturbed(folder / f"workers-{workers}", texts, workers, part_bytes, seconds)
+        is_equal = result["corpus_hash"] == expected
+        result |= {"megabytes": megabytes, "is_equal": is_equal, "measured": measured}
+        print(json.dumps(result), flush=True)
+        add_result(file, f"{megabytes} MB, workers: {workers}", result)
+        if not is_equal or result["complete_parts_encoded_again"]:
+            is_good = False
+    return is_good
+
+
 def main() -> int:
-    """Run the kills; return 1 if a corpus differs or a complete part was encoded again."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Parse the arguments; return the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("megabytes", type=int)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--json", type=Path, default=RESULTS, help="file of the results")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="ten-kills-"))
-    n_bytes = options.megabytes * 10**6
-    part_bytes = n_bytes // PARTS
-    failed = False
-    try:
-        texts = folder / "texts"
-        texts.mkdir()
-        write_documents(texts, n_bytes)
-        train_tokenizer(folder, texts)
-        seconds = seconds_of(start(folder / "undisturbed", texts, 1, part_bytes))
-        expected = Manifest.load(folder / "undisturbed").corpus_hash
-        for workers in options.workers:
-            result = disturbed(folder / f"workers-{workers}", texts, workers, part_bytes, seconds)
-            is_equal = result["corpus_hash"] == expected
-            print(
-                json.dumps(result | {"megabytes": options.megabytes, "is_equal": is_equal}),
-                flush=True,
-            )
-            failed |= not is_equal or result["complete_parts_encoded_again"] != 0
-    finally:
-        shutil.rmtree(folder)
-    return int(failed)
+    with tempfile.TemporaryDirectory(prefix="ten-kills-") as folder:
+        is_good = kill_preparations(Path(folder), options.megabytes, options.workers, options.json)
+    return 0 if is_good else 1
 
 
 if __name__ == "__main__":
