@@ -58,12 +58,14 @@ def with_looks(arms: Sequence[_ArmOrSeries]) -> list[tuple[_ArmOrSeries, style.L
     taken = {_FIXED[name] for name in names if name in _FIXED}
     colours = cycle([colour for colour in _FREE if colour not in taken])
     lines = cycle(style.LINES[1:])
-    pairs = []
-    for arm, name in zip(ordered, names, strict=True):
+    looks: list[style.Look] = []
+    for name in names:
         colour = _FIXED[name] if name in _FIXED else next(colours)
         line = "-" if name == "llama" else next(lines)
-        pairs.append((arm, style.Look(colour, line)))
-    return pairs
+        if (colour, line) in looks:  # three colours and three lines come again together
+            line = next(lines)
+        looks.append(style.Look(colour, line))
+    return list(zip(ordered, looks, strict=True))
 
 
 def _look_name(arm: Arm | Series, *, has_baseline: bool) -> str:
