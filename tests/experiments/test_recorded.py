@@ -4,18 +4,21 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.kinds.table import read_table
+from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.preflight import check_recorded, check_recorded_curves
 from lightning_sv.experiments.report.results_csv import read_recorded, write_csv
 from lightning_sv.experiments.report.write import write_report
+from lightning_sv.experiments.resolver import RunResolver
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_store import RunStore
-from lightning_sv.experiments.spec import load_figure
+from lightning_sv.experiments.spec import load_budget, load_figure
 from lightning_sv.theory.claims import CLAIMS
 from tests.conftest import ROOT
 from tests.experiments.test_compare import FAKE
@@ -64,6 +67,24 @@ def test_recorded_runs_have_the_same_verdicts(
     first = next(iter(here.recorded))
     both = read_recorded([report, tmp_path / "other.csv"])
     assert both[first].val_loss == here.recorded[first].val_loss and first in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("budget", "folder"), [("cpu-100", "cpu-100-protocol"), ("gpu-25", "gpu-25")]
+)
+def test_protocol_is_judged_as_recorded(budget: str, folder: str, tmp_path: Path) -> None:
+    """The recordings are older, and divide the claims of one initial std among several panels."""
+    resolver = RunResolver(load_budget(budget), {})
+    figure = plan_figure(load_figure("protocol"), resolver)
+    recorded = read_recorded([ROOT / "results" / folder])
+    found = judged(figure, RunStore(tmp_path, None, FAKE, recorded=recorded))
+
+    expected = pd.read_csv(ROOT / "results" / folder / "verdicts.csv").query("figure == 'protocol'")
+    verdicts = pd.DataFrame(list(map(asdict, found.verdicts)))
+    facts = ["claim", "verdict", "paper", "n", "primary"]
+    assert verdicts[facts].to_numpy().tolist() == expected[facts].to_numpy().tolist()
+    numbers = ["estimate", "low", "high", "p", "own_low", "own_high"]
+    np.testing.assert_allclose(verdicts[numbers].astype(float), expected[numbers], rtol=1e-9)
 
 
 @pytest.mark.parametrize("label", ["=1+1", "@SUM(A1)", "+hg", "'=a", "llama"])
