@@ -1,5 +1,6 @@
 """The memory of a plan against the bytes of the allocator in real steps on the CPU."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
 def allocated(work: Callable[[], Any]) -> int:
     """Peak of the bytes that torch's CPU allocator has given out and not taken back since `work`
     began."""
+    gc.collect()  # objects of earlier work, in cycles, would be freed during this one's
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         kept = work()
     assert kept is not None
