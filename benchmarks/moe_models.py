@@ -127,10 +127,8 @@ def litgpt(weights: Mapping[str, Tensor]) -> tuple[nn.Module, Loss]:
             f"{to}.attn.proj.weight": weights[f"{of}.self_attn.o_proj.weight"],
             f"{to}.mlp.gate.weight": weights[f"{of}.mlp.gate.weight"],
         }
-        gate_up, down = (
-            weights[f"{of}.mlp.experts.gate_up_proj"],
-            weights[f"{of}.mlp.experts.down_proj"],
-        )
+        gate_up = weights[f"{of}.mlp.experts.gate_up_proj"]
+        down = weights[f"{of}.mlp.experts.down_proj"]
         for e in range(c.n_expert):
             fc_1, fc_2 = gate_up[e].chunk(2)
             expert = f"{to}.mlp.experts.{e}"

@@ -14,7 +14,7 @@ import shlex
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -211,33 +211,37 @@ def parse() -> Namespace:
     return parser.parse_args()
 
 
+def combinations(
+    threads: Iterable[int], widths: Iterable[int], dtypes: Iterable[str], modes: Iterable[str]
+) -> list[Combination]:
+    """Return every combination, in the order of the table."""
+    rows = itertools.product(threads, widths, dtypes, modes)
+    return [Combination(width, dtype, mode, n_threads) for n_threads, width, dtype, mode in rows]
+
+
+def recorded_before(path: Path | None) -> dict[str, Any]:
+    """Return the results that the file contains, without its description of the machine."""
+    if path is None or not path.exists():
+        return {}
+    results = json.loads(path.read_text())
+    results.pop("machine", None)
+    return results
+
+
 def main() -> None:
     options = parse()
     console = Console()
-    everything = itertools.product(THREADS, HEADS, DTYPES, MODES)
-    known = {
-        str(at): at for at in (Combination(d, dtype, mode, n) for n, d, dtype, mode in everything)
-    }
-    before = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
-    results = {
-        key: value for key, value in before.items() if key in known or key.startswith("reading")
-    }
-    for key, at in known.items():
-        chosen = (
-            at.width in options.widths and at.dtype in options.dtypes and at.mode in options.modes
-        )
-        if (
-            not chosen
-            or at.threads not in options.threads
-            or (key in results and not options.again)
-        ):
+    results = recorded_before(options.json)
+    for at in combinations(options.threads, options.widths, options.dtypes, options.modes):
+        if str(at) in results and not options.again:
             continue
-        results[key] = compare(at, options, console)
+        results[str(at)] = compare(at, options, console)
         save(results, options.json)
     if Path(options.data, "manifest.json").exists():
         results["reading_tokens_per_s"] = reading(options.data)
         console.print(f"reading shards: {results['reading_tokens_per_s'] / 1e6:.2f} M tokens/s")
         save(results, options.json)
+    known = map(str, combinations(THREADS, HEADS, DTYPES, MODES))
     print(markdown([results[key] for key in known if key in results]))
 
 

@@ -1,6 +1,7 @@
 """Results of `benchmarks.step` as Markdown: times relative to our llama, then memory."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 
@@ -12,36 +13,39 @@ def markdown(found: Sequence[dict[str, Any]]) -> str:
     """
     if not found:
         return "Nothing is measured yet."
-    peers = list(dict.fromkeys(row["name"] for one in found for row in one["peers"]))
-    ours = list(dict.fromkeys(row["name"] for one in found for row in one["strategies"]))
-    others = [name for name in ours if name != "llama"]
+    peers = _names(found, "peers")
+    strategies = _names(found, "strategies")
+    others = [name for name in strategies if name != "llama"]
+    times = []
+    memory = []
+    for one in found:
+        ratios = [*_times(one, peers), _ahead(one), *_times(one, others)]
+        times.append([_place(one), _milliseconds(one), *ratios])
+        memory.append([_place(one), *(_memory(one, name) for name in (*peers, *strategies))])
     parts = [
-        (
-            "Time of a step over `llama`'s, with 95% intervals; 'ahead': tokens/s of `llama` over"
-            " the fastest peer's."
-        ),
-        _table(
-            ["", "llama, ms", *peers, "ahead", *others],
-            [
-                [
-                    _place(one),
-                    _milliseconds(one),
-                    *_times(one, peers),
-                    _ahead(one),
-                    *_times(one, others),
-                ]
-                for one in found
-            ],
-        ),
+        "Time of a step over `llama`'s, with 95% intervals; 'ahead': tokens/s of `llama` over"
+        " the fastest peer's.",
+        _table(["", "llama, ms", *peers, "ahead", *others], times),
         "Saved for backward / peak of a step, MiB.",
-        _table(
-            ["", *peers, *ours],
-            [[_place(one), *(_memory(one, name) for name in (*peers, *ours))] for one in found],
-        ),
+        _table(["", *peers, *strategies], memory),
+        *_missing(found),
+        *_sources(found),
     ]
-    missing = {(name, why) for one in found for name, why in one["missing"].items()}
-    parts += [f"{name} is not measured: {why}" for name, why in sorted(missing)]
-    return "\n\n".join([*parts, *_sources(found)])
+    return "\n\n".join(parts)
+
+
+def _names(found: Sequence[dict[str, Any]], kind: str) -> list[str]:
+    """Return the names of all peers or strategies, each once."""
+    rows = chain.from_iterable(one[kind] for one in found)
+    return list(dict.fromkeys(row["name"] for row in rows))
+
+
+def _missing(found: Sequence[dict[str, Any]]) -> list[str]:
+    """Return why peers are missing, each reason once."""
+    missing = set[tuple[str, str]]()
+    for one in found:
+        missing.update(one["missing"].items())
+    return [f"{name} is not measured: {why}" for name, why in sorted(missing)]
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
@@ -66,14 +70,12 @@ def _milliseconds(one: dict[str, Any]) -> str:
 
 def _times(one: dict[str, Any], names: Sequence[str]) -> list[str]:
     rows = _rows(one)
-    return [
-        (
-            f"{rows[name]['ratio']:.3f} ({rows[name]['low']:.3f} to {rows[name]['high']:.3f})"
-            if name in rows
-            else "-"
-        )
-        for name in names
-    ]
+    return [interval(rows[name]) if name in rows else "-" for name in names]
+
+
+def interval(row: dict[str, Any]) -> str:
+    """Return the ratio of a row with its interval."""
+    return "{ratio:.3f} ({low:.3f} to {high:.3f})".format_map(row)
 
 
 def _ahead(one: dict[str, Any]) -> str:
@@ -88,16 +90,9 @@ def _memory(one: dict[str, Any], name: str) -> str:
 
 def _sources(found: Sequence[dict[str, Any]]) -> list[str]:
     """Return when, where and how, each once."""
-    said = {
-        (
-            one["measured"]["machine"],
-            one["measured"]["commit"],
-            one["measured"]["date"][:10],
-            one["rounds"],
-        ): one
-        for one in found
-    }
-    return [
-        f"{day}, {machine}, commit {commit}, {rounds} rounds: `{one['measured']['command']}`."
-        for (machine, commit, day, rounds), one in said.items()
-    ]
+    lines = []
+    for one in found:
+        measured = one["measured"]
+        place = f"{measured['date'][:10]}, {measured['machine']}, commit {measured['commit']}"
+        lines.append((f"{place}, {one['rounds']} rounds: ", f"`{measured['command']}`."))
+    return [source + command for source, command in dict(lines).items()]

@@ -74,13 +74,20 @@ def thinned(rows: Iterable[Any], kept: Collection[Any], *, several: bool = False
     ]
 
 
+def is_different_model(sharing: str, placement: str, kind: str) -> bool:
+    """Return if no other combination builds the same model: axes matter only for scale vectors."""
+    row = PLACEMENTS[placement]
+    if row.scale_in:
+        return True
+    return sharing == "shared" and (row.scale_out or kind == "direct")
+
+
 #: every combination of the axes that builds a different model (decay does not): a new row is tested
 #: without an edit
 BUILDS = [
-    "+".join((sharing, placement, kind))
-    for sharing, placement, kind in itertools.product(*list(AXES.values())[:3])
-    if (row := PLACEMENTS[placement]).scale_in
-    or (sharing == "shared" and (row.scale_out or kind == "direct"))
+    "+".join(axes)
+    for axes in itertools.product(*list(AXES.values())[:3])
+    if is_different_model(*axes)
 ]
 #: every row of every axis once, and both presets
 FEW_BUILDS = (

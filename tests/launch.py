@@ -93,7 +93,8 @@ def _fork(rank: int, asked: dict) -> int:
     """Process id of a rank; the rank itself leaves by SystemExit, up through the whole stack."""
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-    if pid := os.fork():
+    pid = os.fork()
+    if pid:
         return pid
     log = os.open(asked["logs"][rank], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
     for stream, file in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):

@@ -17,21 +17,20 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 #: folders that compare numbers
 FOLDERS = [
-    *(f"lightning_sv/{name}" for name in ("scale", "nn", "theory")),
-    *(
-        f"tests/{name}"
-        for name in (
-            "scale",
-            "nn",
-            "optim",
-            "curvature",
-            "theory",
-            "interop",
-            "golden",
-            "callbacks",
-        )
-    ),
-    *(f"tests/lit/test_{name}.py" for name in ("fit", "probes", "foreign_oracle")),
+    "lightning_sv/scale",
+    "lightning_sv/nn",
+    "lightning_sv/theory",
+    "tests/scale",
+    "tests/nn",
+    "tests/optim",
+    "tests/curvature",
+    "tests/theory",
+    "tests/interop",
+    "tests/golden",
+    "tests/callbacks",
+    "tests/lit/test_fit.py",
+    "tests/lit/test_probes.py",
+    "tests/lit/test_foreign_oracle.py",
     "tests/statistics/test_paired.py",
     "tests/statistics/test_scaling.py",
 ]
@@ -62,38 +61,41 @@ VARIANTS = {
 def run(variant: dict[str, str], options: list[str]) -> int:
     threads = int(variant.get("OMP_NUM_THREADS", 1))
     workers = max(1, 2 // threads)  # threads that share a core spin, and a minute becomes ten
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--tb=short",
-        "--show-capture=no",
-        "-m",
-        "not faults and not hf4",
-    ]
-    command += ["-n", str(workers), "--dist", "loadfile", *LEFT_OUT, *FOLDERS, *options]
-    with (
-        tempfile.TemporaryDirectory() as cache
-    ):  # without it, torch's compiler would reuse kernels of other variants
-        one = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": cache}
-        return subprocess.run(
-            command, cwd=ROOT, env=os.environ | one | variant, check=False
-        ).returncode
+    pytest = f"-m pytest --tb=short --show-capture=no -n {workers} --dist loadfile".split()
+    marks = ["-m", "not faults and not hf4"]
+    command = [sys.executable, *pytest, *marks, *LEFT_OUT, *FOLDERS, *options]
+    one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    # With a shared cache, torch's compiler would reuse kernels of other variants.
+    with tempfile.TemporaryDirectory() as cache:
+        env = os.environ | one_thread | {"TORCHINDUCTOR_CACHE_DIR": cache} | variant
+        return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
+
+
+def missing_instructions(variant: str) -> str | None:
+    """Return the instructions that a variant's name ends with and this CPU lacks."""
+    instructions = variant.split()[-1]
+    if not instructions.startswith("avx"):
+        return None
+    cpu = Path("/proc/cpuinfo")
+    if cpu.exists() and instructions in cpu.read_text():
+        return None
+    return instructions
+
+
+def outcome(name: str, options: list[str]) -> str:
+    """Run a variant; return what the table says about it."""
+    missing = missing_instructions(name)
+    if missing:
+        return f"left out: this CPU has no {missing}"
+    return "failed" if run(VARIANTS[name], options) else "passed"
 
 
 def main(argv: list[str]) -> int:
     """Run the variants and print the table; return 1 if a test failed in any."""
-    names, options = ([a for a in argv if a.startswith("-") == dashed] for dashed in (False, True))
-    cpu = Path("/proc/cpuinfo")
-    results = {}
-    flags = cpu.read_text() if cpu.exists() else ""
-    for name, variant in VARIANTS.items():
-        if not names or any(word in name for word in names):
-            needed = name.split()[-1]
-            if needed.startswith("avx") and needed not in flags:
-                results[name] = f"left out: this CPU has no {needed}"
-            else:
-                results[name] = "failed" if run(variant, options) else "passed"
+    options = [word for word in argv if word.startswith("-")]
+    names = [word for word in argv if word not in options] or [""]  # in every name
+    chosen = [name for name in VARIANTS if any(word in name for word in names)]
+    results = {name: outcome(name, options) for name in chosen}
     for name, result in results.items():
         print(f"{name:24}{result}")
     return int("failed" in results.values() or "passed" not in results.values())

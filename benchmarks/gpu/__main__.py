@@ -61,7 +61,8 @@ def main(argv: list[str] | None = None) -> int:
                 file=sys.stderr,
             )
             return 2
-    if missing := _missing():
+    missing = _missing()
+    if missing is not None:
         print(missing, flush=True)
     cache.set_place(work)
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")

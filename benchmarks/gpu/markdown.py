@@ -210,7 +210,7 @@ def _overhead(found: Figures) -> list[str]:
 
 
 def _profile(found: Figures) -> list[str]:
-    kinds = sorted({kind for row in found.values() for kind in row.get("ms", {})})
+    kinds = sorted(set().union(*(row.get("ms", {}) for row in found.values())))
     rows = []
     for name, row in found.items():
         milliseconds = row.get("ms", {})

@@ -47,5 +47,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     rows["lost"] = rows.tries - rows.recovered
     terminalreporter.section("faults")
     terminalreporter.write_line(rows.to_string(index=False))
-    if path := os.environ.get("FAULTS_JSON"):
+    path = os.environ.get("FAULTS_JSON")
+    if path:
         rows.to_json(path, orient="records", indent=2)

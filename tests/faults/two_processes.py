@@ -17,6 +17,7 @@ import torch
 
 from lightning_sv.__main__ import main
 from lightning_sv.lit.module import PretrainModule
+from lightning_sv.runs.directory import read_summary
 from tests.conftest import argv
 from tests.faults.test_nonfinite import Injection
 from tests.lit.runs import events, load
@@ -32,30 +33,23 @@ def signal_to_the_last_rank(module: PretrainModule, batch: Any, batch_idx: int) 
         os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def run(out: Path, args: list[str]) -> dict[str, bool]:
-    fit = argv(
-        "fit --config conf/trainer/ddp.yaml --trainer.accelerator cpu --trainer.precision 32-true"
-    )
-    fit += [
-        "--model.compile",
-        "none",
-        *args,
-        *argv(f"--trainer.devices 2 --trainer.max_steps {STEPS}"),
-    ]
-    found = {}
-    for how in ("stop", "skip"):
-        with pytest.MonkeyPatch.context() as patch:
-            Injection(patch, "nan loss", {STEP} if LAST_RANK else set())
-            code = main([*fit, "--model.nonfinite", how, "--run_dir", str(out / how)])
-        fine = code == (1 if how == "stop" else 0)
-        if RANK == 0:
-            (event,) = events(out / how)
-            fine &= (
-                event["step"] == STEP
-                and event["losses"].count("nan") == len(event["losses"]) // 2 > 0
-            )
-            fine &= (out / how / "summary.json").exists() == (how == "skip")
-        found[f"nan loss on one of two devices, {how}"] = fine
+def nan_loss(out: Path, fit: list[str], how: str) -> bool:
+    """A loss of the last rank is NaN; its step is noted, and the run stops or skips it."""
+    run = out / how
+    with pytest.MonkeyPatch.context() as patch:
+        Injection(patch, "nan loss", {STEP} if LAST_RANK else set())
+        code = main([*fit, "--model.nonfinite", how, "--run_dir", str(run)])
+    stops = how == "stop"
+    if code != stops or RANK:
+        return code == stops
+    (event,) = events(run)
+    n_losses = len(event["losses"])
+    is_half = event["losses"].count("nan") == n_losses // 2 > 0
+    return event["step"] == STEP and is_half and (run / "summary.json").exists() != stops
+
+
+def requeued(out: Path, fit: list[str]) -> bool:
+    """The last rank gets SIGUSR1 in a job of SLURM; the job is requeued after the step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             PretrainModule, "on_train_batch_start", signal_to_the_last_rank, raising=False
@@ -63,24 +57,38 @@ def run(out: Path, args: list[str]) -> dict[str, bool]:
         patch.setenv("SLURM_JOB_ID", "12")
         patch.setenv("PATH", str(out), prepend=os.pathsep)  # a scontrol of the test's
         code = main([*fit, "--run_dir", str(out / "signal")])
-    fine = code == 0
-    if RANK == 0:
-        fine &= (out / "asked").read_text() == "requeue 12\n" and load(out / "signal")[
-            "global_step"
-        ] == STEP + 1
-    found["SIGUSR1 to one of two devices, requeued by SLURM"] = fine
+    if code or RANK:
+        return code == 0
+    is_requeued = (out / "asked").read_text() == "requeue 12\n"
+    return is_requeued and load(out / "signal")["global_step"] == STEP + 1
+
+
+def killed_after_the_last_step(out: Path, fit: list[str]) -> bool:
+    """The run of the signal is finished, loses its summary, and gets the same one again."""
     again = [*fit, "--run_dir", str(out / "signal"), "--ckpt_path", "last"]
     assert main(again) == 0
-    summary = out / "signal/summary.json"
-    before = json.loads(summary.read_text())["val_loss"] if RANK == 0 else 0.0
     torch.distributed.barrier()
-    if RANK == 0:
-        summary.unlink()
-    fine = main(again) == 0
-    if RANK == 0:
-        fine &= json.loads(summary.read_text())["val_loss"] == pytest.approx(before, rel=1e-5)
-    found["killed after the last step on two devices"] = fine
-    return found
+    if RANK:
+        return main(again) == 0
+    before = read_summary(out / "signal")
+    (out / "signal/summary.json").unlink()
+    assert main(again) == 0
+    loss = read_summary(out / "signal")["val_loss"]
+    return loss == pytest.approx(before["val_loss"], rel=1e-5)
+
+
+def run(out: Path, args: list[str]) -> dict[str, bool]:
+    words = (
+        "fit --config conf/trainer/ddp.yaml --trainer.accelerator cpu --trainer.precision 32-true"
+    )
+    more = f"--model.compile none --trainer.devices 2 --trainer.max_steps {STEPS}"
+    fit = [*argv(words), *args, *argv(more)]
+    return {
+        "nan loss on one of two devices, stop": nan_loss(out, fit, "stop"),
+        "nan loss on one of two devices, skip": nan_loss(out, fit, "skip"),
+        "SIGUSR1 to one of two devices, requeued by SLURM": requeued(out, fit),
+        "killed after the last step on two devices": killed_after_the_last_step(out, fit),
+    }
 
 
 if __name__ == "__main__":

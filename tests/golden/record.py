@@ -40,8 +40,12 @@ ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
 }
 STEPS = 20
-#: the record that any machine is near to, and how far the last one in float32 is from float64
-FLOAT64, ROUNDING = "float64", "rounding"
+BATCH = 4
+LENGTH = 16
+#: the record that any machine is near to
+FLOAT64 = "float64"
+#: how far the last record in float32 is from float64
+ROUNDING = "rounding"
 #: case -> (strategy, what differs from the smallest Llama, optimizer, schedule)
 CASES: dict[str, tuple[str, dict[str, Any], OptimConfig, ScheduleConfig]] = {
     **{build: (f"{build}+iwd", {}, OptimConfig(), ScheduleConfig()) for build in BUILDS},
@@ -106,8 +110,7 @@ def losses(
     config = BackboneConfig(
         **{"d_model": 32, "n_layer": 2, "n_head": 2, "vocab_size": 48, "init_std": 0.08, **changes}
     )
-    batch, length = 4, 16
-    blocks = stream(config.vocab_size, steps * batch * (length + 1)).view(steps, batch, length + 1)
+    blocks = stream(config.vocab_size, steps * BATCH * (LENGTH + 1)).view(steps, BATCH, LENGTH + 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # strategies that are the same model
         model = Backbone(config, scale, seed=3).to(dtype)
