@@ -42,14 +42,9 @@ def blocks(page: str | Path) -> list[str]:
 
 def commands(text: str) -> list[str]:
     """Return the commands of a page, in its blocks and in the first column of its tables."""
-    lines = (
-        "".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ").splitlines()
-    )
-    found = [
-        line.partition("  #")[0].strip()
-        for line in lines
-        if line.strip() and not line.startswith("#")
-    ]
+    code = "".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
+    lines = [re.sub("(^|  )#.*", "", line).strip() for line in code.splitlines()]
+    found = [line for line in lines if line]
     return found + re.findall(r"^\| `((?:make|lightning-sv) [^`]+)` \|", text, re.MULTILINE)
 
 
@@ -244,41 +239,40 @@ def test_log_page_equals_the_recorded_verdicts() -> None:
         )
 
 
+def expert_cells(config: BackboneConfig, activated: int) -> tuple[str, str, str]:
+    """Return the width of a dense layer, the experts, and the activated parameters."""
+    if not config.n_expert:
+        return f"{config.ffn_width:,}", "", ""
+    experts = f"{config.n_expert_active} of {config.n_expert} of {config.expert_width:,}"
+    if config.n_expert_shared:
+        experts += f" + 1 of {config.ffn_width:,}"
+    return "", experts, f"{activated:,}"
+
+
+def tuned_rate(model: str) -> str:
+    try:
+        return f"{tuned_lr(model, 'adamw', 'cos', ScaleStrategy.parse('llama')):g}"
+    except ValueError:
+        return ""
+
+
 def models_row(path: Path) -> list[str]:
     """One line of the table: parameters of `llama`, the learning rate of AdamW and cos."""
     content = yaml.safe_load(path.read_text())
     config = BackboneConfig(**content["model"]["backbone"])
-    assert config.name == path.stem
+    name = config.name
+    assert name == path.stem
     counted = count_parameters(config, "llama").numbers
-    experts = (
-        f"{config.n_expert_active} of {config.n_expert} of {config.expert_width:,}"
-        if config.n_expert
-        else ""
-    )
-    if config.n_expert and config.n_expert_shared:
-        experts += f" + 1 of {config.ffn_width:,}"
-    try:
-        lr = f"{tuned_lr(config.name, 'adamw', 'cos', ScaleStrategy.parse('llama')):g}"
-    except ValueError:
-        lr = ""
-    sizes = {
-        n.computed: n.printed for n in PAPER_NUMBERS if (n.model, n.scale) == (config.name, "llama")
-    }
+    width, experts, activated = expert_cells(config, counted["activated"])
+    own = [number for number in PAPER_NUMBERS if (number.model, number.scale) == (name, "llama")]
+    printed = {number.computed: number.printed for number in own}
+    sizes = ", ".join(printed[key] for key in ("total", "activated") if key in printed)
+    data = content["data"]
     return [
-        config.name,
-        f"{config.d_model:,}",
-        str(config.n_layer),
-        str(config.n_head),
-        "" if config.n_expert else f"{config.ffn_width:,}",
-        experts,
-        f"{config.vocab_size:,}",
-        f"{content['data']['seq_len']:,}",
-        str(content["data"]["global_batch"]),
-        f"{counted['total']:,}",
-        f"{counted['activated']:,}" if config.n_expert else "",
-        lr,
-        ", ".join(sizes[key] for key in ("total", "activated") if key in sizes),
-    ]
+        name, f"{config.d_model:,}", str(config.n_layer), str(config.n_head), width, experts,
+        f"{config.vocab_size:,}", f"{data['seq_len']:,}", str(data["global_batch"]),
+        f"{counted['total']:,}", activated, tuned_rate(name), sizes,
+    ]  # fmt: skip
 
 
 def test_models_page_table_equals_the_configs() -> None:

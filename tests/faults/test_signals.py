@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,16 +23,9 @@ STOPPED = 128 + signal.SIGTERM
 INTERRUPTED = 128 + signal.SIGINT
 #: what sbatch gives a job of one task, and what srun adds
 BATCH = {"SLURM_JOB_ID": "12", "SLURM_JOB_NAME": "train"}
-SRUN = BATCH | {
-    "SLURM_NTASKS": "1",
-    "SLURM_NTASKS_PER_NODE": "1",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0",
-    "SLURM_NNODES": "1",
-    "SLURM_NODELIST": "localhost",
-    "SLURM_STEP_ID": "0",
-}
+ONE = dict.fromkeys(["SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_NNODES"], "1")
+ZERO = dict.fromkeys(["SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID"], "0")
+SRUN = BATCH | ONE | ZERO | {"SLURM_NODELIST": "localhost"}
 PREEMPTED = SRUN | {REQUEUE_ON_SIGTERM: "1"}
 ARRAY = SRUN | {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
 
@@ -39,12 +33,8 @@ ARRAY = SRUN | {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
 @pytest.fixture
 def args(short_args: list[str]) -> list[str]:
     """A fit with two micro-batches a step, which checkpoints only when asked."""
-    return [
-        *short_args,
-        *argv(
-            f"--trainer.max_steps {STEPS} --checkpoint.every_n_steps 10000 --progress.lines {STEPS}"
-        ),
-    ]
+    words = f"--trainer.max_steps {STEPS} --checkpoint.every_n_steps 10000 --progress.lines {STEPS}"
+    return [*short_args, *argv(words)]
 
 
 @pytest.fixture
@@ -63,45 +53,44 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("number", "environment", "workers", "group"),
+    ("number", "environment", "send", "exit_code", "requeued"),
     [
-        (signal.SIGTERM, {}, 0, False),
-        (signal.SIGTERM, SRUN, 0, False),
-        (signal.SIGTERM, PREEMPTED, 0, False),
-        *((signal.SIGUSR1, environment, 0, False) for environment in (BATCH, SRUN, ARRAY)),
-        *((number, {}, 1, True) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)),
+        (signal.SIGTERM, {}, os.kill, STOPPED, None),
+        (signal.SIGTERM, SRUN, os.kill, STOPPED, None),
+        (signal.SIGTERM, PREEMPTED, os.kill, 0, "12"),
+        (signal.SIGUSR1, BATCH, os.kill, 0, "12"),
+        (signal.SIGUSR1, SRUN, os.kill, 0, "12"),
+        (signal.SIGUSR1, ARRAY, os.kill, 0, "12_3"),
+        (signal.SIGTERM, {}, os.killpg, STOPPED, None),
+        (signal.SIGINT, {}, os.killpg, INTERRUPTED, None),
+        (signal.SIGUSR1, {}, os.killpg, STOPPED, None),
     ],
 )
 def test_fit_signalled_stops_or_requeues_and_resumes_exactly(
-    number: int,
-    environment: dict[str, str],
-    workers: int,
-    group: bool,
-    args: list[str],
-    tmp_path: Path,
-    scontrol: Path,
-    tally: Tally,
-) -> None:
+    number: int, environment: dict[str, str], send: Callable[[int, int], None], exit_code: int,
+    requeued: str | None, args: list[str], tmp_path: Path, scontrol: Path, tally: Tally,
+) -> None:  # fmt: skip
+    """`os.killpg` sends the signal to the loader's worker too."""
+    workers = 1 if send is os.killpg else 0
     args = [*args, "--data.num_workers", str(workers)]
     whole = tmp_path / "whole"
     run = tmp_path / "run"
     assert run_fit(args, whole) == 0
     process = start(args, run, env={**os.environ, **environment}, start_new_session=True)
     wait_for(process, f"step 7/{STEPS}")
-    (os.killpg if group else os.kill)(process.pid, number)
+    send(process.pid, number)
     code, output = finish(process)
-    requeues = environment is PREEMPTED or (number == signal.SIGUSR1 and bool(environment))
-    stopped = INTERRUPTED if number == signal.SIGINT else STOPPED
-    assert (code, "Traceback" in output) == (0 if requeues else stopped, False), output
-    job = "12_3" if environment is ARRAY else "12"
-    assert (scontrol.read_text() if scontrol.exists() else "") == (
-        f"requeue {job}\n" if requeues else ""
-    )
+    assert (code, "Traceback" in output) == (exit_code, False), output
+    assert scontrol.exists() == (requeued is not None)
+    if requeued is not None:
+        assert scontrol.read_text() == f"requeue {requeued}\n"
     assert 7 <= load(run)["global_step"] < STEPS
     assert run_fit([*args, "--ckpt_path", "last"], run) == 0
     different = differences(load(whole), load(run))
-    name = signal.Signals(number).name + (", requeued by SLURM" if requeues else ", to a process")
-    tally(name + (" and its workers" if group else ""), not different, different)
+    effect = "to a process" if requeued is None else "requeued by SLURM"
+    if workers:
+        effect += " and its workers"
+    tally(f"{signal.Signals(number).name}, {effect}", not different, different)
     same_curves(whole, run)
 
 
@@ -114,11 +103,8 @@ def test_fit_second_ctrl_c_ends_at_once(args: list[str], tmp_path: Path, tally: 
     wait_for(process, "Ctrl-C again ends the run at once")
     process.send_signal(signal.SIGINT)
     code, output = finish(process, seconds=10)
-    fine = (
-        code == -signal.SIGINT
-        and (run / LAST).read_bytes() == before
-        and load(run)["global_step"] == 3
-    )
+    is_kept = (run / LAST).read_bytes() == before and load(run)["global_step"] == 3
+    fine = code == -signal.SIGINT and is_kept
     tally("Ctrl-C twice, during a checkpoint write", fine, output)
 
 

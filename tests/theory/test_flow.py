@@ -172,36 +172,46 @@ def test_flow_stiff_equals_implicit_method(monkeypatch: pytest.MonkeyPatch) -> N
         flow(student, target, [0.5], initial=blocks)
 
 
-def test_flow_wrong_shapes_teachers_and_times_are_refused() -> None:
+W = np.zeros((1, 2))
+WIDE = Scaled("wide", lambda c, d: [], lambda w: np.concatenate([w, w]))
+TEACHERS_REFUSED = [
+    [[1j]], [1.0, 2.0], [[np.nan, 1.0]], [[np.inf, 1]], [["2", 1]], [[None, 1]], [[1, 2], [3]]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("teacher", TEACHERS_REFUSED)
+def test_teacher_that_is_no_matrix_of_numbers_is_refused(teacher: Any) -> None:
+    with pytest.raises(ConfigError, match="^the teacher"):
+        flow(STUDENTS["f"], teacher, [1.0])
+    with pytest.raises(ConfigError, match="^the teacher"):
+        loss_series(STUDENTS["f"], teacher, 2)
+
+
+@pytest.mark.parametrize(
+    ("key", "arguments"),
+    [
+        *(("times", {"times": times}) for times in ([], 1.0, [2.0, 1.0], [-1.0, 1.0], [0.0])),
+        ("the shapes of initial", {"initial": [np.zeros((2, 1)), np.ones(2)]}),
+        ("the shapes of initial", {"initial": [W, np.ones((2, 2))]}),
+        ("the shapes of initial", {"initial": [W]}),
+        ("the shape of A", {"student": WIDE}),
+    ],
+)
+def test_flow_wrong_shapes_and_times_are_refused(key: str, arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"^{key}"):
+        flow(**{"student": STUDENTS["f"], "teacher": [[2, 1]], "times": [1.0]} | arguments)
+
+
+def test_comparison_without_an_order_or_a_loss_is_refused() -> None:
     f = STUDENTS["f"]
-    w = np.zeros((1, 2))
-    for teacher in (
-        [[1j]],
-        [1.0, 2.0],
-        [[np.nan, 1.0]],
-        [[np.inf, 1]],
-        [["2", 1]],
-        [[None, 1]],
-        [[1, 2], [3]],
-    ):
-        with pytest.raises(ConfigError, match="^the teacher"):
-            flow(f, teacher, [1.0])
-        with pytest.raises(ConfigError, match="^the teacher"):
-            loss_series(f, teacher, 2)
     with pytest.raises(ConfigError, match="^the order"):
         difference_series(f, STUDENTS["g"], [[2, 1]], -1)
-    for initial in ([np.zeros((2, 1)), np.ones(2)], [w, np.ones((2, 2))], [w]):
-        with pytest.raises(ConfigError, match="^the shapes of initial"):
-            flow(f, [[2, 1]], [1.0], initial=initial)
-    with pytest.raises(ConfigError, match="^the shape of A"):
-        flow(Scaled("wide", lambda c, d: [], lambda w: np.concatenate([w, w])), [[2, 1]], [1.0])
-    for times in ([], 1.0, [2.0, 1.0], [-1.0, 1.0], [0.0]):
-        with pytest.raises(ConfigError, match="^times"):
-            flow(f, [[2, 1]], times)
     with pytest.raises(ConfigError, match="^the baseline's loss"):
         loss_ratio(f, STUDENTS["g"], [[0, 0]])
     assert difference_series(f, f, [[2, 1]], 2) == (0, 0, 0)
-    (by_name,), (by_rows,) = (
-        flow(f, teacher, [1.0]).loss for teacher in (TEACHERS[0], TEACHERS[0].matrix)
-    )
-    assert by_name == by_rows
+
+
+def test_flow_of_a_named_teacher_is_that_of_its_matrix() -> None:
+    teacher = TEACHERS[0]
+    loss = flow(STUDENTS["f"], teacher, [1.0]).loss
+    assert loss == flow(STUDENTS["f"], teacher.matrix, [1.0]).loss
