@@ -180,7 +180,7 @@ def _loss_cell(means: Mapping[tuple[float, ...], float], point: tuple[float, ...
 def _sentence(series: Series, axes: Iterable[str]) -> str:
     best = series.optimum
     error = ""
-    if best.se is not None:
+    if not math.isnan(best.se):
         error = f" (standard error {best.se:.4f})"
     elif not best.why_not:  # no degrees of freedom
         error = "; more seeds or values are needed for its standard error"

@@ -1,5 +1,6 @@
 """Figures, as planned and with their runs, and verdicts."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from lightning_sv.statistics.verdicts import VerdictWord
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of one claim, a row of verdicts.csv.
+    """Result of one claim, a row of verdicts.csv; unknown numbers are NaN.
 
     Attributes:
         claim: statement, e.g. `unified ends below llama`
@@ -37,26 +38,26 @@ class Verdict:
     claim: str
     verdict: VerdictWord
     sentence: str
-    estimate: float | None = None
-    low: float | None = None
-    high: float | None = None
+    estimate: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
     n: int = 0
-    smallest: float | None = None
+    smallest: float = math.nan
     paper: str = ""
     panel: str = ""
     unit: str = "nats per token"
     confidence: float = 0.9
     part: str = ""
-    p: float | None = None
+    p: float = math.nan
     df: int | None = None
     primary: bool = False
-    p_corrected: float | None = None
+    p_corrected: float = math.nan
     corrected: VerdictWord | None = None
     paper_value: float | None = None
     agreement: str = ""
     sides: int = 1
-    own_low: float | None = None
-    own_high: float | None = None
+    own_low: float = math.nan
+    own_high: float = math.nan
 
 
 @dataclass(frozen=True, eq=False)

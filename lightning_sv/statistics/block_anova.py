@@ -182,10 +182,11 @@ class BlockDesign:
         df = self.pooled.df
         sd = math.sqrt(2 * variance)
         if not df or self._has_one_run(a) or self._has_one_run(b):
-            return PairedDifference(mean, None, None, None, n, confidence, df, sd=sd)
+            unknown = PairedDifference.student(mean, math.nan, n, confidence, df)
+            return replace(unknown, sd=sd)
         se = math.sqrt(variance * share)
-        scatter = self._pooled_arms()
-        return PairedDifference(mean, None, None, se, n, confidence, df, scatter, sd).at(confidence)
+        pooled = PairedDifference.student(mean, se, n, confidence, df)
+        return replace(pooled, scatter=self._pooled_arms(), sd=sd)
 
     def _pairs_alone(self, a: Hashable, b: Hashable, confidence: float) -> PairedDifference | None:
         """A - B over the seeds of both; None without such a seed."""

@@ -33,7 +33,7 @@ class Optimum:
         errors: standard errors of their natural logarithms; 0 for an axis of one value, nan if
             unknown
         loss: mean over the seeds, nats per token
-        se: standard error of the loss without the offsets of the seeds; None without degrees of
+        se: standard error of the loss without the offsets of the seeds; NaN without degrees of
             freedom
         why_not: why there is no fit; then `values` and `loss` are those of the lowest point
     """
@@ -41,7 +41,7 @@ class Optimum:
     values: tuple[float, ...]
     errors: tuple[float, ...]
     loss: float
-    se: float | None
+    se: float
     df: int
     why_not: str = ""
 
@@ -70,7 +70,7 @@ def fit_optimum(points: Rows, losses: Rows, planned: Rows = ()) -> Optimum:
     except _NoFitError as reason:
         unknown = (math.nan,) * values.shape[1]
         at_lowest = tuple(map(float, points[lowest]))
-        return Optimum(at_lowest, unknown, float(means[lowest]), None, 0, str(reason))
+        return Optimum(at_lowest, unknown, float(means[lowest]), math.nan, 0, str(reason))
 
 
 def _fit(values: Array, y: Array, lowest: int, planned: Array) -> Optimum:
@@ -160,10 +160,8 @@ class _Paraboloid:
         """Loss at the minimum, mean over the seeds."""
         return float(self._features(self.minimum[None])[0] @ self._coefficients)
 
-    def error_of_loss(self) -> float | None:
-        """Return the standard error of the loss at the minimum; None without degrees of freedom."""
-        if self.df <= 0:
-            return None
+    def error_of_loss(self) -> float:
+        """Return the standard error of the loss at the minimum; NaN without degrees of freedom."""
         features = self._features(self.minimum[None])[0]
         return math.sqrt(float(features @ self._covariance @ features))
 

@@ -23,7 +23,7 @@ class PairedDifference:
 
     Attributes:
         mean: estimate of the difference, in the unit of the data
-        low: lower end of the interval; None for one pair, as `high` and `se`
+        low: lower end of the interval; NaN if the scatter is unknown, as `high` and `se`
         n: number of pairs
         confidence: coverage of the interval, e.g. 0.95
         df: degrees of freedom of the scatter; n - 1 if the scatter is that of these pairs alone
@@ -36,9 +36,9 @@ class PairedDifference:
     """
 
     mean: float
-    low: float | None
-    high: float | None
-    se: float | None
+    low: float
+    high: float
+    se: float
     n: int
     confidence: float
     df: int
@@ -46,27 +46,33 @@ class PairedDifference:
     sd: float | None = None
     alone: "PairedDifference | None" = None
 
-    @property
-    def smallest_resolvable(self) -> float | None:
-        """Half of the interval: the smallest mean that this scatter and n resolve."""
-        if self.low is None or self.high is None:
-            return None
-        return (self.high - self.low) / 2
+    @classmethod
+    def student(
+        cls, mean: float, se: float, n: int, confidence: float, df: int
+    ) -> "PairedDifference":
+        """Return a difference with Student's interval; without one if `se` is NaN."""
+        half = float(stdtrit(df, 0.5 + confidence / 2)) * se
+        return cls(mean, mean - half, mean + half, se, n, confidence, df)
 
-    def at(self, confidence: float) -> "PairedDifference":
-        """Return the same difference with an interval of this coverage."""
-        if self.se is None:
-            return replace(self, confidence=confidence)
-        half = float(stdtrit(self.df, 0.5 + confidence / 2)) * self.se
-        low = self.mean - half
-        high = self.mean + half
-        alone = None if self.alone is None else self.alone.at(confidence)
-        return replace(self, low=low, high=high, confidence=confidence, alone=alone)
+    @property
+    def has_interval(self) -> bool:
+        """If True, the scatter is known."""
+        return not math.isnan(self.low)
+
+    @property
+    def own_interval(self) -> tuple[float, float]:
+        """Interval by the scatter of its pairs alone, next to a pooled one; otherwise NaN."""
+        if self.alone is None:
+            return math.nan, math.nan
+        return self.alone.low, self.alone.high
+
+    @property
+    def smallest_resolvable(self) -> float:
+        """Half of the interval: the smallest mean that this scatter and n resolve."""
+        return (self.high - self.low) / 2
 
     def exponentiated(self) -> "PairedDifference":
         """Return the ratio with its interval, if this is the difference of logarithms."""
-        if self.low is None or self.high is None:
-            return replace(self, mean=math.exp(self.mean))
         low = math.exp(self.low)
         return replace(self, mean=math.exp(self.mean), low=low, high=math.exp(self.high))
 
@@ -83,7 +89,7 @@ class PairedDifference:
         return max(self.p_below(margin), self.p_above(-margin))
 
     def _p(self, distance: float) -> float:
-        if self.se is None:
+        if math.isnan(self.se):
             return 1.0
         if self.se == 0.0:
             return float(distance >= 0)
@@ -96,23 +102,33 @@ class TokenEfficiency:
 
     Attributes:
         tokens_a: tokens at which A reached the target of each pair; None if it never did
-        factor: geometric mean over the pairs; None unless every pair reached its target, because a
+        factor: geometric mean over the pairs; NaN unless every pair reached its target, because a
             mean over the successful pairs alone is biased towards B
-        low: lower end of the interval of the factor; None without a factor or for one pair
+        low: lower end of the interval of the factor; NaN without a factor or for one pair
         why_not: why the runs have no factor; then all tokens are None
     """
 
     tokens_a: tuple[float | None, ...]
     tokens_b: tuple[float | None, ...]
-    factor: float | None
-    low: float | None
-    high: float | None
+    factor: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
     why_not: str = ""
 
     @property
     def n(self) -> int:
         """Number of pairs."""
         return len(self.tokens_a)
+
+    @property
+    def has_factor(self) -> bool:
+        """If True, every pair reached its target."""
+        return not math.isnan(self.factor)
+
+    @property
+    def has_interval(self) -> bool:
+        """If True, there is a factor of several pairs."""
+        return not math.isnan(self.low)
 
 
 class PairedCurve(NamedTuple):
@@ -147,8 +163,10 @@ def paired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> P
     difference = second - first
     mean = float(difference.mean())
     n = difference.size
-    se = None if n == 1 else float(difference.std(ddof=1)) / math.sqrt(n)
-    return PairedDifference(mean, None, None, se, n, confidence, n - 1).at(confidence)
+    se = math.nan
+    if n > 1:
+        se = float(difference.std(ddof=1)) / math.sqrt(n)
+    return PairedDifference.student(mean, se, n, confidence, n - 1)
 
 
 def tokens_to_reach(tokens: ArrayLike, losses: ArrayLike, target: float) -> float | None:
@@ -178,12 +196,12 @@ def token_efficiency(
     why_not = _why_no_efficiency(a, b, targets)
     if why_not:
         nothing = (None,) * len(a)
-        return TokenEfficiency(nothing, nothing, None, None, None, why_not)
+        return TokenEfficiency(nothing, nothing, why_not=why_not)
 
     reached_a = _tokens_of_pairs(a, targets)
     reached_b = _tokens_of_pairs(b, targets)
     if None in reached_a or None in reached_b:
-        return TokenEfficiency(reached_a, reached_b, None, None, None)
+        return TokenEfficiency(reached_a, reached_b)
     log_a = np.log(np.array(reached_a, dtype=np.float64))
     log_b = np.log(np.array(reached_b, dtype=np.float64))
     ratio = paired_difference(log_b, log_a, confidence).exponentiated()
@@ -257,5 +275,5 @@ def paired_curve(a: Sequence[Curve], b: Sequence[Curve]) -> PairedCurve:
     n = len(a)
     points = [paired_difference(column[:n], column[n:]) for column in values.T[finite]]
     intervals = [(point.mean, point.low, point.high) for point in points]
-    mean, low, high = np.array(intervals, dtype=np.float64).T  # None is NaN
+    mean, low, high = np.array(intervals, dtype=np.float64).T
     return PairedCurve(tokens[finite], mean, low, high, n)

@@ -147,7 +147,7 @@ def _interval(value: float, drawn: Floats, sizes: int, seeds: int) -> PairedDiff
     confidence = 0.95
     df = sizes * (seeds - 1)
     if not drawn.size:
-        return PairedDifference(value, None, None, None, seeds, confidence, df)
+        return PairedDifference.student(value, math.nan, seeds, confidence, df)
     upper = 0.5 + confidence / 2
     quantile = float(stdtrit(df, upper))
     wider = quantile / float(ndtri(upper))

@@ -46,8 +46,6 @@ class Outcome(NamedTuple):
 
 def below(d: PairedDifference, bound: float = 0.0) -> VerdictWord:
     """Compare the interval with a bound: below it, above it, or not resolved."""
-    if d.low is None or d.high is None:
-        return NOT_RESOLVED
     if d.high < bound:
         return HOLDS
     if d.low > bound:
@@ -57,8 +55,6 @@ def below(d: PairedDifference, bound: float = 0.0) -> VerdictWord:
 
 def inside(d: PairedDifference, margin: float) -> VerdictWord:
     """Compare the interval with +-margin: inside it, outside it, or not resolved."""
-    if d.low is None or d.high is None:
-        return NOT_RESOLVED
     if -margin < d.low and d.high < margin:
         return HOLDS
     if d.low > margin or d.high < -margin:
@@ -104,12 +100,12 @@ def opposite(outcome: Outcome) -> Outcome:
 def interval(d: PairedDifference, what: str, unit: str = "nats per token") -> str:
     """`unified - llama is -0.086 nats per token (95% interval -0.132 to -0.041, 3 pairs)`."""
     unit = f" {unit}" if unit else ""
-    if d.low is None or d.high is None:
+    if not d.has_interval:
         pairs = f"over {d.n} pairs, without an interval"
         if d.n == 1:
             pairs = "in the only pair, which gives no interval"
         return f"{what} is {d.mean:+.3f}{unit} {pairs}"
-    n = digits((d.high - d.low) / 2)
+    n = digits(d.smallest_resolvable)
     ends = f"{percent(d.confidence)} interval {d.low:+.{n}f} to {d.high:+.{n}f}"
     return f"{what} is {d.mean:+.{n}f}{unit} ({ends}, {pairs_words(d)})"
 
@@ -120,15 +116,17 @@ def pairs_words(d: PairedDifference) -> str:
     if d.scatter:
         words.append(d.scatter)
     alone = d.alone
-    if alone is not None and alone.low is not None and alone.high is not None:
-        n = digits((alone.high - alone.low) / 2)
+    if alone is not None:
+        n = digits(alone.smallest_resolvable)
         words.append(f"by their own scatter {alone.low:+.{n}f} to {alone.high:+.{n}f}")
     return "; ".join(words)
 
 
-def interval_text(low: float | None, high: float | None) -> str:
-    """`-0.0952 to -0.0422`."""
-    return "no interval" if low is None or high is None else f"{low:+.4f} to {high:+.4f}"
+def interval_text(low: float, high: float) -> str:
+    """`-0.0952 to -0.0422`; `no interval` if its ends are NaN."""
+    if math.isnan(low):
+        return "no interval"
+    return f"{low:+.4f} to {high:+.4f}"
 
 
 def count_pairs(n: int) -> str:
@@ -144,14 +142,14 @@ _TOO_MANY = 10_000
 
 def _pairs_to_go(d: PairedDifference, bound: float = 0.0) -> str:
     """`about 14 pairs would decide a difference as large`, in 8 of 10 cases."""
-    if not d.se:
+    if not d.se > 0:
         return ""
     return _decide(d.n, _pairs_beyond(_spread(d), d.confidence, d.mean - bound))
 
 
 def _pairs_to_go_or_equal(d: PairedDifference, bound: float) -> str:
     """`about 14 pairs would decide a difference as large, 34 show that there is none`."""
-    if not d.se:
+    if not d.se > 0:
         return ""
     spread = _spread(d)
     no_effect = _number(d.n, _pairs_within(spread, d.confidence, MARGIN))
@@ -163,7 +161,7 @@ def _pairs_to_go_or_equal(d: PairedDifference, bound: float) -> str:
 
 def _pairs_to_equal(d: PairedDifference, margin: float) -> str:
     """`about 88 pairs would decide a difference as large`: inside or outside +-margin."""
-    if not d.se:
+    if not d.se > 0:
         return ""
     outside = abs(d.mean) - margin
     if outside < 0:
@@ -172,7 +170,7 @@ def _pairs_to_equal(d: PairedDifference, margin: float) -> str:
 
 
 def _spread(d: PairedDifference) -> float:
-    return d.sd or (d.se or 0.0) * math.sqrt(max(d.n, 1))
+    return d.sd or d.se * math.sqrt(max(d.n, 1))
 
 
 def _pairs_within(spread: float, confidence: float, margin: float, mean: float = 0.0) -> float:
@@ -219,7 +217,7 @@ def digits(scale: float) -> int:
 
 def difference_sentence(a: str, b: str, d: PairedDifference) -> str:
     """`unified is lower than llama by 0.086 nats per token (95% interval 0.041 to 0.132, ...)`."""
-    if d.low is None or d.high is None or d.smallest_resolvable is None:
+    if not d.has_interval:
         return (
             f"Not resolved: one pair gives no interval; {b} - {a} is {d.mean:+.3f} nats per token "
             "for this seed alone. Add seeds."
@@ -243,11 +241,11 @@ def difference_sentence(a: str, b: str, d: PairedDifference) -> str:
 
 def tokens_sentence(a: str, b: str, e: TokenEfficiency, confidence: float = 0.95) -> str:
     """`To reach the higher final loss, llama needs 1.24 times as many tokens as unified (...)`."""
-    if e.factor is None:
+    if not e.has_factor:
         reason = e.why_not or "a run ends no lower than it began"
         return f"{b} against {a}: no token factor, because {reason}."
     within = "one pair, no interval"
-    if e.low is not None and e.high is not None:
+    if e.has_interval:
         within = f"{percent(confidence)} interval {times(e.low)} to {times(e.high)}, {e.n} pairs"
     needs = f"{a} needs {times(e.factor)} times as many tokens as {b}"
     return f"To reach the higher final loss, {needs} ({within})."

@@ -33,7 +33,7 @@ def test_fit_scaling_power_law_is_recovered(scale: float) -> None:
     middle = np.exp(np.log(SIZES).mean())
     assert fit.offset.mean == pytest.approx(float(B(middle) - A(middle)), abs=1e-8)
     assert fit.slope.mean == pytest.approx(0.01, abs=1e-6)
-    assert fit.offset.low is None and fit.offset.high is None  # one seed has no interval
+    assert not fit.offset.has_interval  # one seed has no interval
 
 
 def test_fit_scaling_line_equals_the_normal_equations() -> None:

@@ -113,11 +113,11 @@ def efficiency(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     e = token_efficiency(b.curves, a.curves, CONFIDENCE)
     if e.why_not:
         raise NotTestableError(e.why_not)
-    if e.factor is None:
+    if not e.has_factor:
         return _without_factor(e, a, b, panel)
 
     within = "one pair, no interval"
-    if e.low is not None:
+    if e.has_interval:
         within = f"{percent(CONFIDENCE)} interval {e.low:.2f} to {e.high:.2f}, {e.n} pairs"
     needs = f"{b.label} needs {e.factor:.2f} times the tokens of {a.label} for its final loss"
     detail = f"within one schedule {needs} ({within})"
@@ -218,11 +218,12 @@ def grid_gap(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
 def _of_optima(a: Optimum, b: Optimum, n: int) -> PairedDifference:
     """A - B of two fits to runs on the same n seeds, with Welch's degrees of freedom."""
     d = a.loss - b.loss
-    if not a.se or not b.se:
-        return PairedDifference(d, None, None, None, n, CONFIDENCE, 0)
+    has_errors = a.se > 0 and b.se > 0
+    if not has_errors:
+        return PairedDifference.student(d, math.nan, n, CONFIDENCE, 0)
     se = math.hypot(a.se, b.se)
     df = int(se**4 / (a.se**4 / a.df + b.se**4 / b.df))
-    return PairedDifference(d, None, None, se, n, CONFIDENCE, df).at(CONFIDENCE)
+    return PairedDifference.student(d, se, n, CONFIDENCE, df)
 
 
 #: nats per token above the lowest loss at which a learning rate still counts as stable
@@ -314,7 +315,7 @@ def ratio(
     d = paired_difference([log(run) for run in b.runs], [log(run) for run in a.runs], CONFIDENCE)
     shown = d.exponentiated()
     ends = "the only pair, no interval"
-    if shown.low is not None and shown.high is not None:
+    if shown.has_interval:
         bounds = f"{times(shown.low)} to {times(shown.high)}"
         ends = f"{percent(d.confidence)} interval {bounds}, {pairs_words(d)}"
     detail = f"{what} of {a.label} is {times(shown.mean)} times that of {b.label} ({ends})"

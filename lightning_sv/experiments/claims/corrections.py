@@ -1,6 +1,7 @@
 """Corrections of the p values of verdicts for their number."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,14 +20,14 @@ def correct_verdicts(figures: Sequence[Figure]) -> list[Figure]:
     others: list[Verdict] = []
     for figure in figures:
         for verdict in figure.verdicts:
-            if verdict.p is not None:
+            if not math.isnan(verdict.p):
                 group = primary if verdict.primary else others
                 group.append(verdict)
     p_values = _corrected(primary, holm) | _corrected(others, benjamini_hochberg)
 
     corrected = []
     for figure in figures:
-        verdicts = [_with_p(verdict, p_values.get(verdict)) for verdict in figure.verdicts]
+        verdicts = [_with_p(verdict, p_values) for verdict in figure.verdicts]
         corrected.append(replace(figure, verdicts=tuple(verdicts)))
     return corrected
 
@@ -38,17 +39,16 @@ def _corrected(
 
     A one-sided p value counts twice, because the opposite of the claim is tested too.
     """
-    two_sided = []
-    for verdict in verdicts:
-        if verdict.p is not None:
-            two_sided.append(min(1.0, 2 / verdict.sides * verdict.p))
+    two_sided = [min(1.0, 2 / verdict.sides * verdict.p) for verdict in verdicts]
     return dict(zip(verdicts, rule(two_sided), strict=True))
 
 
-def _with_p(verdict: Verdict, p: float | None) -> Verdict:
+def _with_p(verdict: Verdict, p_values: Mapping[Verdict, float]) -> Verdict:
     """Return a verdict with its corrected p value, which may take away its decision."""
+    p = p_values.get(verdict, math.nan)
     word = verdict.verdict
-    if word != NOT_TESTABLE and (p is None or p >= ALPHA):
+    is_decided = word == NOT_TESTABLE or p < ALPHA
+    if not is_decided:
         word = NOT_RESOLVED
     return replace(verdict, p_corrected=p, corrected=word)
 

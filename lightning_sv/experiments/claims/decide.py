@@ -9,6 +9,7 @@ from lightning_sv.experiments.claims.claim_types import KINDS, Estimate
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.experiments.spec import ClaimSpec
+from lightning_sv.statistics.paired import PairedDifference
 from lightning_sv.statistics.verdicts import ALPHA, NOT_RESOLVED, NOT_TESTABLE, Outcome
 
 #: agreement with the paper -> where its number lies
@@ -117,16 +118,16 @@ def _decide(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool) -> Verdict:
     estimate = KINDS[claim.kind].measure(claim, panel)
     d = estimate.d
     outcome = _outcome(claim, estimate)
-    is_same_quantity = paper_scale and not estimate.part
-    paper_value = claim.paper_value if is_same_quantity and d.low is not None else None
-    agreement = _agreement(estimate, paper_value)
+    paper_value = _paper_value(claim, estimate, paper_scale)
+    agreement = _agreement(d, paper_value)
 
     details = [estimate.detail]
     if outcome.word == NOT_RESOLVED and outcome.to_go:
         details.append(outcome.to_go)
     details += _diverged_sentences(claim, panel)
-    if paper_value is not None:
+    if agreement:
         details.append(f"the paper's {paper_value:+g} lies {_PLACES[agreement]}")
+    own_low, own_high = d.own_interval
     return Verdict(
         claim=statement(claim),
         verdict=outcome.word,
@@ -140,27 +141,29 @@ def _decide(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool) -> Verdict:
         unit=estimate.unit,
         confidence=d.confidence,
         part=estimate.part,
-        p=None if d.se is None else min(1.0, outcome.p),
+        p=outcome.p,
         df=d.df,
         paper_value=paper_value,
         agreement=agreement,
         sides=estimate.sides,
-        own_low=None if d.alone is None else d.alone.low,
-        own_high=None if d.alone is None else d.alone.high,
+        own_low=own_low,
+        own_high=own_high,
     )
 
 
 def _outcome(claim: ClaimSpec, estimate: Estimate) -> Outcome:
     """Test an estimate; p is below ALPHA if the interval decides, whatever its coverage."""
     d = estimate.d
+    if math.isnan(d.se):  # one pair gives no verdict
+        return Outcome(NOT_RESOLVED, math.nan)
     margin = claim.margin
     if estimate.unit == "times":
         margin = math.log(claim.margin or 1.0)
     outcome = estimate.outcome
     if outcome is None:
         outcome = KINDS[claim.kind].test(estimate.tested or d, margin)
-    word = NOT_RESOLVED if d.se is None else outcome.word  # one pair gives no verdict
-    return outcome._replace(word=word, p=outcome.p * (2 * ALPHA / (1 - d.confidence)))
+    p = outcome.p * (2 * ALPHA / (1 - d.confidence))
+    return outcome._replace(p=min(1.0, p))
 
 
 def _diverged_sentences(claim: ClaimSpec, panel: LoadedPanel) -> list[str]:
@@ -173,10 +176,17 @@ def _diverged_sentences(claim: ClaimSpec, panel: LoadedPanel) -> list[str]:
     return sentences
 
 
-def _agreement(estimate: Estimate, paper_value: float | None) -> str:
+def _paper_value(claim: ClaimSpec, estimate: Estimate, paper_scale: bool) -> float | None:
+    """Return the number of the paper, if the estimate is of its quantity and has an interval."""
+    is_same_quantity = paper_scale and not estimate.part
+    if is_same_quantity and estimate.d.has_interval:
+        return claim.paper_value
+    return None
+
+
+def _agreement(d: PairedDifference, paper_value: float | None) -> str:
     """Return whether the interval contains the number of the paper; empty without one."""
-    d = estimate.d
-    if paper_value is None or d.low is None or d.high is None:
+    if paper_value is None:
         return ""
     if d.low <= paper_value <= d.high:
         return "consistent"

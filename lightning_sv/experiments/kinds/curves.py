@@ -84,10 +84,10 @@ def _difference_cells(pair: Pair, *, show_count: bool) -> dict[str, str]:
 
 def _token_factor(pair: Pair) -> str:
     efficiency = pair.efficiency
-    if efficiency.factor is None:
+    if not efficiency.has_factor:
         return ""
     factor = times(efficiency.factor)
-    if efficiency.low is None or efficiency.high is None:
+    if not efficiency.has_interval:
         return factor
     return f"{factor} ({times(efficiency.low)} to {times(efficiency.high)})"
 

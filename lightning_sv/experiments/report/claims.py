@@ -1,6 +1,7 @@
 """Verdicts on claims: rows of verdicts.csv, JSON, and the table of a report."""
 
 from collections.abc import Sequence
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def _claim_cells(figure: Figure, verdict: Verdict) -> list[str]:
 
 def _p_text(verdict: Verdict) -> str:
     """Return the p value and the corrected one: `0.004; 0.03 of the primary claims`."""
-    if verdict.p is None or verdict.p_corrected is None:
+    if isnan(verdict.p):
         return ""
     claims = "the primary claims" if verdict.primary else "all others"
     return f"{verdict.p:.2g}; {verdict.p_corrected:.2g} of {claims}"
@@ -55,12 +56,12 @@ def _p_text(verdict: Verdict) -> str:
 
 def estimate_text(verdict: Verdict) -> str:
     """Return the estimate of a claim with its part, unit, interval and number of pairs."""
-    if verdict.estimate is None:
+    if isnan(verdict.estimate):
         return "not measured"
 
     part = f"{verdict.part}: " if verdict.part else ""
     basis = f"{percent(verdict.confidence)}, {count_pairs(verdict.n)}"
-    if verdict.own_low is not None:
+    if not isnan(verdict.own_low):
         basis += f"; by their own scatter {interval_text(verdict.own_low, verdict.own_high)}"
 
     if verdict.unit == "times":
@@ -71,8 +72,9 @@ def estimate_text(verdict: Verdict) -> str:
 
 
 def _ratio_interval(verdict: Verdict) -> str:
-    ends = [times(end) for end in (verdict.low, verdict.high) if end is not None]
-    return " to ".join(ends) or "no interval"
+    if isnan(verdict.low):
+        return "no interval"
+    return f"{times(verdict.low)} to {times(verdict.high)}"
 
 
 def verdicts_json(figures: Sequence[Figure], report: Path, **more: Any) -> str:

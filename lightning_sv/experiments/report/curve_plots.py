@@ -74,7 +74,7 @@ class _Line(NamedTuple):
         if show_count:
             parts.append("one pair" if self.curve.n == 1 else f"{self.curve.n} pairs")
         word = direction(self.end)
-        if word in (EQUAL, NOT_RESOLVED) and self.end.low is not None:
+        if word in (EQUAL, NOT_RESOLVED) and self.end.has_interval:
             parts.append(word)
         return ", ".join(parts)
 
@@ -159,6 +159,6 @@ def _draw_difference(axes: Axes, line: _Line, label: str) -> None:
         axes.plot(tokens, mean, **look)
         return
     bar = None
-    if end.low is not None and end.high is not None:
+    if end.has_interval:
         bar = [[end.mean - end.low], [end.high - end.mean]]
     axes.errorbar(tokens, [end.mean], bar, marker="o", capsize=3, **look)

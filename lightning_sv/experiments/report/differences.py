@@ -1,6 +1,7 @@
 """Differences to the baselines of panels: differences.csv."""
 
 from collections.abc import Iterator, Sequence
+from math import nan
 from typing import Any
 
 import pandas as pd
@@ -17,7 +18,7 @@ COLUMNS = [
     "own_low", "own_high",
 ]  # fmt: skip
 #: columns of the interval by the scatter of the pairs alone, if there is none
-NO_OWN = (None, None)
+NO_OWN = (nan, nan)
 Row = tuple[Any, ...]
 
 
@@ -40,7 +41,7 @@ def _losses(panel: LoadedPanel) -> Iterator[Row]:
 def _token_factors(panel: LoadedPanel) -> Iterator[Row]:
     for pair in panel.pairs:
         e = pair.efficiency
-        if e.factor is not None:
+        if e.has_factor:
             interval = (e.low, e.high)
             yield (pair.b.label, pair.a.label, "token factor", e.n, e.factor, *interval, *NO_OWN)
 
@@ -53,8 +54,7 @@ def _parts(panel: LoadedPanel) -> Iterator[Row]:
 
 
 def _row(pair: Pair, quantity: str, d: PairedDifference) -> Row:
-    own = (d.alone.low, d.alone.high) if d.alone else NO_OWN
-    return (pair.b.label, pair.a.label, quantity, d.n, d.mean, d.low, d.high, *own)
+    return (pair.b.label, pair.a.label, quantity, d.n, d.mean, d.low, d.high, *d.own_interval)
 
 
 def _laws(panel: LoadedPanel) -> Iterator[Row]:

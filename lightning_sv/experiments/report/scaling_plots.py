@@ -149,7 +149,7 @@ def _draw_gaps(
     pairs = zip(series.arms, baseline.arms, strict=True)
     differences = [panel.difference(arm, base, confidence=TWO_SIDED) for arm, base in pairs]
     means = [difference.mean for difference in differences]
-    half = [difference.smallest_resolvable or 0.0 for difference in differences]
+    half = np.nan_to_num([difference.smallest_resolvable for difference in differences])
     label = f"{series.name}  {means[-1]:+.3f} at {style.human_tokens(baseline.values[-1])}"
     marks: dict[str, Any] = {"marker": "o", "color": look.colour, "linestyle": look.line}
     axes.errorbar(points, means, half, capsize=3, label=label, **marks)

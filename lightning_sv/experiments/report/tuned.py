@@ -69,7 +69,7 @@ def _best_of_strategies(panel: LoadedPanel) -> dict[str, Optimum]:
 
 def _arm_lines(strategy: str, best: Optimum, axes: Sequence[str]) -> list[str]:
     error = "too few runs for a standard error"
-    if best.se:
+    if best.se > 0:
         error = f"standard error {best.se:.4f}"
     comment = best.why_not or f"{best.loss:.4f} nats per token, {error}"
     lines = [f"  # {comment}", f"  {json.dumps(strategy)}:"]
