@@ -96,6 +96,11 @@ class Arm:
         return f"{self.label} (ours)" if self.ours else self.label
 
     @property
+    def has_ended(self) -> bool:
+        """If True, one of its runs is complete or diverged."""
+        return bool(self.runs or self.diverged)
+
+    @property
     def losses(self) -> NDArray[np.float64]:
         """(n,) final validation losses, nats per token."""
         return np.array([run.val_loss for run in self.runs], dtype=np.float64)

@@ -201,28 +201,18 @@ def _size_warnings(arms: Sequence[Arm]) -> Iterator[str]:
 
 def _config_warnings(runs: Mapping[str, Run], allowed: Sequence[str]) -> list[str]:
     """Return a warning per key and value in which a config differs from the first one."""
-    configs = {name: _leaves(run) for name, run in runs.items() if not run.recorded}
-    if not configs:
-        return []
-    (first, reference), *others = configs.items()
-    warnings: dict[tuple[str, str], str] = {}
-    for name, config in others:
-        for key in _differing_keys(reference, config):
-            if not _is_allowed(key, allowed):
-                value = _shown(config.get(key))
-                values = f"{_shown(reference.get(key))} against {value}"
-                warning = f"The configs differ in {key}: {values} ({first}, {name})."
-                warnings.setdefault((key, value), warning)
-    return [warnings[place] for place in sorted(warnings, key=lambda place: place[0])]
-
-
-def _differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """Return the keys with different values; a key that one config lacks is null."""
-    return [key for key in a.keys() | b.keys() if a.get(key) != b.get(key)]
-
-
-def _shown(value: Any) -> str:
-    return "the default" if value is None else str(value)
+    leaves_of_runs = {name: _leaves(run) for name, run in runs.items() if not run.recorded}
+    configs = pd.DataFrame(list(leaves_of_runs.values()), list(leaves_of_runs), dtype=object)
+    configs = configs.fillna("the default")  # a key that a config lacks is null
+    warnings = []
+    for key in sorted(configs):
+        if _is_allowed(key, allowed):
+            continue
+        (first, reference), *others = configs[key].drop_duplicates().items()
+        for name, value in others:
+            values = f"{reference} against {value}"
+            warnings.append(f"The configs differ in {key}: {values} ({first}, {name}).")
+    return warnings
 
 
 def _is_allowed(key: str, allowed: Sequence[str]) -> bool:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 
 from lightning_sv.errors import unknown
 from lightning_sv.experiments.claims.claim_types import KINDS as CLAIMS
@@ -72,12 +71,15 @@ def _share_errors(claim: ClaimSpec, name: str) -> Iterator[str]:
 
 def _unread_fields(panel: PanelSpec) -> Iterator[str]:
     """Yield errors: fields that some kinds read, and that of the panel does not."""
-    fields = chain.from_iterable(kind.fields for kind in KINDS.values())
-    for field in dict.fromkeys(fields):
-        readers = [name for name, kind in KINDS.items() if field in kind.fields]
-        if panel.kind not in readers and getattr(panel, field):
+    readers: dict[str, list[str]] = {}
+    for name, kind in KINDS.items():
+        for field in kind.fields:
+            readers.setdefault(field, []).append(name)
+    for field, kinds in readers.items():
+        is_read = panel.kind in kinds
+        if getattr(panel, field) and not is_read:
             found = f"{field} is set and kind is {panel.kind!r}"
-            yield f"{found}; expected kind {' or '.join(readers)}. Remove {field}, or change kind."
+            yield f"{found}; expected kind {' or '.join(kinds)}. Remove {field}, or change kind."
 
 
 def _arm_errors(name: str, arm: ArmSpec, panel: PanelSpec) -> Iterator[str]:

@@ -141,11 +141,10 @@ def _seed_count(arm: ArmSpec, panel: PanelSpec, budget: Budget) -> int:
 
 def _check_seeds(panel: PanelSpec, counts: Mapping[str, int], budget: str, where: str) -> None:
     """Refuse a claim about an arm with one seed, because one pair has no interval."""
-    single = {label for label, count in counts.items() if count < 2}
     for claim in panel.claims:
-        arms = {claim.a, claim.b or claim.a}
-        is_tested = budget not in claim.skip_under and arms <= counts.keys()
-        if is_tested and arms & single:
+        seeds = [counts[label] for label in claim.arms if label in counts]
+        is_tested = budget not in claim.skip_under and len(seeds) == len(claim.arms)
+        if is_tested and min(seeds) < 2:
             hint = f"Increase it, or give its claims `skip_under: {{{budget}: why}}`."
             found = f"{where}: seeds under budget {budget} is 1"
             raise ConfigError(f"{found}; expected two or more to decide a claim. {hint}")

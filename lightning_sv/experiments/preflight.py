@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 from lightning_sv.corpus import is_remote
@@ -118,12 +118,11 @@ def _reads_curve(claim: ClaimSpec) -> bool:
 
 def _recorded_without_curve(claim: ClaimSpec, panel: PlannedPanel, runs: RunStore) -> str | None:
     """Return the name of the first recorded run of a claim's arms that has only its last loss."""
-    for arm in panel.arms:
-        if (arm.series or arm.label) not in (claim.a, claim.b):
+    compared = [arm for arm in panel.arms if (arm.series or arm.label) in claim.arms]
+    for request in chain.from_iterable(arm.requests for arm in compared):
+        if not runs.is_recorded(*request):
             continue
-        for request in arm.requests:
-            if runs.is_recorded(*request):
-                run = runs.read(*request)
-                if len(run.curve(VAL_LOSS).tokens) == 1:
-                    return run.dir.name
+        run = runs.read(*request)
+        if len(run.curve(VAL_LOSS).tokens) == 1:
+            return run.dir.name
     return None

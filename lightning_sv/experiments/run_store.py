@@ -86,16 +86,17 @@ class RunStore:
     def unknown_modules(self, run_spec: RunSpec, seed: int) -> set[str]:
         """Return the own modules of a run whose source was different, or is not recorded."""
         modules = modules_of_settings(json.loads(run_spec.identity))
+        if not modules:
+            return set()
         job = self.job(run_spec, seed)
         command = job.run_dir / COMMAND
-        is_recorded = self.is_recorded(run_spec, seed)
-        if not modules or not (is_recorded or command.is_file()):
-            return set()
         before = {}
-        if not is_recorded:
+        if not self.is_recorded(run_spec, seed):
+            if not command.is_file():
+                return set()
             before = read_json(command, "train the run again.").get("files", {})
         now = job.record()["files"]
-        return {name for name in modules if name not in before or before[name] != now.get(name)}
+        return {name for name in modules if before.get(name, "not recorded") != now.get(name)}
 
     def read(self, run_spec: RunSpec, seed: int) -> Run:
         """Read a run that is complete, recorded or diverged.

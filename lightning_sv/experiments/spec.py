@@ -140,6 +140,11 @@ class ClaimSpec:
     paper_value: float | None = None
     crossing: int = 0
 
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """Labels of the arms that it is about, or of their series."""
+        return tuple(filter(None, (self.a, self.b)))
+
 
 @dataclass(frozen=True)
 class PanelSpec:

@@ -144,13 +144,14 @@ class BlockDesign:
             NotTestableError: no chain of shared seeds connects the two arms
         """
         alone = self._pairs_alone(a, b, confidence)
-        if a in self.left_out or b in self.left_out:
-            return self._unpooled_difference(a, b, alone)
+        p_values = [self.left_out[arm] for arm in (a, b) if arm in self.left_out]
+        if p_values:
+            return self._unpooled_difference(a, b, alone, min(p_values))
         if alone is None:
             return self._pooled_difference(a, b, 0, confidence)
-        if self._has_one_run(a) or self._has_one_run(b):
+        if self._fewest_runs(a, b) == 1:
             return alone
-        if alone.n > 1 and alone.mean == 0.0 == alone.se:
+        if alone.mean == 0.0 == alone.se:
             return replace(alone, scatter="their own scatter: the losses are equal")
 
         pooled = self._pooled_difference(a, b, alone.n, confidence)
@@ -159,19 +160,18 @@ class BlockDesign:
         return pooled
 
     def _unpooled_difference(
-        self, a: Hashable, b: Hashable, alone: PairedDifference | None
+        self, a: Hashable, b: Hashable, alone: PairedDifference | None, p: float
     ) -> PairedDifference:
-        """Return the difference by the pairs alone, with the reason."""
+        """Return the difference by the pairs alone, with the reason and its p value."""
         if alone is None:
             reason = "share no seed, and one of them scatters too much to be pooled."
             raise NotTestableError(f"{a} and {b} {reason}")
-        p = min(self.left_out[arm] for arm in (a, b) if arm in self.left_out)
         others = len(self.pooled.scattered)
         reason = f"an arm scatters more than {others} others (F test, p {p:.2g})"
         return replace(alone, scatter=f"their own scatter, because {reason}")
 
-    def _has_one_run(self, arm: Hashable) -> bool:
-        return len(self._losses[arm]) < 2
+    def _fewest_runs(self, a: Hashable, b: Hashable) -> int:
+        return min(len(self._losses[a]), len(self._losses[b]))
 
     def _pooled_difference(
         self, a: Hashable, b: Hashable, n: int, confidence: float
@@ -181,7 +181,7 @@ class BlockDesign:
         variance = self.pooled.variance
         df = self.pooled.df
         sd = math.sqrt(2 * variance)
-        if not df or self._has_one_run(a) or self._has_one_run(b):
+        if not df or self._fewest_runs(a, b) == 1:
             unknown = PairedDifference.student(mean, math.nan, n, confidence, df)
             return replace(unknown, sd=sd)
         se = math.sqrt(variance * share)

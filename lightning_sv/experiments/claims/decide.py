@@ -36,7 +36,7 @@ def _check_not_skipped(claim: ClaimSpec, panel: LoadedPanel, budget: str) -> Non
     """
     if budget in claim.skip_under:
         raise NotTestableError(claim.skip_under[budget])
-    for label in (claim.a, claim.b):
+    for label in claim.arms:
         if label in panel.skipped:
             raise NotTestableError(panel.skipped[label])
     if not panel.is_shown:
@@ -70,7 +70,7 @@ def verdicts(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool = False) ->
 
 
 def _verdicts_of_parts(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool) -> list[Verdict]:
-    own = panel.only([claim.a, claim.b] if claim.b else [claim.a])
+    own = panel.only(claim.arms)
     _check_crossing(claim, own)
     return [_decide(part, own, paper_scale) for part in KINDS[claim.kind].parts(claim)]
 
@@ -170,7 +170,7 @@ def _diverged_sentences(claim: ClaimSpec, panel: LoadedPanel) -> list[str]:
     """Return sentences on diverged runs: the remaining ones are selected by their success."""
     sentences = []
     for arm in panel.arms:
-        if arm.diverged and arm.label in (claim.a, claim.b):
+        if arm.diverged and arm.label in claim.arms:
             count = len(arm.diverged)
             sentences.append(f"diverged runs of {arm.label}, which are left out: {count}")
     return sentences

@@ -264,7 +264,7 @@ class LoadedPanel(_OfSpec):
     @property
     def is_shown(self) -> bool:
         """If True, the report has the panel: it is available, or some of its runs ended."""
-        return self.why_not is None or any(arm.runs or arm.diverged for arm in self.every)
+        return self.why_not is None or any(arm.has_ended for arm in self.every)
 
     @property
     def series(self) -> tuple[Series, ...]:

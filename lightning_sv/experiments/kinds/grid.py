@@ -65,7 +65,7 @@ class GridKind(PanelKind):
 
     def lacking(self, arms: Sequence[Arm]) -> list[Arm]:
         """Return the points without runs; those that diverged count."""
-        return [arm for arm in arms if not arm.runs and not arm.diverged]
+        return [arm for arm in arms if not arm.has_ended]
 
     def kept(self, every: Sequence[Arm]) -> list[Arm]:
         """Return the points at which no run diverged, of the series with runs at all points."""

@@ -14,16 +14,22 @@ HTML = "report.html"
 def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
     """Refuse to overwrite a report that has none of `ours`, or a file that no report wrote."""
     check_writable(out)
-    for name in (RESULTS, MARKDOWN, HTML):
-        if (out / name).exists() and not _has_report(out):
-            what = f"a {name} that lightning-sv did not write"
-            raise ConfigError(f"{out} contains {what}; choose a different --out.")
+    if not _has_report(out):
+        _check_no_other_file(out)
+        return
 
     runs = reported_runs(out)
     places = {*runs, *(run.parent for run in runs)}
     if runs and places.isdisjoint(path.resolve() for path in ours):
         what = f"a report of other runs ({runs[0]})"
         raise ConfigError(f"{out} contains {what}; choose a different --out.")
+
+
+def _check_no_other_file(out: Path) -> None:
+    for name in (RESULTS, MARKDOWN, HTML):
+        if (out / name).exists():
+            what = f"a {name} that lightning-sv did not write"
+            raise ConfigError(f"{out} contains {what}; choose a different --out.")
 
 
 def _has_report(out: Path) -> bool:

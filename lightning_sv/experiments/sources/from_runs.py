@@ -217,12 +217,13 @@ def _runs_at(path: Path) -> "_FoundRuns":
 
 def _left_out(runs: Sequence[Path]) -> Iterator[str]:
     """Yield a sentence on the runs that are not complete, and one on those that diverged."""
-    diverged = [str(run) for run in runs if is_diverged(run)]
-    unfinished = [str(run) for run in runs if str(run) not in diverged]
-    if unfinished:
-        yield f"Left out because they are not complete: {', '.join(unfinished)}."
-    if diverged:
-        yield f"Left out because they diverged: {', '.join(diverged)}."
+    names: dict[str, list[str]] = {"are not complete": [], "diverged": []}
+    for run in runs:
+        reason = "diverged" if is_diverged(run) else "are not complete"
+        names[reason].append(str(run))
+    for reason, left_out in names.items():
+        if left_out:
+            yield f"Left out because they {reason}: {', '.join(left_out)}."
 
 
 @dataclass(frozen=True)
