@@ -38,7 +38,7 @@ from lightning_sv.lit.module import PretrainModule
 from lightning_sv.lit.run_parser import RunParser
 from lightning_sv.lit.signals import StopSignals, exit_code
 from lightning_sv.lit.summary import (
-    has_baseline,
+    comparable_arm,
     hyperparameters,
     print_groups,
     show_summary,
@@ -490,14 +490,16 @@ class PretrainCLI(LightningCLI):
         show_summary(
             self.summary,
             self.run_dir,
-            suggest_compare=self._is_comparable(),
+            arm=self._comparable_arm(),
             as_json=self.config["json"],
         )
 
-    def _is_comparable(self) -> bool:
-        """Return True if `compare` can train this config with its baseline."""
+    def _comparable_arm(self) -> str | None:
+        """Return the strategy that `compare` can train with this config; None if it cannot."""
         is_ours = type(self) is PretrainCLI and self.model_class is PretrainModule
-        return is_ours and has_baseline(self.model.settings, self.batches)
+        if not is_ours:
+            return None
+        return comparable_arm(self.run_dir, self.model.settings, self.batches)
 
     def _was_complete(self) -> bool:
         """Return True if this start resumed a complete run.

@@ -22,7 +22,7 @@ from lightning_sv.lit.checkpoint.compat import recorded_settings
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import group_table, parameter_table
 from lightning_sv.own_code import modules_named
-from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE
+from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE, config_value, read_config
 from lightning_sv.runs.job import program
 from lightning_sv.runs.provenance import Provenance, schedule_lengths
 from lightning_sv.runs.trust import allow_words
@@ -147,23 +147,29 @@ def _group_table(plan: ModelPlan) -> Table:
     return table
 
 
-def has_baseline(settings: PretrainConfig, data: DataConfig) -> bool:
-    """Return True if `compare` can train llama with the settings of a run, on several seeds."""
-    if settings.scale_options != ScaleOptions():
-        return False
+def comparable_arm(run_dir: Path, settings: PretrainConfig, data: DataConfig) -> str | None:
+    """Return the strategy that `compare` can train next to llama with a run's config, or None.
+
+    All arms have the config's options, weights and seeds. The options of a preset come with its
+    name.
+    """
+    config = read_config(run_dir)
+    options = ScaleOptions(**config_value(config, "model.scale_options"))
+    shared_by_arms = (options, settings.init_from, settings.seed, data.seed)
+    if shared_by_arms != (ScaleOptions(), None, None, None):
+        return None
+    llama = replace(settings, scale="llama", scale_options=ScaleOptions())
     try:
-        replace(settings, scale="llama")
+        _ = llama.plan
     except ConfigError:  # settings of a role that llama lacks
-        return False
-    return (settings.init_from, settings.seed, data.seed) == (None, None, None)
+        return None
+    return "unified" if settings.label == "llama" else config_value(config, "model.scale")
 
 
-def show_summary(
-    summary: dict[str, Any], run_dir: Path, *, suggest_compare: bool, as_json: bool
-) -> None:
+def show_summary(summary: dict[str, Any], run_dir: Path, *, arm: str | None, as_json: bool) -> None:
     """Draw `run.png` and show the results of a complete run; a failed picture is only a warning.
 
-    With `suggest_compare`, also the command that compares the run with its baseline.
+    With a strategy `arm`, also the command that compares it with its baseline.
     """
     try:
         # Import matplotlib here, because it would delay every start.
@@ -178,15 +184,15 @@ def show_summary(
     if as_json:
         print(json_text({"run_dir": str(run_dir), **summary}))
         return
-    print_summary(Console(), summary, run_dir, suggest_compare=suggest_compare)
+    print_summary(Console(), summary, run_dir, arm)
 
 
 def print_summary(
-    console: Console, summary: dict[str, Any], run_dir: Path, *, suggest_compare: bool
+    console: Console, summary: dict[str, Any], run_dir: Path, arm: str | None
 ) -> None:
     """Print the results, the run directory and suggested commands."""
     console.print(_result_table(summary))
-    for name, text in _suggestions(summary, run_dir, suggest_compare).items():
+    for name, text in _suggestions(summary, run_dir, arm).items():
         console.print(f"{name:8} {text}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -209,9 +215,8 @@ def _result_table(summary: dict[str, Any]) -> Table:
     return table
 
 
-def _suggestions(summary: dict[str, Any], run_dir: Path, suggest_compare: bool) -> dict[str, str]:
+def _suggestions(summary: dict[str, Any], run_dir: Path, arm: str | None) -> dict[str, str]:
     """Return name -> path or command of the next steps."""
-    strategy = summary["label"].partition("[")[0]
     trusted = allow_words(modules_named(summary["label"]))
     sample = shlex.join([program(), "generate", str(run_dir), "--prompt", "def ", *trusted])
     tensorboard = Path(program()).with_name("tensorboard")
@@ -220,8 +225,7 @@ def _suggestions(summary: dict[str, Any], run_dir: Path, suggest_compare: bool) 
     suggestions = {"picture": str(run_dir / PICTURE), "charts": charts}
     if not summary.get("built_by"):
         suggestions["sample"] = sample
-    if suggest_compare:
-        arm = "unified" if strategy == "llama" else strategy
+    if arm is not None:
         arms = ["--baseline", "llama", "--arms", arm, "--seeds", "3"]
         words = [program(), "compare", *arms, "--config", str(run_dir / CONFIG)]
         suggestions["compare"] = shlex.join(words)

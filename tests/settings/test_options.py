@@ -250,7 +250,7 @@ def test_print_summary_commands_are_words_of_a_shell(tmp_path: Path) -> None:
         "seconds": 1.0,
         "legs": [],
     }
-    print_summary(Console(file=out, width=500), summary, folder, suggest_compare=True)
+    print_summary(Console(file=out, width=500), summary, folder, "hg+dp+my_module:X")
     lines = {
         line.split()[0]: line.partition(" ")[2]
         for line in out.getvalue().splitlines()
