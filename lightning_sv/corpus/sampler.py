@@ -164,6 +164,24 @@ def check_shared_memory(batch_bytes: int, num_workers: int, prefetch_factor: int
         raise ConfigError(f"{found}; expected {expected}. {hint}")
 
 
+@dataclass(frozen=True)
+class Epochs:
+    """Epochs of a `TokenLoader`.
+
+    Attributes:
+        first: number of the first epoch
+        repeat: if True, every epoch has the order of the first
+        limit: number or fraction of an epoch's batches that are read, as Trainer's
+            limit_train_batches
+        unfinished: returns the number of batches read but not trained, as after an error in a step
+    """
+
+    first: int = 0
+    repeat: bool = False
+    limit: float = 1.0
+    unfinished: Callable[[], int] = int
+
+
 class TokenLoader(DataLoader[Tensor]):
     """Load micro-batches (B, seq_len + 1), int64, in the order of `GlobalBatchSampler`.
 
@@ -176,14 +194,7 @@ class TokenLoader(DataLoader[Tensor]):
         num_workers: number of reader processes, which does not affect the order; 0 to read in this
             process
         pin_memory: if True, batches are in page-locked memory
-        epoch: number of the first epoch
-        repeat: if True, every epoch has the order of the first
-        limit: number or fraction of an epoch's batches that are read, as Trainer's
-            limit_train_batches
-
-    Attributes:
-        unfinished: returns the number of batches read but not trained, as after an error in a step;
-            0 by default
+        epochs: first epoch, and what of each is read
 
     Raises:
         ConfigError: fewer sequences than in a global batch, or too little shared memory for the
@@ -198,9 +209,7 @@ class TokenLoader(DataLoader[Tensor]):
         seed: int = 0,
         num_workers: int = 0,
         pin_memory: bool = False,
-        epoch: int = 0,
-        repeat: bool = False,
-        limit: float = 1.0,
+        epochs: Epochs = Epochs(),
     ):
         self.sequences = sequences
         self.order = GlobalBatchSampler(len(sequences), share, seed)
@@ -216,17 +225,18 @@ class TokenLoader(DataLoader[Tensor]):
             worker_init_fn=_outlive_signals,
             generator=torch.Generator().manual_seed(seed),
         )
-        self.unfinished: Callable[[], int] = int
-        self.repeat = repeat
-        self._last = limited(len(self.order), limit)
-        self._epoch = epoch or -1
+        self._epochs = epochs
+        self._last = limited(len(self.order), epochs.limit)
+        self._epoch = epochs.first or -1
         self._read = 0
-        self._loaded = epoch > 0
+        self._loaded = epochs.first > 0
 
     def __iter__(self) -> Iterator[Tensor]:  # type: ignore[override]
         """Start an epoch, or continue the loaded one."""
         if not self._loaded:
-            self._epoch = max(0, self._epoch + (not self.repeat))
+            if not self._epochs.repeat:
+                self._epoch += 1
+            self._epoch = max(0, self._epoch)
             self._read = 0
         self._loaded = False
         self.order.epoch = self._epoch
@@ -254,13 +264,17 @@ class TokenLoader(DataLoader[Tensor]):
         share = self.order.share
         read = self._read
         if not self._loaded:
-            read -= self.unfinished()
+            read -= self._epochs.unfinished()
         # Save the end of an epoch as the start of the next, because Lightning would count an epoch
         # without batches.
-        ended = read >= self._last
+        epoch = self._epoch
+        if read >= self._last:
+            read = 0
+            if not self._epochs.repeat:
+                epoch += 1
         return {
-            "epoch": self._epoch + (ended and not self.repeat),
-            "sequences": 0 if ended else read * share.micro_batch * share.ranks,
+            "epoch": epoch,
+            "sequences": read * share.micro_batch * share.ranks,
             "global_batch": share.global_batch,
             "seed": self.order.seed,
             "seq_len": self.sequences.seq_len,

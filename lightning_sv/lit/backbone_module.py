@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from lightning_sv.errors import ConfigError
+from lightning_sv.lit.checkpoint.compat import check_recorded, record_settings
 from lightning_sv.lit.fsdp import check_strategy
 from lightning_sv.lit.init_from import Start
 from lightning_sv.lit.shard import shard
@@ -21,6 +22,8 @@ from lightning_sv.settings.model import PretrainConfig
 
 class BackboneModule(L.LightningModule):
     """Build the backbone of some settings in `configure_model`: initialized, given, or sharded.
+
+    Checkpoints contain the settings, and are checked against them.
 
     Args:
         settings: settings of the model
@@ -107,6 +110,16 @@ class BackboneModule(L.LightningModule):
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]
         """Load a module as Lightning does, also from the folder of a sharded checkpoint."""
         return super().load_from_checkpoint(as_file(checkpoint_path), *args, **kwargs)
+
+    # `ExactResume` stores and restores the rest of a checkpoint.
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Store the settings as plain values that load with weights_only=True."""
+        record_settings(checkpoint, self)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Check that the settings are those of the checkpoint."""
+        check_recorded(checkpoint, self)
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """Return logits (B, T, V) of token ids (B, T).

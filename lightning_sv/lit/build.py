@@ -1,15 +1,18 @@
-"""Small parts of `PretrainModule`: configs from dictionaries, the schedule of an optimizer."""
+"""Arguments of our modules as configs, and the schedule of an optimizer."""
 
 import logging
 from collections.abc import Mapping
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from lightning_sv.callbacks.run_state import total_steps
+from lightning_sv.corpus import CorpusConfig, Manifest, local_folder
 from lightning_sv.optim import ScheduleConfig
 
 log = logging.getLogger(__name__)
@@ -21,13 +24,19 @@ def config_from(kind: type, value: Any) -> Any:
     With hparams_file, they are a mapping of omegaconf.
     """
     if isinstance(value, Mapping) and not isinstance(value, dict):
-        # imported here, because a module needs it for such a file only
-        from omegaconf import (
-            OmegaConf,
-        )
+        from omegaconf import OmegaConf  # here, because a module needs it for such a file only
 
         value = OmegaConf.to_container(value)
     return kind(**value) if isinstance(value, dict) else value
+
+
+def corpus_from(value: CorpusConfig | str | Path | dict[str, Any]) -> CorpusConfig:
+    """Return the config of a corpus: given, from its fields, or of a prepared folder."""
+    corpus = config_from(CorpusConfig, value)
+    if isinstance(corpus, CorpusConfig):
+        return corpus
+    tokenizer = Manifest.load(local_folder(corpus)).tokenizer
+    return CorpusConfig(dir=str(corpus), tokenizer=tokenizer)
 
 
 def warn_untrained(module: L.LightningModule, optimizer: Optimizer) -> None:
@@ -42,14 +51,21 @@ def warn_untrained(module: L.LightningModule, optimizer: Optimizer) -> None:
             return
 
 
-def learning_rate_schedule(
-    optimizer: Optimizer, schedule: ScheduleConfig, steps: int, done: int
-) -> LambdaLR:
-    """Return the schedule over `steps` steps, of which `done` were taken in earlier fits."""
+def with_schedule(optimizer: Optimizer, schedule: ScheduleConfig, trainer: L.Trainer) -> Any:
+    """Return an optimizer with its schedule over the Trainer's steps, as Lightning expects them.
+
+    The rate stays at its peak if the number of steps is not known.
+    """
+    steps = total_steps(trainer)
+    if steps is None:
+        log.warning("the number of steps is not known: the learning rate stays at its peak")
+        return optimizer
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])  # LambdaLR needs it to continue
+    done = 0 if trainer.ckpt_path else trainer.global_step  # in earlier fits
     factor = partial(_rate_factor, schedule=schedule, steps=steps)
-    return LambdaLR(optimizer, factor, last_epoch=done - 1)
+    scheduler = LambdaLR(optimizer, factor, last_epoch=done - 1)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
 def _rate_factor(step: int, *, schedule: ScheduleConfig, steps: int) -> float:

@@ -393,7 +393,7 @@ class PretrainCLI(LightningCLI):
         self.batches, choice = choose_micro_batch(
             self.model.settings, self.batches, keys, device, trainer.world_size
         )
-        self.datamodule.read(self.batches)
+        self.datamodule.read(self.batches, self._shared_values())
         return choice
 
     def _open(self, messages: Sequence[str]) -> None:
@@ -416,7 +416,6 @@ class PretrainCLI(LightningCLI):
             loggers += _several(self.config_init["trainer"]["logger"])
         trainer.loggers = loggers  # type: ignore[assignment]
         self._signals.listen(trainer)
-        self.datamodule.shared = self._shared_values()
 
     def _lock_run_dir(self) -> None:
         self.run_dir = self._resolve(create=True)
@@ -541,7 +540,6 @@ class PretrainCLI(LightningCLI):
         self._first_step = checkpoint["global_step"]
         self.batches.check(self.model.settings.backbone.vocab_size, checksums=is_first)
         self._choose_micro_batch()
-        self.datamodule.shared = self._shared_values()
 
     def after_validate(self) -> None:
         """Show the validation loss."""

@@ -1,27 +1,22 @@
 """LightningDataModule: token sequences of a prepared corpus, in an order determined by the seed."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import lightning as L
 from torch import Tensor, distributed
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from lightning_sv.callbacks.run_state import settings_of
-from lightning_sv.corpus import (
-    CorpusConfig,
-    Manifest,
-    TokenLoader,
-    check_corpus,
-    local_folder,
-    open_split,
-)
+from lightning_sv.corpus import CorpusConfig, TokenLoader, check_corpus, open_split
+from lightning_sv.corpus.sampler import Epochs
 from lightning_sv.errors import ConfigError, expect
+from lightning_sv.lit.build import corpus_from
 from lightning_sv.lit.evaluation import ValidationLoader, prediction_loader, validation_loader
+from lightning_sv.lit.position import CorpusPosition, epochs_of
 from lightning_sv.lit.same_run import check_same_on_all_ranks, run_values
 from lightning_sv.settings.data import DataConfig
 
@@ -69,13 +64,8 @@ class TokenDataModule(L.LightningDataModule):
     ):
         super().__init__()
         expect(batch_size > 0, "batch_size", batch_size, "at least 1.")
-        if isinstance(corpus, dict):  # of load_from_checkpoint
-            corpus = CorpusConfig(**corpus)
-        if not isinstance(corpus, CorpusConfig):
-            tokenizer = Manifest.load(local_folder(corpus)).tokenizer
-            corpus = CorpusConfig(dir=str(corpus), tokenizer=tokenizer)
         self.batches = DataConfig(
-            corpus,
+            corpus_from(corpus),
             seq_len,
             batch_size if global_batch is None else global_batch,
             batch_size,
@@ -87,23 +77,25 @@ class TokenDataModule(L.LightningDataModule):
         self._is_fixed = global_batch is not None
         self._save_arguments()
         self._share = self.batches.share(1)
-        self._loader: TokenLoader | None = None  # of the last fit, or the last one made
-        self._position: dict[str, Any] | None = (
-            None  # of the checkpoint, for the fit's first loader
-        )
-        #: values that all ranks must share in addition to `run_values`; the command line's config
-        self.shared: dict[str, Any] = {}
+        self._position = CorpusPosition()
+        self._shared: Mapping[str, Any] = {}
 
     @classmethod
     def from_batches(cls, batches: DataConfig) -> Self:
         """Create the module for the command line, which later sets the micro-batch by `read`."""
         module = cls(batches.corpus, batches.seq_len, batches.global_batch, batches.global_batch)
-        module.read(batches)
+        module.read(batches, {})
         return module
 
-    def read(self, batches: DataConfig) -> None:
-        """Read these batches from the next loader on."""
+    def read(self, batches: DataConfig, shared: Mapping[str, Any]) -> None:
+        """Read these batches from the next loader on.
+
+        Args:
+            batches: corpus, sequence length and batch
+            shared: values that all ranks must share in addition to `run_values`
+        """
         self.batches = batches
+        self._shared = shared
 
     def _save_arguments(self) -> None:
         """Save the arguments as plain values, for load_from_checkpoint."""
@@ -140,23 +132,18 @@ class TokenDataModule(L.LightningDataModule):
         """
         trainer = self.trainer
         if stage == "fit":
-            self._loader = self._position = None
+            self._position = CorpusPosition()
         if trainer is None:
             rank = distributed.get_rank() if self._devices > 1 else 0
             self._split(accumulate=1, rank=rank)
             return
-        check_same_on_all_ranks(self.shared | run_values(trainer, self.batches, self._seed))
+        shared = run_values(trainer, self.batches, self._seed)
+        check_same_on_all_ranks({**self._shared, **shared})
         self._check_corpus(trainer)
         accumulate = int(trainer.accumulate_grad_batches)
         self._split(accumulate, trainer.global_rank)
-        if stage == "fit" and self._share.accumulate != accumulate:
-            expected = (
-                f"{self._share.accumulate}, for a global_batch of {self.batches.global_batch}"
-            )
-            raise ConfigError(
-                f"trainer.accumulate_grad_batches is {accumulate}; expected {expected} on "
-                f"{self._devices} devices with a batch_size of {self._share.micro_batch}."
-            )
+        if stage == "fit":
+            self._check_accumulation(accumulate)
         self._save_arguments()  # the command line has chosen the micro-batch by now
         self.batches.check_validation(self._devices)
 
@@ -166,6 +153,15 @@ class TokenDataModule(L.LightningDataModule):
             global_batch = self.batch_size * accumulate * devices
             self.batches = replace(self.batches, global_batch=global_batch)
         self._share = self.batches.share(devices, rank)
+
+    def _check_accumulation(self, accumulate: int) -> None:
+        share = self._share
+        if share.accumulate != accumulate:
+            batch = f"a global_batch of {share.global_batch}"
+            parts = f"{share.ranks} devices with a batch_size of {share.micro_batch}"
+            expected = f"{share.accumulate}, for {batch} on {parts}"
+            found = f"trainer.accumulate_grad_batches is {accumulate}"
+            raise ConfigError(f"{found}; expected {expected}.")
 
     @property
     def _devices(self) -> int:
@@ -211,31 +207,16 @@ class TokenDataModule(L.LightningDataModule):
         if self._share.ranks != self._devices:
             hint = "Call super().setup(stage) in a subclass, or setup('fit') after fabric.launch()."
             raise ConfigError(f"setup of TokenDataModule is not called; expected a call. {hint}")
-        trainer = self.trainer
-        if trainer is None:
-            self._loader = self._train_loader()
-            return self._loader
-        repeats = trainer.overfit_batches > 0  # type: ignore[attr-defined]
-        self._loader = loader = self._train_loader(
-            epoch=0 if repeats else trainer.current_epoch,  # of reload_dataloaders_every_n_epochs
-            repeat=repeats,
-            limit=trainer.limit_train_batches,
-        )
-        loader.unfinished = partial(_unfinished, trainer)
-        if self._position is not None and trainer.train_dataloader is None:
-            loader.load_state_dict(self._position)
-        return loader
-
-    def _train_loader(self, **epochs: Any) -> TokenLoader:
-        sequences = open_split(self.batches.folder, "train", seq_len=self.batches.seq_len)
-        return TokenLoader(
-            sequences,
+        epochs = Epochs() if self.trainer is None else epochs_of(self.trainer)
+        loader = TokenLoader(
+            open_split(self.batches.folder, "train", seq_len=self.batches.seq_len),
             self._share,
             seed=self._seed,
             num_workers=self.batches.num_workers,
             pin_memory=self._on_cuda,
-            **epochs,
+            epochs=epochs,
         )
+        return self._position.start(loader, self.trainer)
 
     def val_dataloader(self) -> "DataLoader[Tensor] | ValidationLoader":
         """Return `val_sequences` sequences, evenly spread over the split, always the same.
@@ -243,19 +224,8 @@ class TokenDataModule(L.LightningDataModule):
         With `full_last_validation` a Trainer reads the whole split at the end of a fit, and outside
         of a fit.
         """
-        trainer = self.trainer
-        usual = self.batches.validation_sequences
-        last = self.batches.last_validation_sequences
-        if trainer is None or trainer.state.stage is None or usual == last:
-            return self._validation_loader(usual)
-        if trainer.state.fn != "fit":
-            return self._validation_loader(last)
-        return ValidationLoader(
-            self._validation_loader(usual), self._validation_loader(last), trainer
-        )
-
-    def _validation_loader(self, n_sequences: int) -> "DataLoader[Tensor]":
-        return validation_loader(self.batches, self._share, n_sequences, pin_memory=self._on_cuda)
+        pin_memory = self._on_cuda
+        return validation_loader(self.batches, self._share, self.trainer, pin_memory=pin_memory)
 
     test_dataloader = val_dataloader
 
@@ -263,39 +233,16 @@ class TokenDataModule(L.LightningDataModule):
         """Return this device's part of `val_sequences` sequences, in batches of equal size."""
         return prediction_loader(self.batches, self._share)
 
-    # The position in the corpus
-
-    def _read_loader(self) -> TokenLoader | None:
-        """Return the loader that the Trainer reads, if it is ours.
-
-        The user may have made others to look at a batch.
-        """
-        loaders = None if self.trainer is None else self.trainer.train_dataloader
-        for loader in tree_leaves(loaders):
-            if isinstance(loader, TokenLoader):
-                return loader
-        return self._loader
+    # The position in the corpus, which Lightning itself restores inside an epoch only
 
     def teardown(self, stage: str) -> None:
-        """Keep the loader of a fit, whose position later checkpoints have, too."""
-        self._loader = self._read_loader()
+        """Keep the position of a fit for later checkpoints."""
+        self._position.keep(self.trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position; Lightning restores its own inside an epoch only."""
-        loader = self._read_loader()
-        return self._position or {} if loader is None else loader.state_dict()
+        """Return the position."""
+        return self._position.state(self.trainer)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue a fit from this position."""
-        if self.trainer is None or self.trainer.state.fn != "fit" or state_dict["epoch"] < 0:
-            return
-        self._position = state_dict
-        loader = self._read_loader()
-        if loader is not None:
-            loader.load_state_dict(state_dict)
-
-
-def _unfinished(trainer: L.Trainer) -> int:
-    """Return the number of batches that were read but not trained."""
-    batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
-    return int(batches.ready - batches.processed)
+        self._position.restore(state_dict, self.trainer)

@@ -20,6 +20,20 @@ VALIDATION_TOKENS = 2048
 
 
 def validation_loader(
+    data: DataConfig, share: RankShare, trainer: L.Trainer | None, *, pin_memory: bool
+) -> "DataLoader[Tensor] | ValidationLoader":
+    """Return the loader of what a Trainer does: a fit, or a validation or test on its own."""
+    usual = _split_loader(data, share, data.validation_sequences, pin_memory=pin_memory)
+    reads_all = data.validation_sequences == data.last_validation_sequences
+    if reads_all or trainer is None or trainer.state.stage is None:
+        return usual
+    last = _split_loader(data, share, data.last_validation_sequences, pin_memory=pin_memory)
+    if trainer.state.fn != "fit":
+        return last
+    return ValidationLoader(usual, last, trainer)
+
+
+def _split_loader(
     data: DataConfig, share: RankShare, n_sequences: int, *, pin_memory: bool
 ) -> "DataLoader[Tensor]":
     """Return one device's part of validation sequences, evenly spread over the split.

@@ -1,4 +1,6 @@
-"""Mean losses per token, and where a `PretrainModule` logs its losses."""
+"""Losses of a `PretrainModule`, and where they are logged."""
+
+from typing import Any
 
 import lightning as L
 import torch
@@ -8,8 +10,8 @@ from lightning_sv.callbacks.progress import RunProgress
 from lightning_sv.callbacks.training_monitor import is_monitored
 
 
-class TokenMean:
-    """Mean of losses over tokens, in float64, for unequal batches and devices."""
+class EvaluationLoss:
+    """Mean loss per token of a validation or test, in float64, for unequal batches and devices."""
 
     def __init__(self) -> None:
         self._sums: Tensor | None = None  # nats and tokens
@@ -20,21 +22,40 @@ class TokenMean:
         sums = torch.stack((nats.double() * tokens, tokens))
         self._sums = sums if self._sums is None else self._sums + sums
 
-    def reduce(self, trainer: L.Trainer) -> Tensor | None:
-        """Return the mean over all batches and devices, a collective; None without a batch."""
+    def log(self, module: L.LightningModule) -> None:
+        """Log the mean over all batches and devices and its perplexity; a collective."""
         if self._sums is None:
-            return None
-        sums = trainer.strategy.reduce(self._sums, reduce_op="sum")  # type: ignore[arg-type]
-        nats, tokens = sums  # type: ignore[misc]
-        return nats / tokens
+            return  # a subclass logs its own losses
+        trainer = module.trainer
+        sums: Any = trainer.strategy.reduce(self._sums, reduce_op="sum")  # type: ignore[arg-type]
+        nats, tokens = sums
+        loss = nats / tokens
+
+        split = "test" if trainer.testing else "val"
+        in_bar = _is_in_bar(trainer)
+        logger = _loggers_of(trainer)
+        # Equal on all ranks; without sync_dist Lightning warns.
+        module.log(f"{split}/loss", loss, prog_bar=in_bar, logger=logger, sync_dist=True)
+        module.log(f"{split}/perplexity", loss.exp(), logger=logger, sync_dist=True)
 
 
-def is_in_bar(trainer: L.Trainer | None) -> bool:
+def log_training_loss(module: L.LightningModule, nats: Tensor, batch_size: int) -> None:
+    """Log train/loss, in nats per token."""
+    trainer = module._trainer
+    logger = None
+    # In manual optimization training_step may return nothing, for a TrainingMonitor to log.
+    if module.automatic_optimization:
+        logger = _loggers_of(trainer)
+    in_bar = _is_in_bar(trainer)
+    module.log("train/loss", nats, prog_bar=in_bar, logger=logger, batch_size=batch_size)
+
+
+def _is_in_bar(trainer: L.Trainer | None) -> bool:
     """Return True if Lightning's bar shows the losses, for which it waits for the device."""
     return trainer is None or not isinstance(trainer.progress_bar_callback, RunProgress)
 
 
-def loggers_of(trainer: L.Trainer | None) -> bool | None:
+def _loggers_of(trainer: L.Trainer | None) -> bool | None:
     """Return the argument `logger` of `log`: False if a `TrainingMonitor` logs the losses of a fit.
 
     It alone logs them then, as means over all devices.

@@ -1,6 +1,5 @@
 """LightningModule: backbone, loss, optimizer and schedule."""
 
-import logging
 from dataclasses import asdict, replace
 from inspect import signature
 from typing import Any, Literal, Self
@@ -12,31 +11,19 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
-from lightning_sv.callbacks.run_state import total_steps
 from lightning_sv.lit.backbone_module import BackboneModule
 from lightning_sv.lit.batch import check_block, documents_of
-from lightning_sv.lit.build import (
-    config_from,
-    learning_rate_schedule,
-    warn_untrained,
-)
-from lightning_sv.lit.checkpoint.compat import check_recorded, record_settings
+from lightning_sv.lit.build import config_from, warn_untrained, with_schedule
 from lightning_sv.lit.guards.exact_resume import ExactResume
-from lightning_sv.lit.guards.expert_bias import ExpertBias, total_loads
+from lightning_sv.lit.guards.expert_bias import ExpertBias, with_total_loads
 from lightning_sv.lit.guards.finite import FiniteGuard
-from lightning_sv.lit.losses import TokenMean, is_in_bar, loggers_of
-from lightning_sv.lit.supported import (
-    check_attention_backend,
-    check_initial_weights,
-    check_supported,
-)
+from lightning_sv.lit.losses import EvaluationLoss, log_training_loss
+from lightning_sv.lit.supported import check_start, check_supported
 from lightning_sv.nn import BackboneConfig, Routing, router_loss
 from lightning_sv.nn.attention_kernels import AttentionBackend
 from lightning_sv.optim import OptimConfig, ScheduleConfig, clip_by_role
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.model import PretrainConfig, preset
-
-log = logging.getLogger(__name__)
 
 
 class PretrainModule(BackboneModule):
@@ -129,7 +116,7 @@ class PretrainModule(BackboneModule):
         self.save_hyperparameters(asdict(settings))
 
         self.expert_loads: Tensor | None = None
-        self._evaluated = TokenMean()
+        self._evaluated = EvaluationLoss()
         self.nonfinite = FiniteGuard(skip=nonfinite == "skip")
         self.expert_bias = ExpertBias()
         self.exact_resume = ExactResume()
@@ -158,8 +145,7 @@ class PretrainModule(BackboneModule):
 
     def on_fit_start(self) -> None:
         """Check the initial weights, which exist by now, and the kernel of attention."""
-        check_initial_weights(self)
-        check_attention_backend(self)
+        check_start(self)
 
     @property
     def lr(self) -> float:
@@ -185,17 +171,10 @@ class PretrainModule(BackboneModule):
         a dense model.
         """
         nats, routings = self.loss(block)
-        self.expert_loads = total_loads(routings)
-        if self.expert_loads is not None:
-            pairs = zip(routings, self.expert_loads, strict=True)
-            routings = [routing._replace(total=total) for routing, total in pairs]
+        routings, self.expert_loads = with_total_loads(routings)
         loss = nats + router_loss(routings, self.settings.backbone)
-
         mean = nats.detach()
-        # In manual optimization training_step may return nothing, for a TrainingMonitor to log.
-        logger = loggers_of(self._trainer) if self.automatic_optimization else None
-        in_bar = is_in_bar(self._trainer)
-        self.log("train/loss", mean, prog_bar=in_bar, logger=logger, batch_size=len(block))
+        log_training_loss(self, mean, batch_size=len(block))
         return {"loss": loss, "nats": mean, "routings": [each.detach() for each in routings]}
 
     def validation_step(self, block: Tensor, batch_idx: int) -> None:
@@ -212,21 +191,13 @@ class PretrainModule(BackboneModule):
 
     def on_validation_epoch_start(self) -> None:
         """Drop the sums of a validation that was interrupted."""
-        self._evaluated = TokenMean()
+        self._evaluated = EvaluationLoss()
 
     on_test_epoch_start = on_validation_epoch_start
 
     def on_validation_epoch_end(self) -> None:
         """Log val/loss and val/perplexity; in a test, test/loss and test/perplexity."""
-        loss = self._evaluated.reduce(self.trainer)
-        if loss is None:
-            return  # the subclass logs its own losses
-        split = "test" if self.trainer.testing else "val"
-        logger = loggers_of(self.trainer)
-        in_bar = is_in_bar(self.trainer)
-        # Equal on all ranks; without sync_dist Lightning warns.
-        self.log(f"{split}/loss", loss, prog_bar=in_bar, logger=logger, sync_dist=True)
-        self.log(f"{split}/perplexity", loss.exp(), logger=logger, sync_dist=True)
+        self._evaluated.log(self)
 
     on_test_epoch_end = on_validation_epoch_end
 
@@ -234,20 +205,9 @@ class PretrainModule(BackboneModule):
 
     def configure_optimizers(self) -> Any:
         """Return the optimizer and its per-step schedule."""
-        plan = self.settings.plan
-        optimizer = plan.optimizer(self.net)
+        optimizer = self.settings.plan.optimizer(self.net)
         warn_untrained(self, optimizer)
-
-        steps = total_steps(self.trainer)
-        if steps is None:
-            log.warning("the number of steps is not known: the learning rate stays at its peak")
-            return optimizer
-        done = 0 if self.trainer.ckpt_path else self.trainer.global_step  # in earlier fits
-        scheduler = learning_rate_schedule(optimizer, self.settings.schedule, steps, done)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
+        return with_schedule(optimizer, self.settings.schedule, self.trainer)
 
     def configure_gradient_clipping(
         self,
@@ -268,16 +228,6 @@ class PretrainModule(BackboneModule):
     def grad_norm(self) -> float | None:
         """Global norm of the gradient of the last step before clipping."""
         return self.nonfinite.norm
-
-    # Checkpoints; `ExactResume` stores and restores the rest
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the settings as plain values that load with weights_only=True."""
-        record_settings(checkpoint, self)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that the settings are those of the checkpoint."""
-        check_recorded(checkpoint, self)
 
     @property
     def own_optimizer(self) -> str | None:

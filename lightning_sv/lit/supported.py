@@ -41,13 +41,24 @@ def _check_callback(kind: type) -> None:
             raise ConfigError(f"a callback is {kind.__name__}; expected none, because it {reason}.")
 
 
-def check_initial_weights(module: Any) -> None:
-    """Check at the start of a fit that the weights of `init_from` were loaded.
+def check_start(module: Any) -> None:
+    """Check a module whose weights and device are known, at the start of a fit.
+
+    Raises:
+        ConfigError: the weights of `init_from` were not loaded, or the device lacks the kernel of
+            `attention_backend`
+    """
+    _check_initial_weights(module)
+    _check_attention_backend(module)
+
+
+def _check_initial_weights(module: Any) -> None:
+    """Check that the weights of `init_from` were loaded, which not every Trainer does.
 
     Not earlier: a resumed run has the weights of its checkpoint, and under FSDP2 they follow later.
 
     Raises:
-        ConfigError: the module is in a Trainer that reads no `init_from`
+        ConfigError: they were not, and no checkpoint is resumed
     """
     start = module.settings.init_from
     is_resumed = module.trainer.ckpt_path is not None
@@ -57,12 +68,8 @@ def check_initial_weights(module: Any) -> None:
         )
 
 
-def check_attention_backend(module: Any) -> None:
-    """Check at the start of a fit that the device has the kernel of `attention_backend`.
-
-    Raises:
-        ConfigError: it has no such kernel for the model's head width, precision and mask
-    """
+def _check_attention_backend(module: Any) -> None:
+    """Check that the device has the kernel for the model's head width, precision and mask."""
     settings = module.settings
     trainer = module.trainer
     has_mask = settings.mask_documents and settings.compile == "none"

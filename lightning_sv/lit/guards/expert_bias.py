@@ -11,14 +11,18 @@ from torch.optim import Optimizer
 from lightning_sv.nn import MixtureOfExperts, Routing
 
 
-def total_loads(routings: Sequence[Routing]) -> Tensor | None:
-    """Return the tokens of each expert on all devices, (blocks, experts); None if dense."""
+def with_total_loads(routings: Sequence[Routing]) -> tuple[list[Routing], Tensor | None]:
+    """Add the tokens of each expert on all devices to the routings; a collective.
+
+    Return the routings and these loads, (blocks, experts); None for a dense model.
+    """
     if not routings:
-        return None
+        return [], None
     loads = torch.stack([routing.load for routing in routings])
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(loads)  # the strategy's reduction would add a barrier
-    return loads
+    pairs = zip(routings, loads, strict=True)
+    return [routing._replace(total=total) for routing, total in pairs], loads
 
 
 class ExpertBias(L.Callback):

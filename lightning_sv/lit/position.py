@@ -1,0 +1,76 @@
+"""Position of a fit in its corpus, and its epochs."""
+
+from functools import partial
+from typing import Any
+
+import lightning as L
+from torch.utils._pytree import tree_leaves
+
+from lightning_sv.corpus import TokenLoader
+from lightning_sv.corpus.sampler import Epochs
+
+
+class CorpusPosition:
+    """Position of the loader that the Trainer reads; before there is one, of the checkpoint."""
+
+    def __init__(self) -> None:
+        self._loader: TokenLoader | None = None  # of the last fit, or the last one made
+        self._saved: dict[str, Any] | None = None  # of the checkpoint, for the fit's first loader
+
+    def start(self, loader: TokenLoader, trainer: L.Trainer | None) -> TokenLoader:
+        """Return a new loader; the first one of a resumed fit continues at its checkpoint."""
+        self._loader = loader
+        is_first = trainer is not None and trainer.train_dataloader is None
+        if is_first and self._saved is not None:
+            loader.load_state_dict(self._saved)
+        return loader
+
+    def keep(self, trainer: L.Trainer | None) -> None:
+        """Keep the loader of a fit, whose position later checkpoints have, too."""
+        self._loader = self._read_loader(trainer)
+
+    def state(self, trainer: L.Trainer | None) -> dict[str, Any]:
+        """Return the position as plain values; empty before there is one."""
+        loader = self._read_loader(trainer)
+        if loader is not None:
+            return loader.state_dict()
+        return self._saved or {}
+
+    def restore(self, saved: dict[str, Any], trainer: L.Trainer | None) -> None:
+        """Continue a fit from a saved position."""
+        is_fit = trainer is not None and trainer.state.fn == "fit"
+        was_read = saved["epoch"] >= 0
+        if not is_fit or not was_read:
+            return
+        self._saved = saved
+        loader = self._read_loader(trainer)
+        if loader is not None:
+            loader.load_state_dict(saved)
+
+    def _read_loader(self, trainer: L.Trainer | None) -> TokenLoader | None:
+        """Return the loader that the Trainer reads, if it is ours.
+
+        The user may have made others to look at a batch.
+        """
+        loaders = None if trainer is None else trainer.train_dataloader
+        for loader in tree_leaves(loaders):
+            if isinstance(loader, TokenLoader):
+                return loader
+        return self._loader
+
+
+def epochs_of(trainer: L.Trainer) -> Epochs:
+    """Return the epochs that a Trainer reads."""
+    repeats = trainer.overfit_batches > 0  # type: ignore[attr-defined]
+    return Epochs(
+        first=0 if repeats else trainer.current_epoch,  # of reload_dataloaders_every_n_epochs
+        repeat=repeats,
+        limit=trainer.limit_train_batches,
+        unfinished=partial(_unfinished_batches, trainer),
+    )
+
+
+def _unfinished_batches(trainer: L.Trainer) -> int:
+    """Return the number of batches that were read but not trained."""
+    batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    return int(batches.ready - batches.processed)
