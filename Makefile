@@ -19,11 +19,12 @@ KNOWN := A A_ARGS ARGS B B_ARGS BUDGET CHROMIUM DATA FIG GPUS LR MODEL OPTIM OUT
 
 # make would ignore an unknown variable.
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
-UNKNOWN := $(firstword $(filter-out $(KNOWN) SHELL MAKEFLAGS,$(GIVEN)))
-$(if $(UNKNOWN),$(error there is no variable $(UNKNOWN); known: $(KNOWN)))
+UNKNOWN := $(filter-out $(KNOWN) SHELL MAKEFLAGS,$(GIVEN))
+$(if $(UNKNOWN),$(error there is no variable $(firstword $(UNKNOWN)); known: $(KNOWN)))
 
 SV := $(VENV)/bin/lightning-sv
 PY := $(VENV)/bin/python
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
 NAMES = --model "$(MODEL)" --optim "$(OPTIM)" --schedule "$(SCHEDULE)" --trainer "$(TRAINER)" --data "$(DATA)" $(if $(PROBES),--probes "$(PROBES)")
 RATES = $(if $(LR),--model.optim.lr "$(LR)") $(if $(STD),--model.backbone.init_std "$(STD)")
 RUN_OF = "$(or $(RUN),$(error give RUN, the directory of a run))"
@@ -98,13 +99,13 @@ theory: $(VENV)/.run  ## check the paper's theorems: verdicts, counterexamples, 
 	$(SV) theory --out results/theory $(ARGS)
 
 test: $(VENV)/.test  ## run the tests, two files at a time; CONTRIBUTING.md lists further ones
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PYTEST) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: $(VENV)/.test  ## run the tests with all families, strategies, configs and launches
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not faults and not hf4' $(ARGS)
+	$(PYTEST) --dist loadfile --no-loadscope-reorder -m 'not faults and not hf4' $(ARGS)
 
 test-faults: $(VENV)/.test  ## test provoked faults and thousands of invalid inputs; results in results/faults.json
-	OMP_NUM_THREADS=1 FAULTS_JSON=results/faults.json $(PY) -m pytest -n 2 -m faults tests/faults tests/lit tests/theory $(ARGS)
+	FAULTS_JSON=results/faults.json $(PYTEST) -m faults tests/faults tests/lit tests/theory $(ARGS)
 
 test-hf4: $(VENV)/.test $(VENV)-hf4/.hf4  ## test exported folders in transformers 4.57 and CTranslate2, in .venv-hf4
 	HF4=$(VENV)-hf4/bin/python $(PY) -m pytest -m hf4 tests/interop/test_hf4.py $(ARGS)
@@ -124,12 +125,8 @@ gpu_report:  ## measure this CUDA machine in 10 minutes: correctness, cost of sc
 	$(or $(wildcard $(PY)),$(PYTHON)) -m benchmarks.gpu $(ARGS)
 
 # TensorBoard sorts its cards by name, with the loss after all norms: the link pins the loss first, then Q, K and V.
-comma := ,
-space := $(subst ,, )
-PINS = val/loss train/loss $(foreach branch,q k v,branch_norm/mean/$(branch)_proj/effective)
-CARDS = $(foreach pin,$(PINS),%7B%22plugin%22:%22scalars%22$(comma)%22tag%22:%22$(pin)%22%7D)
 tensorboard: $(VENV)/.run  ## serve charts of every run on 127.0.0.1
-	@echo "the loss first: http://127.0.0.1:6006/?pinnedCards=%5B$(subst $(space),$(comma),$(CARDS))%5D&smoothing=0#timeseries"
+	@echo 'the loss first: http://127.0.0.1:6006/?pinnedCards=%5B%7B%22plugin%22:%22scalars%22,%22tag%22:%22val/loss%22%7D,%7B%22plugin%22:%22scalars%22,%22tag%22:%22train/loss%22%7D,%7B%22plugin%22:%22scalars%22,%22tag%22:%22branch_norm/mean/q_proj/effective%22%7D,%7B%22plugin%22:%22scalars%22,%22tag%22:%22branch_norm/mean/k_proj/effective%22%7D,%7B%22plugin%22:%22scalars%22,%22tag%22:%22branch_norm/mean/v_proj/effective%22%7D%5D&smoothing=0#timeseries'
 	$(VENV)/bin/tensorboard --logdir runs --host 127.0.0.1 --port 6006 $(ARGS)
 
 doctor: $(VENV)/.run  ## print versions and devices, for a bug report
