@@ -146,8 +146,9 @@ def _is_name(option: Option) -> bool:
         return False
     if option.name not in SECTIONS:
         return True
-    value = option.value or ""
-    return not value.startswith("{") and not value.endswith((".yaml", ".yml"))
+    is_section = option.text.startswith("{")
+    is_file = option.text.endswith((".yaml", ".yml"))
+    return not is_section and not is_file
 
 
 def _add_name(names: dict[str, str], option: Option) -> None:

@@ -15,7 +15,7 @@ from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig, is_of_transformers
 from lightning_sv.settings.parse import Parser, add_run, ignore_keys
 from lightning_sv.settings.trainer import Plain, class_name, entries_of
-from lightning_sv.settings.words import options_of
+from lightning_sv.settings.words import values_of
 
 
 @cache
@@ -88,12 +88,9 @@ def _callbacks(value: Any, args: Sequence[str]) -> list[Any]:
     imported.
     """
     named = [entry for entry in entries_of(value) if class_name(entry)]
-    for option in options_of(args):
-        path = str(option.value)
-        is_class = path.replace(".", "").isidentifier()
-        if is_class and option.name in ("trainer.callbacks", "trainer.callbacks+"):
-            named.append(path)
-    return named
+    added = [*values_of(args, "trainer.callbacks"), *values_of(args, "trainer.callbacks+")]
+    classes = [path for path in added if path.replace(".", "").isidentifier()]
+    return [*named, *classes]
 
 
 def check_run(args: list[str]) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 from lightning_sv.errors import ConfigError
 from lightning_sv.own_code import modules_named
 from lightning_sv.runs.directory import LAST, read_config, run_of
-from lightning_sv.settings.words import options_of
+from lightning_sv.settings.words import last_value_of, values_of
 
 #: a text of a config, after the path of its keys
 Text = tuple[tuple[str, ...], str]
@@ -49,31 +49,26 @@ def allow_words(modules: Collection[str]) -> list[str]:
 
 def check_resumed(words: Sequence[str], allow: Collection[str]) -> None:
     """Check that the recorded config of a resumed run imports only allowed modules."""
-    configs: list[str] = []
-    last = {"ckpt_path": "", "run_dir": ""}
-    for option in options_of(words):
-        value = option.value or ""
-        if option.name == "config":
-            configs.append(value)
-        elif option.name in last:
-            last[option.name] = value
-
-    if not last["ckpt_path"]:
+    run = _resumed_run(words)
+    if run is None:
         return
-    run = _resumed_run(last["ckpt_path"], last["run_dir"]).resolve()
-    for config in configs:
+    for config in values_of(words, "config"):
         file = _expanded(config)
         is_recorded = file.is_file() and file.parent.resolve() == run
         if is_recorded:
             check_trusted(file, modules_of(file), allow)
 
 
-def _resumed_run(checkpoint: str, run_dir: str) -> Path:
-    """Return the directory of the run that a checkpoint belongs to."""
+def _resumed_run(words: Sequence[str]) -> Path | None:
+    """Return the directory of the run that a command line resumes; None if it starts a new one."""
+    checkpoint = last_value_of(words, "ckpt_path")
+    if not checkpoint:
+        return None
     path = _expanded(checkpoint)
     if checkpoint == "last":
-        path = _expanded(run_dir) / LAST
-    return run_of(path) or path.parent.parent
+        path = _expanded(last_value_of(words, "run_dir")) / LAST
+    run = run_of(path) or path.parent.parent
+    return run.resolve()
 
 
 def _expanded(text: str) -> Path:

@@ -20,12 +20,13 @@ from lightning_sv.settings.paths import (
     expand_variables,
 )
 from lightning_sv.settings.trainer import TRAINER_DEFAULTS, Plain, class_name, entries_of
-from lightning_sv.settings.words import options_of, underscored
+from lightning_sv.settings.words import options_of, underscored, values_of
 from lightning_sv.settings.yaml_file import (
     CALLBACKS,
     SECTIONS,
     leaves,
     parse_yaml,
+    read_leaves,
     read_yaml,
     without_empty,
 )
@@ -108,8 +109,7 @@ class Parser(ArgumentParser):
         if near is not None:
             return f". Did you mean {near!r}?"
         reads_a_run = "model.backbone" in self.known_keys()
-        has_config = any(option.name == "config" for option in options_of(words))
-        if reads_a_run and not has_config:
+        if reads_a_run and not values_of(words, "config"):
             return ". Start from a complete config, e.g. --config tiny-unified."
         return ""
 
@@ -117,14 +117,11 @@ class Parser(ArgumentParser):
         """Return the known key that is meant by the first unknown one; None if none is close."""
         known = self.known_keys()
         sections = {name.rpartition(".")[0] for name in known}
-        inside_values = tuple(f"{name}." for name in known if name not in sections)
-        for key in keys:
-            if key in known or key.startswith(inside_values):  # such as a callback's arguments
-                continue
-            near = closest_key(key, known)
-            if near is not None:
-                return near
-        return None
+        values = set(known) - sections
+        inside_values = tuple(f"{name}." for name in values)  # such as a callback's arguments
+        unknown = [key for key in keys if key not in known and not key.startswith(inside_values)]
+        suggestions = (closest_key(key, known) for key in unknown)
+        return next(filter(None, suggestions), None)
 
     def _check_sections(self, config: Any) -> None:
         """Reject a value for a section, which jsonargparse accepts."""
@@ -190,7 +187,7 @@ def _with_config_paths(words: Iterable[str]) -> list[str]:
     resolved: list[str] = []
     for option in options_of(words):
         if option.name == "config":
-            resolved.append(f"--config={config_path(option.value or '', '--config')}")
+            resolved.append(f"--config={config_path(option.text, '--config')}")
         else:
             resolved += option.words
     return resolved
@@ -199,11 +196,10 @@ def _with_config_paths(words: Iterable[str]) -> list[str]:
 def _given_keys(words: Iterable[str]) -> Iterator[str]:
     """Yield the keys that words and their config files set, all of which must be valid YAML."""
     for option in options_of(words):
-        value = option.value or ""
         if option.name == "config":
-            yield from leaves(read_yaml(value, f"--config {value}"))
+            yield from read_leaves(option.text)
         elif option.name in SECTIONS:
-            yield from leaves(_section(f"--{option.name}", value), f"{option.name}.")
+            yield from leaves(_section(f"--{option.name}", option.text), f"{option.name}.")
         elif option.name:
             yield option.name.removesuffix("+")
 
@@ -239,11 +235,7 @@ def add_run(parser: ArgumentParser, model: type, trainer: Callable[..., Any]) ->
 
 def config_files(words: Iterable[str]) -> list[Path]:
     """Return the config files on a command line of `fit` or of `parse_run`."""
-    files: list[Path] = []
-    for option in options_of(words):
-        if option.name == "config":
-            files.append(Path(config_path(option.value or "", "--config")))
-    return files
+    return [Path(config_path(text, "--config")) for text in values_of(words, "config")]
 
 
 def dropped_entries(files: Iterable[Path], trainer: Mapping[str, Any]) -> Iterator[str]:
@@ -256,14 +248,20 @@ def dropped_entries(files: Iterable[Path], trainer: Mapping[str, Any]) -> Iterat
     for file in files:
         section = read_yaml(file, f"--config {file}").get("trainer", {})
         for key in _LISTS:
-            used = _class_names(trainer[key])
-            names = _class_names(section.get(key)) + _class_names(section.get(f"{key}+"))
-            dropped = [name for name in names if name not in used]
-            if any(used) and dropped:
+            dropped = _dropped(key, section, used=_class_names(trainer[key]))
+            if dropped:
                 yield (
                     f"{', '.join(dropped)} in trainer.{key} of {file} is dropped, because a later "
                     f"list replaces it; write {key}+ in the later file to keep both"
                 )
+
+
+def _dropped(key: str, section: Mapping[str, Any], used: list[str]) -> list[str]:
+    """Return the classes of a list in a file that are not used, although others are."""
+    if not any(used):
+        return []
+    names = _class_names(section.get(key)) + _class_names(section.get(f"{key}+"))
+    return [name for name in names if name not in used]
 
 
 def _class_names(value: Any) -> list[str]:

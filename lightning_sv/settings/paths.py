@@ -21,16 +21,22 @@ def expand_path(text: str, key: str) -> str:
     """Return a path of the user with `~` and `$NAME` expanded; `key` is its name in errors."""
     expect(bool(text.strip()), key, repr(text), "a path.")
     path = expand_variables(os.path.expanduser(text), key)  # noqa: PTH111 (pathlib fails if HOME is not set)
+    problem = _problem(path)
+    if problem is not None:
+        raise ConfigError(f"{key} is {text!r:.100}; expected a usable path ({problem}).")
+    return path
+
+
+def _problem(path: str) -> str | None:
+    """Return why no file can have this path; None if one can."""
     try:
         os.stat(path)  # noqa: PTH116
     except ValueError as error:
-        raise ConfigError(f"{key} is {text!r}; expected a path ({error}).") from None
+        return str(error)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
-            raise ConfigError(
-                f"{key} is {text:.100}; expected a usable path ({error.strerror})."
-            ) from None
-    return path
+            return error.strerror
+    return None
 
 
 def config_path(text: str, key: str) -> str:
@@ -48,12 +54,19 @@ def config_path(text: str, key: str) -> str:
 
 def presets() -> dict[str, Path]:
     """Return the config files that --config takes by name, first those of the working directory."""
-    found = dict[str, Path]()
+    found: dict[str, Path] = {}
     for kind in PRESETS:
-        for root in _config_folders():
-            for path in sorted((root / kind).glob("*.yaml")):
-                found.setdefault(path.stem, path)
+        for path in _config_files(kind):
+            found.setdefault(path.stem, path)
     return found
+
+
+def _config_files(kind: str) -> list[Path]:
+    """Return the files of conf/KIND, first those of the working directory."""
+    files: list[Path] = []
+    for root in _config_folders():
+        files += sorted((root / kind).glob("*.yaml"))
+    return files
 
 
 def _config_folders() -> list[Path]:
@@ -97,7 +110,4 @@ def find_config(kind: str, name: str, *, own_first: bool = True) -> Path:
 
 def config_names(kind: str) -> list[str]:
     """Return the names of the files in conf/KIND."""
-    names: set[str] = set()
-    for root in _config_folders():
-        names |= {path.stem for path in (root / kind).glob("*.yaml")}
-    return sorted(names)
+    return sorted({path.stem for path in _config_files(kind)})

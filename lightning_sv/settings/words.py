@@ -19,6 +19,11 @@ class Option:
     value: str | None
     words: tuple[str, ...]
 
+    @property
+    def text(self) -> str:
+        """The value; empty for an option without one."""
+        return self.value or ""
+
 
 def options_of(words: Iterable[str]) -> list[Option]:
     """Return the options of a command line: `--name=value`, `--name value` or `--name`.
@@ -43,6 +48,21 @@ def options_of(words: Iterable[str]) -> list[Option]:
     return options
 
 
+def values_of(words: Iterable[str], name: str) -> list[str]:
+    """Return the values of all options of a name.
+
+    >>> values_of(["--config", "a", "--seed", "1", "--config=b"], "config")
+    ['a', 'b']
+    """
+    return [option.text for option in options_of(words) if option.name == name]
+
+
+def last_value_of(words: Iterable[str], name: str) -> str:
+    """Return the value of an option, of which the last one counts; empty without one."""
+    values = values_of(words, name)
+    return values[-1] if values else ""
+
+
 def underscored(words: Iterable[str]) -> list[str]:
     """Replace `-` by `_` in the names of options, but not in values or after a separate `--`.
 
@@ -53,19 +73,16 @@ def underscored(words: Iterable[str]) -> list[str]:
     >>> underscored(["--", "--c-d"])
     ['--', '--c-d']
     """
-    result: list[str] = []
-    for word in words:
-        if "--" in result:
-            result.append(word)
-        elif word == "-c":
-            result.append("--config")
-        else:
-            result.append(_underscored(word))
-    return result
+    given = list(words)
+    end = given.index("--") if "--" in given else len(given)
+    return [*map(_underscored, given[:end]), *given[end:]]
 
 
 def _underscored(word: str) -> str:
+    if word == "-c":
+        return "--config"
     name, equals, value = word.partition("=")
-    if not name.startswith("--") or " " in name:  # argparse treats a word with a space as a value
+    is_value = " " in name  # as for argparse
+    if is_value or not name.startswith("--"):
         return word
     return f"--{name[2:].replace('-', '_')}{equals}{value}"

@@ -47,10 +47,10 @@ _T = TypeVar("_T")
 def read_as(record: type[_T], path: Path) -> _T:
     """Read a YAML file as a dataclass; a field `name` becomes the name of the file."""
     content = read_yaml(path, str(path))
-    has_name = "name" in record.__dataclass_fields__  # type: ignore[attr-defined]
-    named = {"name": path.stem} if has_name else {}
+    if "name" in record.__dataclass_fields__:  # type: ignore[attr-defined]
+        content = {"name": path.stem, **content}
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(record), named, content)  # type: ignore[arg-type]
+        merged = OmegaConf.merge(OmegaConf.structured(record), content)  # type: ignore[arg-type]
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {error.full_key}: {str(error).splitlines()[0]}") from error
@@ -62,18 +62,19 @@ def read_as(record: type[_T], path: Path) -> _T:
 
 def read_yaml(path: str | Path, where: str) -> dict[str, Any]:
     """Read keys and values of a file without empty sections; errors name the file `where`."""
+    with reading(path):
+        text = _read_text(Path(path), where)
+    return without_empty(parse_yaml(text, where))
+
+
+def _read_text(file: Path, where: str) -> str:
+    if not file.is_file():  # a run reads it several times
+        expected = f"expected a file with keys.{_missing_folder_hint(file)}"
+        raise ConfigError(f"{where:.200} does not exist or is not a regular file; {expected}")
     try:
-        with reading(path):
-            if not Path(path).is_file():  # a run reads it several times
-                hint = _missing_folder_hint(Path(path))
-                expected = f"expected a file with keys.{hint}"
-                raise ConfigError(
-                    f"{where:.200} does not exist or is not a regular file; {expected}"
-                )
-            text = Path(path).read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not valid YAML: {error}") from error
-    return without_empty(parse_yaml(text, where))
 
 
 def _missing_folder_hint(path: Path) -> str:
@@ -111,9 +112,10 @@ def _parse(text: str) -> Any:
         return {}
     if _size(node, {}, 0) > MAX_NODES:
         raise yaml.YAMLError(f"more than {MAX_NODES:,} values with aliases expanded")
+    if not isinstance(node, MappingNode):
+        return node.value
     # OmegaConf instead of yaml, because YAML 1.1 reads 1e-5 as text and accepts a repeated key
-    is_mapping = isinstance(node, yaml.MappingNode)
-    return OmegaConf.to_container(OmegaConf.load(io.StringIO(text))) if is_mapping else node.value
+    return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
 
 
 def without_empty(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
@@ -125,8 +127,10 @@ def without_empty(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
     kept = {}
     for name, value in content.items():
         key = f"{prefix}{name}"
-        if value is not None or key not in SECTIONS:
-            kept[name] = without_empty(value, f"{key}.") if isinstance(value, dict) else value
+        if isinstance(value, dict):
+            kept[name] = without_empty(value, f"{key}.")
+        elif value is not None or key not in SECTIONS:
+            kept[name] = value
     return kept
 
 
@@ -195,7 +199,7 @@ def option_pairs(words: Sequence[str], command: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def read_leaves(file: Path) -> dict[str, Any]:
+def read_leaves(file: str | Path) -> dict[str, Any]:
     """Return the dotted keys of a config file with their values."""
     return leaves(read_yaml(file, f"--config {file}"))
 
