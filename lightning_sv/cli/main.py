@@ -69,7 +69,7 @@ USAGE = (
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command with `args`, without the program's name, and return its exit code."""
     _escape_unknown_characters()
-    words = list(sys.argv[1:] if args is None else args)
+    words = sys.argv[1:] if args is None else args
     argv = _without_switches(words)
     start_logging(_level(words))
     try:

@@ -88,11 +88,13 @@ def _row(run_dir: Path) -> dict[str, Any]:
     summary = read_summary(run_dir)
     config = read_config(run_dir)
     corpus = config_value(config, "data.corpus.dir")
+    if corpus is not None:
+        corpus = Path(str(corpus)).name
     return {
         "run": str(run_dir),
-        "data": None if corpus is None else Path(str(corpus)).name,
+        "data": corpus,
         "strategy": summary.get("label") or config_value(config, "model.scale"),
-        "lr": summary["lr"] if "lr" in summary else config_value(config, "model.optim.lr"),
+        "lr": summary.get("lr", config_value(config, "model.optim.lr")),
         "steps": summary.get("steps") or config_value(config, "trainer.max_steps"),
         "val_loss": summary.get("val_loss"),
         "complete": is_complete(run_dir),

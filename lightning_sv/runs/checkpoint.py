@@ -200,8 +200,10 @@ def read_model(path: str | Path, allow: Collection[str] = ()) -> LoadedCheckpoin
         ConfigError: as `check_checkpoint`; the strategy names a module that is not allowed; or the
             weights do not fit the described model
     """
+    file = str(path)
     is_run = Path(path).is_dir() and not is_sharded(path)
-    file = str(Path(path) / LAST if is_run else path)
+    if is_run:
+        file = str(Path(path) / LAST)
     checkpoint = check_checkpoint(file, tensors=True)
     saved = checkpoint[CHECKPOINT_KEY]
     weights = _weights(checkpoint["state_dict"], file)

@@ -11,7 +11,7 @@ their numbers, not of a clock. A file whose end is missing matters only if no la
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -23,62 +23,67 @@ from lightning_sv.runs.directory import event_files, segment_number
 Points = dict[str, dict[int, float]]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Segment:
     """One event file: the scalars that one start of a run logged.
 
     Attributes:
         file: path of the file
         number: number in its name, counted from 1; 0 in files of other programs
-        start: tokens at which it began; None in files of other programs, which do not mark it
-        reach: tokens of its last checkpoint, or of its start; infinite in files of other programs
         points: its scalars
         is_complete: if True, the file was read to its end
+        start: tokens after which its points count, and those of earlier files do not
+        reach: tokens of its last checkpoint, or of its start
     """
 
     file: Path
     number: int
-    start: int | None = None
-    reach: float = -math.inf
-    points: Points = field(default_factory=dict)
-    is_complete: bool = False
-
-    @property
-    def first_tokens(self) -> int:
-        """Tokens after which its points count, and those of earlier files do not."""
-        if self.start is not None:
-            return self.start
-        first_points = [min(values) for values in self.points.values()]
-        return min(first_points, default=0) - 1
+    points: Points
+    is_complete: bool
+    start: int
+    reach: float
 
     @property
     def order(self) -> tuple[int, int]:
         """Key to sort by."""
-        return self.number, self.first_tokens
+        return self.number, self.start
 
     def is_repeated_by(self, later: Sequence["Segment"]) -> bool:
         """Return True if a later start repeats the end of this file.
 
         A kill cuts only points after the last checkpoint, from which the later start began.
         """
-        return any(other.first_tokens <= self.reach for other in later)
+        return any(other.start <= self.reach for other in later)
 
-    def replace_in(self, points: Points) -> None:
+    def add_to(self, points: Points) -> None:
         """Add the scalars, and remove those of earlier files that this one repeats."""
-        for tag in self._continued(points):
-            end = self.start if self.start is not None else min(self.points[tag]) - 1
+        for tag, end in self._ends_of_earlier(points).items():
             points[tag] = {at: value for at, value in points[tag].items() if at <= end}
         for tag, values in self.points.items():
             points.setdefault(tag, {}).update(values)
 
-    def _continued(self, points: Points) -> set[str]:
-        """Return the tags whose earlier points after the start of this file do not count.
+    def _ends_of_earlier(self, points: Points) -> dict[str, int]:
+        """Return tag -> tokens after which points of earlier files do not count."""
+        return dict.fromkeys(points, self.start)
 
-        A file of another program may be one of several that are written at once, so it continues
-        only its own tags.
-        """
-        is_of_other_program = self.start is None
-        return points.keys() & self.points.keys() if is_of_other_program else set(points)
+
+class ForeignSegment(Segment):
+    """A file of a different program, which marks no start and no checkpoints.
+
+    It may be one of several that are written at once, so it continues only its own tags.
+    """
+
+    @classmethod
+    def of(cls, file: Path, points: Points, *, is_complete: bool) -> "ForeignSegment":
+        """Return the file with a start just before its first point."""
+        first_points = [min(values) for values in points.values()]
+        start = min(first_points, default=0) - 1
+        reach = math.inf if points else -math.inf
+        return cls(file, segment_number(file), points, is_complete, start, reach)
+
+    def _ends_of_earlier(self, points: Points) -> dict[str, int]:
+        continued = points.keys() & self.points.keys()
+        return {tag: min(self.points[tag]) - 1 for tag in continued}
 
 
 def read_points(directory: Path) -> tuple[Points, list[Path]]:
@@ -93,7 +98,7 @@ def read_points(directory: Path) -> tuple[Points, list[Path]]:
         raise ConfigError(f"{found}; expected a run with some.")
     points: Points = {}
     for segment in segments:
-        segment.replace_in(points)
+        segment.add_to(points)
     return points, list(_cut_files(segments))
 
 
@@ -112,7 +117,10 @@ def read_segment(file: Path) -> Segment:
     from tensorboard.compat.tensorflow_stub.errors import DataLossError, OutOfRangeError
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
 
-    segment = Segment(file, segment_number(file))
+    points: Points = {}
+    start: int | None = None
+    reach = -math.inf
+    is_complete = False
     try:
         reader = PyRecordReader_New(str(file))
         while True:
@@ -120,18 +128,18 @@ def read_segment(file: Path) -> Segment:
             event = Event.FromString(reader.record())
             mark = event.session_log.status
             if mark == SessionLog.START:
-                segment.start = event.step - 1
-                segment.reach = segment.start
+                start = event.step - 1
+                reach = start
             elif mark == SessionLog.CHECKPOINT:
-                segment.reach = event.step
-            _add_scalars(event, segment.points)
+                reach = event.step
+            _add_scalars(event, points)
     except OutOfRangeError:  # the end of the file
-        segment.is_complete = True
+        is_complete = True
     except (DataLossError, DecodeError, MemoryError, OverflowError, TypeError, ValueError):
         pass  # a damaged record
-    if segment.start is None and segment.points:  # a file of a different program
-        segment.reach = math.inf
-    return segment
+    if start is None:
+        return ForeignSegment.of(file, points, is_complete=is_complete)
+    return Segment(file, segment_number(file), points, is_complete, start, reach)
 
 
 def _add_scalars(event: Any, points: Points) -> None:

@@ -5,7 +5,7 @@ runs with different batch sizes share one axis.
 """
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -125,14 +125,20 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
         summary = {**summary, "label": label, "seed": _seed(config, summary)}
     run = Run(directory, label, config, summary, curves)
 
-    fault = contradiction(run)
-    if cut and summary:
-        fault = f"{cut[0]} is cut or damaged"
-    if fault and complete:
+    fault = _fault(run, cut)
+    if fault is None:
+        return run
+    if complete:
         raise ConfigError(f"{fault}; train {directory} again, or leave it out.")
-    if fault:
-        log.warning("%s", fault)
+    log.warning("%s", fault)
     return run
+
+
+def _fault(run: Run, cut: Sequence[Path]) -> str | None:
+    """Return a sentence if events of a complete run are missing or contradict its summary."""
+    if cut and run.summary:
+        return f"{cut[0]} is cut or damaged"
+    return contradiction(run)
 
 
 def _listed(tag: str, tags: Collection[str]) -> str:

@@ -87,10 +87,8 @@ class Job:
             source = _source(name)
             if source is not None:
                 files[name] = file_sha256(source)
-        # the interpreter's path does not affect the result
-        program = ["python" if part == sys.executable else part for part in self.launcher]
         return {
-            "command": [*program, *self.arguments],
+            "command": [*map(_without_path, self.launcher), *self.arguments],
             "files": files,
             "context": dict(self.context),
         }
@@ -134,6 +132,11 @@ def _read_record(path: Path) -> Any:
         return json.loads(path.read_text())
     except (ValueError, RecursionError):
         return None
+
+
+def _without_path(part: str) -> str:
+    """Return "python" for the interpreter, whose path does not affect the result."""
+    return "python" if part == sys.executable else part
 
 
 def _source(module: str) -> Path | None:

@@ -7,15 +7,17 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.version import __version__
+
+_T = TypeVar("_T")
 
 
 class Provenance(NamedTuple):
@@ -91,19 +93,24 @@ def changed_numerics(summary: Mapping[str, Any]) -> dict[str, list[str]]:
     for segment in _segments_of(summary):
         numerics = segment.get("numerics") or {}
         for setting, value in numerics.items():
-            if value not in values[setting]:
-                values[setting].append(value)
-    return {setting: different for setting, different in values.items() if len(different) > 1}
+            values[setting].append(value)
+    different = {setting: _different(each) for setting, each in values.items()}
+    return {setting: each for setting, each in different.items() if each}
 
 
 def schedule_lengths(summary: Mapping[str, Any]) -> list[int]:
     """Return the different trainer.max_steps of a run's segments, empty if there is only one."""
-    lengths: list[int] = []
-    for segment in _segments_of(summary):
-        steps = segment.get("max_steps")
-        if isinstance(steps, int) and steps not in lengths:
-            lengths.append(steps)
-    return lengths if len(lengths) > 1 else []
+    lengths = [segment.get("max_steps") for segment in _segments_of(summary)]
+    return _different(length for length in lengths if isinstance(length, int))
+
+
+def _different(values: Iterable[_T]) -> list[_T]:
+    """Return the different values, in order; none if all are equal."""
+    different: list[_T] = []
+    for value in values:
+        if value not in different:
+            different.append(value)
+    return different if len(different) > 1 else []
 
 
 def _segments_of(summary: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
