@@ -48,17 +48,17 @@ def scaled_branches(model: nn.Module) -> list[ScaledBranch]:
         for path, suffix, weight, sides in applied.branches(module):
             branches.append(_branch(path, weight, sides, suffix, prefix))
 
-    return _with_unique_names(branches)
+    names = unique_names({branch.path: branch.name for branch in branches})
+    return [replace(branch, name=names[branch.path]) for branch in branches]
 
 
-def _with_unique_names(branches: list[ScaledBranch]) -> list[ScaledBranch]:
-    counts = Counter(branch.name for branch in branches)
-    named = []
-    for branch in branches:
-        if counts[branch.name] > 1:
-            branch = replace(branch, name=branch.path)
-        named.append(branch)
-    return named
+def unique_names(name_of: Mapping[str, str]) -> dict[str, str]:
+    """Return path -> name, with the path itself if several paths have the same name."""
+    counts = Counter(name_of.values())
+    unique = {}
+    for path, name in name_of.items():
+        unique[path] = name if counts[name] == 1 else path
+    return unique
 
 
 def applied_strategies(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:

@@ -11,7 +11,7 @@ import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 from torch import Tensor
 
-from lightning_sv.callbacks.run_state import settings_of
+from lightning_sv.callbacks.run_state import callbacks_of, settings_of
 from lightning_sv.gpus import gpu_of_card
 from lightning_sv.optim.groups import full_tensor
 
@@ -76,9 +76,8 @@ def _eager(module: L.LightningModule) -> AbstractContextManager[object]:
 
 def pause_throughput(trainer: L.Trainer, seconds: float) -> None:
     """Exclude `seconds` from throughput/tokens_per_s, if it is logged."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, ThroughputClock):
-            callback.idle += seconds
+    for clock in callbacks_of(trainer, ThroughputClock):
+        clock.idle += seconds
 
 
 def peak_memory(device: torch.device) -> float:

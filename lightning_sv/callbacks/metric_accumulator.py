@@ -74,7 +74,9 @@ class MetricAccumulator(L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums of all devices over complete steps; a collective."""
-        return {"sums": {} if self._trainer is None else self._reduced()}
+        if self._trainer is None:
+            return {"sums": {}}
+        return {"sums": self._reduced()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the sums of the checkpoint, see `on_train_start`."""

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import lightning as L
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 
 from lightning_sv.callbacks.branches import (
@@ -17,7 +16,12 @@ from lightning_sv.callbacks.branches import (
 )
 from lightning_sv.callbacks.logging import axis, measuring, write_figures
 from lightning_sv.callbacks.run_state import known_steps, log_spaced
-from lightning_sv.callbacks.tensorboard_layout import BRANCH_PAGES, Pages, tag_of
+from lightning_sv.callbacks.tensorboard_layout import (
+    BRANCH_PAGES,
+    Pages,
+    tag_of,
+    tensorboard_loggers,
+)
 from lightning_sv.errors import expect
 from lightning_sv.optim import full_tensor
 from lightning_sv.scale.vector import ExponentialScale, HeadShared, OriginalSpaceScale
@@ -26,6 +30,8 @@ from lightning_sv.scale.vector import ExponentialScale, HeadShared, OriginalSpac
 _GRID = 64
 #: An entry of gamma is dead below this fraction of the vector's rms (our choice).
 _DEAD_BELOW = 0.01
+#: side -> axis of W along which an entry of gamma has its w_j
+_AXES = {"in": -2, "out": -1}
 
 
 def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
@@ -52,15 +58,22 @@ def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     with torch.no_grad():
         for branch in _scaled(model):
-            gammas = branch.gammas()
-            if branch.weight is not None:
-                for key, value in _field(branch.weight, gammas).items():
-                    out[f"{branch.name}/{key}"] = value
-            for side, gamma in gammas.items():
-                for key, value in _side_figures(gamma, branch.vectors[side]).items():
-                    out[f"{branch.name}/{key}_{side}"] = _mean(value)
+            for key, value in _branch_figures(branch).items():
+                out[f"{branch.name}/{key}"] = value
         out |= _imbalances(model)
     return out | means_over_layers(out)
+
+
+def _branch_figures(branch: ScaledBranch) -> dict[str, Tensor]:
+    """Return the figures of a branch's field, and of the vector of each side."""
+    gammas = branch.gammas()
+    figures: dict[str, Tensor] = {}
+    if branch.weight is not None:
+        figures |= _field(branch.weight, gammas)
+    for side, gamma in gammas.items():
+        of_side = _side_figures(gamma, branch.vectors[side])
+        figures |= {f"{key}_{side}": _mean(value) for key, value in of_side.items()}
+    return figures
 
 
 def _side_figures(gamma: Tensor, vector: Any) -> dict[str, Tensor]:
@@ -175,7 +188,7 @@ def _squared_lengths(weight: Tensor, side: str, gamma: Tensor) -> Tensor:
 
     w_j is the part of W that entry j of gamma (..., d) scales, in all heads.
     """
-    squares = full_tensor(weight).square().sum(-2 if side == "in" else -1)
+    squares = full_tensor(weight).square().sum(_AXES[side])
     return squares.unflatten(-1, (-1, gamma.shape[-1])).sum(-2)
 
 
@@ -188,8 +201,8 @@ def _field(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:
     for side, gamma in gammas.items():
         square = gamma.square()
         high = square + _squared_lengths(weight, side, gamma)
-        w_is_a_number = weight.shape[-2 if side == "in" else -1] == 1  # then one eigenvalue
-        low = high if w_is_a_number else square
+        is_number = weight.shape[_AXES[side]] == 1  # w_j has one entry: one eigenvalue
+        low = high if is_number else square
         figures[f"eig_low_{side}"] = _mean(low.amin(-1))
         figures[f"eig_high_{side}"] = _mean(high.amax(-1))
         size = gamma.double().abs()
@@ -315,7 +328,6 @@ def _add_histogram(trainer: L.Trainer, tag: str, values: Tensor) -> None:
     finite = values[values.isfinite()]
     if not len(finite):
         return
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            own_tag = tag_of(logger, tag)
-            logger.experiment.add_histogram(own_tag, finite, axis(logger, trainer))
+    for logger in tensorboard_loggers(trainer):
+        own_tag = tag_of(logger, tag)
+        logger.experiment.add_histogram(own_tag, finite, axis(logger, trainer))

@@ -11,7 +11,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lightning_sv.callbacks.run_state import StepTrigger, data_of, settings_of, validates_now
+from lightning_sv.callbacks.run_state import (
+    StepTrigger,
+    callbacks_of,
+    data_of,
+    settings_of,
+    validates_now,
+)
 from lightning_sv.callbacks.training_monitor import TrainingMonitor
 from lightning_sv.log import is_quiet
 from lightning_sv.runs.progress import report_progress
@@ -132,13 +138,10 @@ class RunProgress(ProgressBar):
 
 def _text(trainer: L.Trainer) -> str:
     """Return the last written values of the `TrainingMonitor`, if the run has one."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, TrainingMonitor):
-            return _described(callback)
-    return ""
-
-
-def _described(monitor: TrainingMonitor) -> str:
+    monitors = callbacks_of(trainer, TrainingMonitor)
+    if not monitors:
+        return ""
+    monitor = monitors[0]
     values = {
         "loss {:.3f}": monitor.last_loss,
         "val {:.3f}": monitor.val_loss,

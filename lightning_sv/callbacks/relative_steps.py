@@ -1,6 +1,6 @@
 """Relative size of an optimizer step, per role and per branch."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import lightning as L
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lightning_sv.callbacks.branches import BranchCallback, means_over_layers, scaled_branches
 from lightning_sv.callbacks.logging import measuring, write_figures
 from lightning_sv.callbacks.run_state import was_skipped
-from lightning_sv.callbacks.tensorboard_layout import BRANCH_PAGES, Pages
+from lightning_sv.callbacks.tensorboard_layout import BRANCH_PAGES, Pages, charts_of
 from lightning_sv.optim import PARAMETER_ROLES, full_tensor
 
 #: name of a measurement -> tensors that change together
@@ -77,16 +77,6 @@ def copied(groups: Tensors) -> Tensors:
     return result
 
 
-def _lines(members: Sequence[str], kind: str, means: Collection[str]) -> list[str]:
-    """Return the tags of a chart: of one kind of tensor, of the branches that have it."""
-    lines = []
-    for name in members:
-        key = f"mean/{name}/{kind}"
-        if key in means:
-            lines.append(f"relative_step/{key}")
-    return lines
-
-
 class RelativeSteps(BranchCallback):
     """Log ||change|| / ||value|| of one optimizer step under relative_step/.
 
@@ -119,12 +109,12 @@ class RelativeSteps(BranchCallback):
         charts = {"relative step of each role": ["Multiline", roles]}
         zeros = dict.fromkeys(branch_tensors(self._model), torch.zeros(()))
         means = means_over_layers(zeros).keys()
+        possible: dict[str, list[str]] = {}
         for page, members in BRANCH_PAGES.items():
             for kind in _KINDS:
-                lines = _lines(members, kind, means)
-                if lines:
-                    charts[f"relative step, {page}: {kind}"] = ["Multiline", lines]
-        return {"steps": charts}
+                title = f"relative step, {page}: {kind}"
+                possible[title] = [f"mean/{name}/{kind}" for name in members]
+        return {"steps": charts | charts_of(possible, means, "relative_step")}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock; there is no step before the first."""

@@ -1,15 +1,14 @@
 """Metrics of the routers of a mixture of experts."""
 
-from collections import Counter
 from functools import partial
 from typing import Any, ClassVar
 
 import lightning as L
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from lightning_sv.callbacks.branches import place_of, unique_place
+from lightning_sv.callbacks.branches import place_of, unique_names, unique_place
 from lightning_sv.callbacks.logging import write_scalars
 from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
 from lightning_sv.callbacks.run_state import model_of, settings_of, was_skipped
@@ -53,17 +52,7 @@ class RouterMonitor(MetricAccumulator):
         Raises:
             ConfigError: a module other than `PretrainModule` has none
         """
-        mixtures = {}
-        for path, module in model_of(pl_module, self.model).named_modules():
-            if isinstance(module, MixtureOfExperts):
-                mixtures[path] = module
-        counts = Counter(map(place_of, mixtures))
-        self._mixtures = {}
-        for path, module in mixtures.items():
-            name = place_of(path)
-            if counts[name] > 1:
-                name = unique_place(path)
-            self._mixtures[name] = module
+        self._mixtures = _mixtures_by_name(model_of(pl_module, self.model))
         if not self._mixtures and settings_of(pl_module) is None:
             found = type(pl_module).__name__
             expected = "one with a MixtureOfExperts."
@@ -147,6 +136,19 @@ class RouterMonitor(MetricAccumulator):
         if not self._hooks:  # a `PretrainModule` returns the routings of all
             return list(self._mixtures)
         return [name for name in self._mixtures if name in self._seen]
+
+
+def _mixtures_by_name(model: nn.Module) -> dict[str, MixtureOfExperts]:
+    """Return the mixtures by the name of their block; by a longer one if a block has several."""
+    mixtures: dict[str, MixtureOfExperts] = {}
+    short_names: dict[str, str] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, MixtureOfExperts):
+            name = unique_place(path)
+            mixtures[name] = module
+            short_names[name] = place_of(path)
+    names = unique_names(short_names)
+    return {names[name]: module for name, module in mixtures.items()}
 
 
 def _sums(routings: list[Routing], n: int) -> dict[str, Tensor]:

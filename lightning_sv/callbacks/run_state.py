@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
@@ -12,6 +12,8 @@ from torch import nn
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
+
+_C = TypeVar("_C", bound=L.Callback)
 
 
 def model_of(module: L.LightningModule, name: str | None = None) -> nn.Module:
@@ -53,8 +55,26 @@ def settings_of(module: L.LightningModule) -> PretrainConfig | None:
 
 def data_of(trainer: L.Trainer) -> DataConfig | None:
     """Return the token batches of a `TokenDataModule`; None for other data."""
-    batches = getattr(getattr(trainer, "datamodule", None), "batches", None)
+    module = getattr(trainer, "datamodule", None)
+    batches = getattr(module, "batches", None)
     return batches if isinstance(batches, DataConfig) else None
+
+
+def callbacks_of(trainer: L.Trainer, kind: type[_C]) -> list[_C]:
+    """Return the Trainer's callbacks of a class."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    return [callback for callback in callbacks if isinstance(callback, kind)]
+
+
+def is_fitting(trainer: L.Trainer) -> bool:
+    """Return True in a fit, but not in a validation before its first step."""
+    return trainer.state.fn == "fit" and not trainer.sanity_checking
+
+
+def has_known_model(trainer: L.Trainer, module: L.LightningModule) -> bool:
+    """Return True for a `PretrainModule` with its own backbone that reads a `TokenDataModule`."""
+    is_ours = settings_of(module) is not None and data_of(trainer) is not None
+    return is_ours and getattr(module, "built_by", None) is None
 
 
 def tokens_seen(trainer: L.Trainer) -> int:
@@ -66,7 +86,14 @@ def tokens_seen(trainer: L.Trainer) -> int:
 
 def was_skipped(module: L.LightningModule) -> bool:
     """Return True if the last step was skipped because a loss or gradient was not finite."""
-    return bool(getattr(getattr(module, "nonfinite", None), "skipped_now", False))
+    guard = getattr(module, "nonfinite", None)
+    return bool(getattr(guard, "skipped_now", False))
+
+
+def skipped_steps(module: L.LightningModule) -> int:
+    """Return the number of steps that were skipped; 0 in modules without a guard."""
+    guard = getattr(module, "nonfinite", None)
+    return int(getattr(guard, "skipped", 0))
 
 
 def total_steps(trainer: L.Trainer) -> int | None:
@@ -85,9 +112,8 @@ def total_steps(trainer: L.Trainer) -> int | None:
 
 def _steps_vary(trainer: L.Trainer) -> bool:
     """Return True if the batches of an epoch do not tell its optimizer steps."""
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    has_scheduler = any(isinstance(each, GradientAccumulationScheduler) for each in callbacks)
-    return has_scheduler or len(trainer.optimizers) > 1
+    schedulers = callbacks_of(trainer, GradientAccumulationScheduler)
+    return bool(schedulers) or len(trainer.optimizers) > 1
 
 
 def is_at_end(trainer: L.Trainer) -> bool:

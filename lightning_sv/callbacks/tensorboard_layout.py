@@ -1,6 +1,6 @@
 """TensorBoard's Custom Scalars page: curves per chart."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import lightning as L
@@ -40,9 +40,8 @@ def lay_out(trainer: L.Trainer) -> None:
     line per branch.
     """
     pages = collect_pages(trainer.callbacks)  # type: ignore[attr-defined]
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_custom_scalars(with_prefix(logger, pages))
+    for logger in tensorboard_loggers(trainer):
+        logger.experiment.add_custom_scalars(with_prefix(logger, pages))
 
 
 def collect_pages(callbacks: Iterable[L.Callback]) -> Pages:
@@ -51,12 +50,15 @@ def collect_pages(callbacks: Iterable[L.Callback]) -> Pages:
     for page in BRANCH_PAGES:
         pages[page] = {}
     for callback in callbacks:
-        if not hasattr(callback, "charts"):
-            continue
-        for page, charts in callback.charts().items():
-            others = pages.get(page, {})
-            pages[page] = others | charts
+        if hasattr(callback, "charts"):
+            _add(pages, callback.charts())
     return {page: charts for page, charts in pages.items() if charts}
+
+
+def _add(pages: Pages, more: Pages) -> None:
+    """Add pages; the charts of a page that exists follow its own."""
+    for page, charts in more.items():
+        pages[page] = pages.get(page, {}) | charts
 
 
 def with_prefix(logger: TensorBoardLogger, pages: Pages) -> Pages:
@@ -68,6 +70,11 @@ def with_prefix(logger: TensorBoardLogger, pages: Pages) -> Pages:
             own_tags = [tag_of(logger, tag) for tag in tags]
             own[page][chart] = [kind, own_tags]
     return own
+
+
+def tensorboard_loggers(trainer: L.Trainer) -> list[TensorBoardLogger]:
+    """Return the loggers that write TensorBoard's files."""
+    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
 
 
 def tag_of(logger: TensorBoardLogger, tag: str) -> str:
@@ -87,14 +94,29 @@ def chart_layout(norms: Iterable[str]) -> Pages:
     places = sorted({key.split("/")[0] for key in keys}, key=_mean_first)
     pages: Pages = {}
     for page, members in BRANCH_PAGES.items():
-        charts = {}
-        for title, possible_keys in _branch_charts(page, members, places).items():
-            tags = [f"branch_norm/{key}" for key in possible_keys if key in keys]
-            if tags:
-                charts[title] = ["Multiline", tags]
-        if charts:
-            pages[page] = charts
-    return pages | _expert_pages(keys, places)
+        possible = _branch_charts(page, members, places)
+        pages[page] = charts_of(possible, keys, "branch_norm")
+    for side in ("gate", "up"):
+        pages[f"experts, {side}"] = _expert_charts(side, keys, places)
+    return {page: charts for page, charts in pages.items() if charts}
+
+
+def charts_of(
+    possible: Mapping[str, Sequence[str]], keys: Collection[str], prefix: str
+) -> dict[str, list[Any]]:
+    """Return the charts that have a line.
+
+    Args:
+        possible: title of a chart -> keys of its lines, if they are written
+        keys: keys that are written
+        prefix: first part of their tags
+    """
+    charts: dict[str, list[Any]] = {}
+    for title, members in possible.items():
+        tags = [f"{prefix}/{key}" for key in members if key in keys]
+        if tags:
+            charts[title] = ["Multiline", tags]
+    return charts
 
 
 def _mean_first(place: str) -> tuple[bool, int, str]:
@@ -116,15 +138,11 @@ def _branch_charts(
     return charts
 
 
-def _expert_pages(keys: Collection[str], places: Sequence[str]) -> Pages:
-    """Return a page per side of the experts, with a curve per expert."""
-    pages: Pages = {}
-    for side in ("gate", "up"):
-        charts = {}
-        for place in places:
-            prefix = f"{place}/expert_{side}_proj/effective/expert"
-            if f"{prefix}0" in keys:
-                charts[place] = ["Multiline", [f"branch_norm/{prefix}.*"]]
-        if charts:
-            pages[f"experts, {side}"] = charts
-    return pages
+def _expert_charts(side: str, keys: Collection[str], places: Sequence[str]) -> dict[str, list[Any]]:
+    """Return a chart per layer for one side of the experts, with a curve per expert."""
+    charts: dict[str, list[Any]] = {}
+    for place in places:
+        prefix = f"{place}/expert_{side}_proj/effective/expert"
+        if f"{prefix}0" in keys:
+            charts[place] = ["Multiline", [f"branch_norm/{prefix}.*"]]
+    return charts

@@ -15,7 +15,14 @@ from lightning_sv.callbacks.logging import (
     write_scalars,
 )
 from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
-from lightning_sv.callbacks.run_state import data_of, settings_of, was_skipped
+from lightning_sv.callbacks.run_state import (
+    callbacks_of,
+    data_of,
+    is_fitting,
+    settings_of,
+    skipped_steps,
+    was_skipped,
+)
 from lightning_sv.callbacks.tensorboard_layout import Pages, lay_out
 from lightning_sv.optim.groups import matrix_rate
 from lightning_sv.runs.tags import MFU, TRAIN_LOSS, VAL_LOSS
@@ -139,7 +146,7 @@ class TrainingMonitor(MetricAccumulator, ThroughputClock):
             # a subclass may clip without setting grad_norm
             if "clipped" in sums and module.grad_norm is not None:
                 scalars["clipped_steps"] = (sums["clipped"] / sums["steps"]).item()
-        n_skipped = getattr(getattr(module, "nonfinite", None), "skipped", 0)
+        n_skipped = skipped_steps(module)
         if n_skipped:
             scalars["skipped_steps"] = n_skipped
         # speed and memory differ between ranks, but callbacks of all ranks must monitor the same
@@ -167,8 +174,7 @@ class TrainingMonitor(MetricAccumulator, ThroughputClock):
         """Write val/loss and val/perplexity of a `PretrainModule`, and restart the clock."""
         self.idle += time.perf_counter() - self._validation_began
         metrics = trainer.callback_metrics
-        is_fit = trainer.state.fn == "fit" and not trainer.sanity_checking
-        if not is_fit or VAL_LOSS not in metrics:
+        if not is_fitting(trainer) or VAL_LOSS not in metrics:
             return
         loss = metrics[VAL_LOSS]
         self.val_loss = float(loss)
@@ -207,5 +213,4 @@ def clip_norm(trainer: L.Trainer) -> float | None:
 
 def is_monitored(trainer: L.Trainer) -> bool:
     """Return True if a `TrainingMonitor` logs the losses, so that the module need not."""
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    return any(isinstance(callback, TrainingMonitor) for callback in callbacks)
+    return bool(callbacks_of(trainer, TrainingMonitor))

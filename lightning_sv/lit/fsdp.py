@@ -26,6 +26,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from lightning_sv.callbacks.run_state import callbacks_of
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.background_write import BackgroundWrite
 from lightning_sv.lit.checkpoint.compat import check_recorded
@@ -97,11 +98,10 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def setup_environment(self) -> None:
         """Make the mesh of all devices; Lightning's "auto" is tensor parallelism inside a node."""
         module: Any = self.lightning_module
-        for callback in module.trainer.callbacks:
-            if isinstance(callback, WeightAveraging):
-                name = type(callback).__name__
-                expected = "none that copies the model, because sharded weights cannot be copied"
-                raise ConfigError(f"a callback is {name}; expected {expected}.")
+        for callback in callbacks_of(module.trainer, WeightAveraging):
+            name = type(callback).__name__
+            expected = "none that copies the model, because sharded weights cannot be copied"
+            raise ConfigError(f"a callback is {name}; expected {expected}.")
         self._failed = False
         self._ended = False
         devices = self.check_replicas()

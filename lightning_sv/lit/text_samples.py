@@ -3,11 +3,16 @@
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_sv.callbacks.logging import axis, measuring
-from lightning_sv.callbacks.run_state import data_of, model_of, settings_of
-from lightning_sv.callbacks.tensorboard_layout import tag_of
+from lightning_sv.callbacks.run_state import (
+    data_of,
+    has_known_model,
+    is_fitting,
+    model_of,
+    settings_of,
+)
+from lightning_sv.callbacks.tensorboard_layout import tag_of, tensorboard_loggers
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.lit.generate import Sampling, generate
@@ -42,25 +47,21 @@ class TextSamples(L.Callback):
         """Check before training that the model and its tokenizer are known."""
         if stage != "fit" or self._sampling is None:
             return
-        known = (settings_of(pl_module), data_of(trainer))
-        # A model of the user may not generate.
-        if None in known or getattr(pl_module, "built_by", None) is not None:
+        if not has_known_model(trainer, pl_module):  # a model of the user may not generate
             expected = "a PretrainModule and a TokenDataModule, or tokens=0"
             raise ConfigError(f"TextSamples is set; expected {expected}.")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log one sample, on every device, because a sharded model needs them all."""
-        is_fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
-        if self._sampling is None or not is_fitting:
+        if self._sampling is None or not is_fitting(trainer):
             return
         with measuring(trainer):
             text = self._prompt + self._sample(self._sampling, trainer, pl_module)
         lines = [f"    {line}\n" for line in text.split("\n")]  # Markdown shows them as they are
         verbatim = "".join(lines)
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                tag = tag_of(logger, "sample")
-                logger.experiment.add_text(tag, verbatim, axis(logger, trainer))
+        for logger in tensorboard_loggers(trainer):
+            tag = tag_of(logger, "sample")
+            logger.experiment.add_text(tag, verbatim, axis(logger, trainer))
 
     def _sample(self, sampling: Sampling, trainer: L.Trainer, pl_module: L.LightningModule) -> str:
         """Return a continuation of the prompt."""

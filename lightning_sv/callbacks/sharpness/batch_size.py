@@ -69,7 +69,8 @@ def fitting_sequences(
     """
     cost = GRAPH
     for name in subsets:
-        cost += products * (SCALE_PRODUCT if name.startswith("scale_") else PRODUCT)
+        product = SCALE_PRODUCT if name.startswith("scale_") else PRODUCT
+        cost += products * product
     parameters = activated_parameters(meta_backbone(config), config)
     pass_flops = seq_len * flops_per_token(parameters, config, seq_len)
     overhead = OVERHEAD * config.n_layer / pass_flops

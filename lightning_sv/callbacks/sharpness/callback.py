@@ -14,6 +14,7 @@ from lightning_sv.callbacks.run_state import (
     StepTrigger,
     data_of,
     evaluation_mode,
+    has_known_model,
     known_steps,
     log_spaced,
     model_of,
@@ -136,13 +137,12 @@ class Sharpness(L.Callback):
         """Check before training the subsets, and that a loss is available."""
         if stage != "fit" or self.loss is not None:
             return
-        settings = settings_of(pl_module)
-        has_own_builder = getattr(pl_module, "built_by", None) is not None
-        if settings is None or data_of(trainer) is None or has_own_builder:
+        if not has_known_model(trainer, pl_module):
             expected = "a function of the LightningModule."
             hint = "Only a PretrainModule with a TokenDataModule has a default."
             raise ConfigError(f"loss of Sharpness is None; expected {expected} {hint}")
-        self._find(parameter_subsets(settings.plan.meta()))
+        module: Any = pl_module
+        self._find(parameter_subsets(module.settings.plan.meta()))
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find the trained parameters of the model, which is built by now."""

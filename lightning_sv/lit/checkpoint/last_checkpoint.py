@@ -9,7 +9,12 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, Timer
 from tensorboard.compat.proto.event_pb2 import SessionLog
 
-from lightning_sv.callbacks.run_state import StepTrigger, tokens_seen, validates_now
+from lightning_sv.callbacks.run_state import (
+    StepTrigger,
+    callbacks_of,
+    tokens_seen,
+    validates_now,
+)
 from lightning_sv.errors import expect
 from lightning_sv.lit.checkpoint.atomic_io import name_also
 from lightning_sv.lit.checkpoint.step_files import StepFiles
@@ -65,10 +70,9 @@ class LastCheckpoint(Checkpoint):
             self._files.remove_partial()
         self._resumed = trainer.global_step
         self._saved = trainer.global_step
-        for callback in _callbacks(trainer):
-            if isinstance(callback, FiniteGuard):
-                self._guard = callback
-                callback.agree_on_stop(self.signals.is_received)
+        for guard in callbacks_of(trainer, FiniteGuard):
+            self._guard = guard
+            guard.agree_on_stop(self.signals.is_received)
         for logger in _run_loggers(trainer):
             logger.mark(SessionLog.START, tokens_seen(trainer) + 1)
 
@@ -129,16 +133,20 @@ class LastCheckpoint(Checkpoint):
             each.save()  # a resumed run does not log these steps again
         strategy = trainer.strategy
         if isinstance(strategy, FullyShardedStrategy) and strategy.sharded_checkpoints:
-            self._finish_write(trainer)
-            trainer.save_checkpoint(self._files.path(step))
-            self._written = strategy.writing
-            if self._is_asked_to_stop:
-                self._finish_write(trainer)
+            self._start_write(trainer, strategy, step)
         else:
             trainer.save_checkpoint(self._files.last)
             self._keep(trainer, step)
         if self._is_asked_to_stop and self._clock.step < trainer.max_steps:
             self.signals.stop(trainer)
+
+    def _start_write(self, trainer: L.Trainer, strategy: FullyShardedStrategy, step: int) -> None:
+        """Start to write a sharded checkpoint; wait for it only if the run ends."""
+        self._finish_write(trainer)
+        trainer.save_checkpoint(self._files.path(step))
+        self._written = strategy.writing
+        if self._is_asked_to_stop:
+            self._finish_write(trainer)
 
     def _finish_write(self, trainer: L.Trainer, *, wait: bool = True) -> None:
         """Make a sharded checkpoint of `_save` the last one, once all ranks have written."""
@@ -175,15 +183,10 @@ class LastCheckpoint(Checkpoint):
         config = self.path.parent.parent / CONFIG
         words = ["--config", str(config), "--ckpt_path", str(self.path)]
         words += allow_words(modules_of(config))
-        if any(type(callback) is Timer for callback in _callbacks(trainer)):
+        if any(type(timer) is Timer for timer in callbacks_of(trainer, Timer)):
             words += ["--trainer.max_time", "null"]  # whose time includes earlier starts
         resume = shlex.join([program(), "fit", *words])
         log.warning("stopped at step %d; resume with: %s", step, resume)
-
-
-def _callbacks(trainer: L.Trainer) -> list[L.Callback]:
-    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return callbacks
 
 
 def _run_loggers(trainer: L.Trainer) -> list[RunLogger]:
