@@ -21,6 +21,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_sv.curvature.vectors import Vector, norm, rounding
@@ -123,14 +124,12 @@ class HessianProduct:
     def __call__(self, vector: Sequence[Tensor]) -> Vector:
         """Return H v, shaped as the parameters."""
         _check_shapes(vector, self.parameters)
-        outputs = []
-        weights = []
-        for gradient, v in zip(self._gradient, vector, strict=True):
-            if gradient.requires_grad:  # else it is constant: its rows of H are zero
-                outputs.append(gradient)
-                weights.append(v)
-        if not outputs:
+        pairs = zip(self._gradient, vector, strict=True)
+        # a constant gradient has no graph: its rows of H are zero
+        pairs_with_graph = [(gradient, v) for gradient, v in pairs if gradient.requires_grad]
+        if not pairs_with_graph:
             return tuple(map(torch.zeros_like, self.parameters))
+        outputs, weights = zip(*pairs_with_graph, strict=True)
 
         with _explained(), twice_differentiable():
             # activation checkpointing computes parts of the loss again
@@ -330,14 +329,17 @@ def _dense(gradient: Vector) -> Vector:
 
 def _has_dead_end(gradient: Vector) -> bool:
     """Return True if torch would drop second derivatives silently, at an error node."""
-    seen = {g.grad_fn for g in gradient if g.grad_fn is not None}
-    pending = list(seen)
+    return any(node.name().endswith("::Error") for node in _graph_of(gradient))
+
+
+def _graph_of(gradient: Vector) -> Iterator[Node]:
+    """Yield each node of the graph once."""
+    seen: set[Node] = set()
+    pending = [g.grad_fn for g in gradient]
     while pending:
         node = pending.pop()
-        if node.name().endswith("::Error"):
-            return True
-        for after, _ in node.next_functions:
-            if after is not None and after not in seen:
-                seen.add(after)
-                pending.append(after)
-    return False
+        if node is None or node in seen:  # None: a constant
+            continue
+        yield node
+        seen.add(node)
+        pending += [after for after, _ in node.next_functions]

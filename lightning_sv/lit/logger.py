@@ -38,8 +38,10 @@ class RunLogger(TensorBoardLogger):
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
         """Write scalars at the token count of `step` optimizer steps."""
+        if step is not None:
+            step *= self.tokens_per_step
         with self._errors():
-            super().log_metrics(metrics, None if step is None else step * self.tokens_per_step)
+            super().log_metrics(metrics, step)
 
     def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
         """Show `params` in the table of runs, with the last validation loss of each.

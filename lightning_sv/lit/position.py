@@ -62,8 +62,9 @@ class CorpusPosition:
 def epochs_of(trainer: L.Trainer) -> Epochs:
     """Return the epochs that a Trainer reads."""
     repeats = trainer.overfit_batches > 0  # type: ignore[attr-defined]
+    first = 0 if repeats else trainer.current_epoch  # of reload_dataloaders_every_n_epochs
     return Epochs(
-        first=0 if repeats else trainer.current_epoch,  # of reload_dataloaders_every_n_epochs
+        first=first,
         repeat=repeats,
         limit=trainer.limit_train_batches,
         unfinished=partial(_unfinished_batches, trainer),

@@ -47,8 +47,9 @@ def run_values(trainer: L.Trainer, data: DataConfig, seed: int) -> dict[str, Any
     """Return what determines a run in any Trainer, as plain values; `seed` is that of the order."""
     module = trainer.lightning_module
     settings = settings_of(module)
+    recorded = None if settings is None else recorded_settings(settings, None)
     return {
-        type(module).__name__: None if settings is None else recorded_settings(settings, None),
+        type(module).__name__: recorded,
         "Trainer": {
             "max_steps": trainer.max_steps,
             "accumulate_grad_batches": trainer.accumulate_grad_batches,

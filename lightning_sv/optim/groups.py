@@ -115,13 +115,15 @@ def role_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[Paramet
 
     trained = [named for named in parameter_roles(model) if named.parameter.requires_grad]
     _check_unique(trained)
-    groups = []
-    for role in PARAMETER_ROLES:
-        members = tuple(named for named in trained if named.role == role)
-        decays = role not in SCALE_ROLES or role in decayed_roles
-        if members:
-            groups.append(ParameterGroup(role, decays, members))
-    return groups
+    members: dict[ParameterRole, list[NamedParameter]] = {role: [] for role in PARAMETER_ROLES}
+    for named in trained:
+        members[named.role].append(named)
+    decaying = {*MATRIX_ROLES, *decayed_roles}
+    return [
+        ParameterGroup(role, role in decaying, tuple(parameters))
+        for role, parameters in members.items()
+        if parameters
+    ]
 
 
 def _check_unique(trained: Sequence[NamedParameter]) -> None:

@@ -157,9 +157,7 @@ def preset(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """
     arguments: dict[str, Any] = {}
     for kind, stem in ((".", "base"), ("optim", "adamw"), ("schedule", "cos"), ("model", name)):
-        for key, value in _model_section(kind, stem).items():
-            earlier = arguments.get(key)
-            arguments[key] = {**earlier, **value} if isinstance(earlier, dict) else value
+        _merge(arguments, _model_section(kind, stem))
     sizes = BackboneConfig.__dataclass_fields__
     known = [*PretrainConfig.__dataclass_fields__, "lr", *sizes]
     for key in sorted(arguments):
@@ -170,6 +168,15 @@ def preset(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     backbone = {key: value for key, value in changes.items() if key in sizes}
     arguments["backbone"] |= backbone
     return arguments | {key: value for key, value in changes.items() if key not in sizes}
+
+
+def _merge(arguments: dict[str, Any], later: Mapping[str, Any]) -> None:
+    """Add the arguments of a later file, which replace single keys of a section."""
+    for key, value in later.items():
+        earlier = arguments.get(key)
+        if isinstance(earlier, dict):
+            value = {**earlier, **value}
+        arguments[key] = value
 
 
 def _model_section(kind: str, stem: str) -> dict[str, Any]:

@@ -37,6 +37,9 @@ def recorded_settings(module: PretrainConfig, data: DataConfig | None) -> dict[s
     """Return the settings that weights, optimizer state and the order of the data depend on."""
     tokenizer = None
     batch = None
+    init_from = module.init_from
+    if init_from is not None:
+        init_from = os.path.abspath(init_from)  # noqa: PTH100 (also removes ..)
     if data is not None:
         tokenizer = data.manifest.tokenizer_sha256
         batch = {"seq_len": data.seq_len, "global_batch": data.global_batch}
@@ -49,13 +52,9 @@ def recorded_settings(module: PretrainConfig, data: DataConfig | None) -> dict[s
         "tokenizer_sha256": tokenizer,
         "optim": asdict(module.optim) | {"lr": module.plan.lr},
         "schedule": asdict(module.schedule),
-        "init_from": None if module.init_from is None else _absolute(module.init_from),
+        "init_from": init_from,
         "data": batch,
     }
-
-
-def _absolute(path: str) -> str:
-    return os.path.abspath(path)  # noqa: PTH100 (also removes ..)
 
 
 def record_settings(checkpoint: dict[str, Any], module: Any) -> None:

@@ -43,12 +43,13 @@ class ExactResume(L.Callback):
     ) -> None:
         """Store the progress next to the settings, which the module stores."""
         data = data_of(trainer)
+        corpus_hash = None if data is None else data.manifest.corpus_hash
         checkpoint[CHECKPOINT_KEY] = {
             "accumulate": trainer.accumulate_grad_batches,
             "skipped_steps": pl_module.nonfinite.skipped,
             "legs": self.segments_so_far(trainer, pl_module),
             "commit": commit(),
-            "corpus_hash": None if data is None else data.manifest.corpus_hash,
+            "corpus_hash": corpus_hash,
             "origin": self.origin,
         }
         checkpoint[RNG_KEY] = rng_states(pl_module.device)
