@@ -1,4 +1,4 @@
-"""`lightning-sv fit` and `validate`."""
+"""`lightning-sv fit`: train a model."""
 
 from lightning_sv.cli.names import resolve_names
 from lightning_sv.cli.prepare import with_corpus
@@ -7,20 +7,23 @@ from lightning_sv.lit.run_arguments import check_run
 from lightning_sv.settings.words import underscored
 
 
-def run(argv: list[str], command: str = "fit") -> int:
-    """Train, or validate a checkpoint; return the exit code."""
+def run(argv: list[str]) -> int:
+    """Train; return the exit code."""
+    return run_command("fit", argv)
+
+
+def run_command(command: str, argv: list[str]) -> int:
+    """Run LightningCLI's fit or validate, or check its arguments alone (--dry_run)."""
     words = underscored(argv)
     named = resolve_names([word for word in words if word != "--dry_run"])
-    if command == "fit" and "--dry_run" in words:
-        check_run(named.now)
-        print(
-            "Keys, values and model are valid. Corpus, callbacks and loggers are checked by a run."
-        )
-        return 0
-    return _train(command, with_corpus(named))
+    if "--dry_run" not in words:
+        return _start(command, with_corpus(named))
+    check_run(named.now)
+    print("Keys, values and model are valid. Corpus, callbacks and loggers are checked by a run.")
+    return 0
 
 
-def _train(command: str, words: list[str]) -> int:
+def _start(command: str, words: list[str]) -> int:
     # importing Lightning takes seconds, which a dry run does not need
     from lightning_sv.lit.cli import PretrainCLI
     from lightning_sv.lit.signals import exit_code

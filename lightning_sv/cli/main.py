@@ -12,7 +12,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -50,8 +49,6 @@ USUAL_NAMES = {
     "convert": "export",
     "ls": "runs",
 }
-#: command -> file of its code, if the names differ
-FILE_OF = {"validate": "fit"}
 #: long commands, which continue if their output cannot be written
 LASTING = ("fit", "prepare", "compare", "sweep", "paper")
 #: exit code if the reader of the output has ended, as for SIGPIPE
@@ -173,10 +170,13 @@ def _flushed(code: Any) -> Any:
 
 
 def _run(argv: list[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv:
         print(USAGE)
-        return 0 if argv else 2
+        return 2
     name, *rest = argv
+    if name in ("-h", "--help"):
+        print(USAGE)
+        return 0
     if name == "--version":
         from lightning_sv.version import __version__
 
@@ -193,5 +193,5 @@ def _run(argv: list[str]) -> int:
 
 def _command(name: str) -> Callable[[list[str]], int]:
     """Import the file of one command only, because the imports of others would take seconds."""
-    run: Callable[..., int] = import_module(f"lightning_sv.cli.{FILE_OF.get(name, name)}").run
-    return partial(run, command=name) if name in FILE_OF else run
+    run: Callable[[list[str]], int] = import_module(f"lightning_sv.cli.{name}").run
+    return run

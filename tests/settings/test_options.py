@@ -202,9 +202,12 @@ def test_plugins_are_followed_or_refused() -> None:
             check_plugins([plugin])
 
 
-def test_fit_dry_run_reads_no_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", ["fit", "validate"])
+def test_dry_run_reads_no_corpus(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(argv("fit --dry_run --config tiny-unified")) == 0
+    assert main([command, *argv("--dry_run --config tiny-unified")]) == 0
     assert list(tmp_path.iterdir()) == []
 
 
