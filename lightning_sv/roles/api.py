@@ -1,4 +1,10 @@
-"""Role of every parameter of any module, from one traced forward pass and not from its name."""
+"""Role of every parameter of any module, from one traced forward pass and not from its name.
+
+    model, example -> Graph -> Dataflow -> a rule per use -> roles per parameter -> Roles
+
+A parameter can have several uses: a tied embedding is also the head. Its role is then the first of
+`MODEL_ROLES`. docs/architecture.md has an example, and the reasons of the rules.
+"""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -18,7 +24,7 @@ from lightning_sv.roles.graph import Node
 from lightning_sv.roles.result import Roles
 from lightning_sv.roles.table import family
 from lightning_sv.roles.trace import trace
-from lightning_sv.roles.types import MODEL_ROLES, WEIGHTS, ModelParameter, ModelRole
+from lightning_sv.roles.types import MODEL_ROLES, WEIGHTS, ModelParameter, ModelRole, agreed
 
 _VECTORS = ("input", "output")
 
@@ -103,9 +109,12 @@ class TracedModel:
         for use in uses_of_parameters(self.flow):
             self._note(use)
 
-        rows = (self._parameter(name) for name in self.named)
-        found = {row.name: row for row in rows if row is not None}
-        self.roles = Roles(self._completed(found, every=every))
+        used: dict[str, ModelParameter] = {}
+        for name in self.named:
+            role = self._role(name)
+            if role is not None:
+                used[name] = self._parameter(name, role)
+        self.roles = Roles(self._completed(used, every=every))
 
     def _check_known(self) -> None:
         wanted = f"a parameter of the model and one of: {' '.join(MODEL_ROLES)}."
@@ -137,13 +146,15 @@ class TracedModel:
     def _note_role(self, use: Use, role: ModelRole) -> None:
         for name in use.names:
             self.uses[name].add(role)
-            if use.is_operand and not use.is_learned:
+            if use.is_product:
                 self.products[name].append(Product(use.node, use.value, use.argument))
-        scales_matrix = role in WEIGHTS
-        if scales_matrix:
+
+        role_of_factors = role
+        if role in WEIGHTS:
+            role_of_factors = "multiplier"
             self._scales_matrix |= use.factors
         for name in use.factors:
-            self.uses[name].add("multiplier" if scales_matrix else role)
+            self.uses[name].add(role_of_factors)
 
     def consumers_of(self, name: str) -> list[Consumer]:
         """Return the consumers of the values that a scale vector scales, without passing gates.
@@ -153,11 +164,8 @@ class TracedModel:
         """
         return list(consumers(self.scaled.get(name, ()), name, through_gates=False))
 
-    def _parameter(self, name: str) -> ModelParameter | None:
-        """Return the classification of a parameter; None if the pass does not use it."""
-        role = self._role(name)
-        if role is None:
-            return None
+    def _parameter(self, name: str, role: ModelRole) -> ModelParameter:
+        """Return the classification of a parameter."""
         parameter = self.named[name]
         row = ModelParameter(name, tuple(parameter.shape), role, trained=parameter.requires_grad)
         if role in _VECTORS:
@@ -167,6 +175,7 @@ class TracedModel:
         return row
 
     def _role(self, name: str) -> ModelRole | None:
+        """Return the role of a parameter; None if the pass does not use it."""
         if name in self._declared:
             return self._declared[name].role
         roles = set(self.uses.get(name, ()))
@@ -202,10 +211,14 @@ class TracedModel:
         ends = self._ends_of_gates(name)
         matrices: set[str] = set()
         for end in ends:
-            if end.matrix is None or not end.along_channels or not self.flow.is_linear(end.matrix):
+            if end.matrix is None or not self._absorbs(end.matrix, end):
                 return False
             matrices |= self.flow.sources[end.matrix]
         return bool(ends) and self._multiply_only(matrices, {end.node for end in ends})
+
+    def _absorbs(self, matrix: Node, end: Consumer) -> bool:
+        """Return True if a factor of the channels that a matrix reads is a factor of it."""
+        return end.along_channels and self.flow.is_linear(matrix)
 
     def _multiply_only(self, matrices: set[str], products: set[Node]) -> bool:
         """Return True if all products of some matrices are these, and none is also a table."""
@@ -226,28 +239,29 @@ class TracedModel:
 
     def _in_axis(self, name: str) -> int | None:
         """Return the axis of a matrix's contractions; None if its products disagree."""
-        axis_of = self.flow.contracted_axis
-        axes = {axis_of(p.operand, p.node, p.argument) for p in self.products.get(name, ())}
-        return axes.pop() if len(axes) == 1 else None
+        axes = set()
+        for product in self.products.get(name, ()):
+            operand = product.operand
+            axes.add(self.flow.contracted_axis(operand, product.node, product.argument))
+        return agreed(axes)
 
     def _head_width(self, name: str) -> int | None:
         """Return the width of a matrix's heads; None if its products disagree."""
-        widths = {head_width(product.node) for product in self.products.get(name, ())}
-        return widths.pop() if len(widths) == 1 else None
+        return agreed({head_width(product.node) for product in self.products.get(name, ())})
 
     def _completed(
-        self, found: Mapping[str, ModelParameter], *, every: bool
+        self, used: Mapping[str, ModelParameter], *, every: bool
     ) -> tuple[ModelParameter, ...]:
         """Return all parameters; those without tokens get the role of their siblings."""
         siblings: dict[str, list[ModelParameter]] = defaultdict(list)
-        for used in found.values():
-            siblings[family(used.name)].append(used)
+        for name, parameter in used.items():
+            siblings[family(name)].append(parameter)
         rows = []
-        for name, parameter in self.named.items():
-            row = found.get(name) or _of_siblings(name, parameter, siblings[family(name)])
+        for name, tensor in self.named.items():
+            row = used.get(name) or _of_siblings(name, tensor, siblings[family(name)])
             if row is None:
-                self._check_unused(name, parameter, every=every)
-                row = _unused(name, parameter)
+                self._check_unused(name, tensor, every=every)
+                row = _unused(name, tensor)
             rows.append(row)
         return tuple(rows)
 

@@ -1,4 +1,12 @@
-"""Axes of a value in what is computed of it, from shapes and strides."""
+"""Axes of a value in what is computed of it, from shapes and strides.
+
+The graph has no names of axes, but a view shows by its strides which axes it was made of:
+
+    q (5, 32), strides (32, 1)
+      -> view (5, 4, 8), strides (32, 8, 1)         axis 1 is heads and channels of a head
+      -> transpose (4, 5, 8), strides (8, 32, 1)    the same axes, elsewhere
+      -> slice, cat, rotated halves                 followed by their positions along the axis
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,6 +14,7 @@ from typing import NamedTuple
 
 import lightning_sv.roles.ops as ops
 from lightning_sv.roles.graph import Node
+from lightning_sv.roles.types import agreed
 
 
 def contraction(product: Node, name: str, operand: Node) -> int:
@@ -26,27 +35,48 @@ def moved(source: Node, result: Node, axes: frozenset[int]) -> frozenset[int]:
 
         source (2, 12), strides (12, 1)  ->  view (2, 3, 4), strides (12, 4, 1): axis 1 -> 1 and 2
     """
-    if not result.is_view:
-        shift = len(result.shape) - len(source.shape)
-        return frozenset(axis + shift for axis in axes if axis + shift >= 0)
-    of_view = range(len(result.shape))
-    return frozenset(axis for axis in of_view if _corresponds(source, axes, result, axis))
+    if result.is_view:
+        return _axes_of_view(source, result, axes)
+    shift = len(result.shape) - len(source.shape)
+    shifted = {axis + shift for axis in axes}
+    return frozenset(shifted.intersection(range(len(result.shape))))
 
 
-def _corresponds(source: Node, axes: frozenset[int], view: Node, axis: int) -> bool:
-    size = view.shape[axis]
-    step = view.stride[axis]
-    if size == 1:
-        return False
-    if step == 0:  # broadcast axes correspond to all
-        return True
-    return any(_overlaps(source, each, step, step * size) for each in axes)
+def _axes_of_view(source: Node, view: Node, axes: frozenset[int]) -> frozenset[int]:
+    spans = [_Span.of(source, axis) for axis in axes]
+    found = set()
+    for axis, step in enumerate(view.stride):
+        span = _Span.of(view, axis)
+        is_broadcast = step == 0  # such an axis corresponds to all
+        if span.size > 1 and (is_broadcast or any(map(span.overlaps, spans))):
+            found.add(axis)
+    return frozenset(found)
 
 
-def _overlaps(source: Node, axis: int, step: int, end: int) -> bool:
-    n = source.shape[axis]
-    low = source.stride[axis]
-    return n > 1 and 0 < low < end and low * n > step
+class _Span(NamedTuple):
+    """Positions in memory between neighbours along an axis, and from its start to its end."""
+
+    size: int
+    step: int
+    end: int
+
+    @classmethod
+    def of(cls, value: Node, axis: int) -> "_Span":
+        """Return the span of one axis."""
+        size = value.shape[axis]
+        step = value.stride[axis]
+        return cls(size, step, end=step * size)
+
+    def overlaps(self, source: "_Span") -> bool:
+        """Return True if the axis has steps of an axis of the source."""
+        is_axis = source.size > 1 and source.step > 0
+        return is_axis and source.step < self.end and self.step < source.end
+
+
+def varying_axes(factor: Node, result: Node) -> frozenset[int]:
+    """Return the axes of a result along which a factor that is broadcast to it varies."""
+    shift = len(result.shape) - len(factor.shape)
+    return frozenset(axis + shift for axis, size in enumerate(factor.shape) if size > 1)
 
 
 class Block(NamedTuple):
@@ -96,7 +126,7 @@ class UseAlong:
     @property
     def axis(self) -> int | None:
         """The one axis of the result that the axis became."""
-        return min(self.axes) if len(self.axes) == 1 else None
+        return agreed(self.axes)
 
 
 @dataclass(frozen=True)
@@ -125,29 +155,29 @@ def users_along(start: Node, axis: int) -> Iterator[UseAlong]:
     seen = {start}
     places = [_Place(start, axis)]
     for place in places:
-        for _, user in place.value.users:
-            use = _use(place, user, size, seen)
-            if use is None:
-                continue
+        for use in _uses(place, size, seen):
             yield use
-            if use.axis is None or user in seen:
+            if use.axis is None or use.user in seen:
                 continue
-            if user.op == "cat" or user.shape[use.axis] in (place.size, size):
-                seen.add(user)
-                places.append(_Place(user, use.axis, use.begin))
+            following = _Place(use.user, use.axis, use.begin)
+            keeps_length = following.size in (place.size, size)
+            if keeps_length or use.user.op == "cat":
+                seen.add(use.user)
+                places.append(following)
 
 
-def _use(place: _Place, user: Node, size: int, seen: set[Node]) -> UseAlong | None:
-    """Return the use of a value; None for a part that has others of its concatenation."""
-    splits = _splits(user, place)
-    if splits and place.size > size:
-        begin = place.begin
-        if not _takes_block(user, place.size, Block(begin, begin + size)):
-            return None
-        return UseAlong(user, False, _axes_after(user, place, seen), begin=0)
-
-    axes = frozenset[int]() if splits else _axes_after(user, place, seen)
-    return UseAlong(user, splits, axes, place.begin + _length_before(user, place))
+def _uses(place: _Place, size: int, seen: set[Node]) -> Iterator[UseAlong]:
+    """Yield the uses of a value, but for parts that have others of its concatenation."""
+    block = Block(place.begin, place.begin + size)
+    for _, user in place.value.users:
+        if not _splits(user, place):
+            axes = _axes_after(user, place, seen)
+            begin = place.begin + _length_before(user, place)
+            yield UseAlong(user, False, axes, begin)
+        elif place.size <= size:
+            yield UseAlong(user, True, frozenset(), place.begin)
+        elif _takes_block(user, place.size, block):
+            yield UseAlong(user, False, _axes_after(user, place, seen), begin=0)
 
 
 def _splits(user: Node, place: _Place) -> bool:
@@ -173,20 +203,20 @@ def _length_before(user: Node, place: _Place) -> int:
     """Return the length of what is concatenated before the value, along its axis."""
     if user.op != "cat" or not _is_along(user, place):
         return 0
-    parts = user.values
-    before = parts[: parts.index(place.value)]
-    return sum(part.shape[place.axis] for part in before)
+    position = user.values.index(place.value)
+    return sum(part.shape[place.axis] for part in user.values[:position])
 
 
 def _axes_after(user: Node, place: _Place, seen: set[Node]) -> frozenset[int]:
+    axis = frozenset({place.axis})
     if user.op == "cat" or _is_depthwise(user, place):
-        return frozenset({place.axis})
-    if not user.moves and not _keeps_values(user, place.value, seen):
-        return frozenset()
-    axes = moved(place.value, user, frozenset({place.axis}))
-    if not user.is_view:
-        return axes
-    return frozenset(axis for axis in axes if user.stride[axis])  # no repeated heads
+        return axis
+    if user.is_view:
+        repeated = {i for i, step in enumerate(user.stride) if step == 0}
+        return moved(place.value, user, axis) - repeated  # repeated heads are no channels
+    if user.moves or _keeps_values(user, place.value, seen):
+        return moved(place.value, user, axis)
+    return frozenset()
 
 
 def _keeps_values(user: Node, value: Node, seen: set[Node]) -> bool:

@@ -1,20 +1,24 @@
 """Classification of parameters: rules for every operation that reads a function of parameters.
 
 `Use` answers questions about one argument of one operation. `RULES` asks them in the order in which
-they matter; the first that applies gives the role.
+they matter; the first that applies gives the role:
+
+    mm(x, W)        W is an operand: router? head? else a matrix
+    xhat * gamma    gamma is a factor, and xhat is normalized: a scale vector
+    h * gamma       the same, but h is not normalized: a multiplier
+    h + b           b is an addend: a bias
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import lightning_sv.roles.ops as ops
 from lightning_sv.roles.dataflow import Dataflow
 from lightning_sv.roles.destinations import is_head, is_router
 from lightning_sv.roles.graph import Node, plain
-from lightning_sv.roles.norms import stems
 from lightning_sv.roles.types import ModelRole
 
 
@@ -48,6 +52,11 @@ class Use:
         return self.argument in ops.PRODUCTS.get(self.node.op, ())
 
     @property
+    def is_product(self) -> bool:
+        """True for an operand of a product with data."""
+        return self.is_operand and not self.is_learned
+
+    @property
     def is_learned_bias(self) -> bool:
         """True for the bias of a product of learned queries."""
         return self.is_learned and self.node.op in ops.PRODUCTS and self.is_addend
@@ -55,18 +64,15 @@ class Use:
     @property
     def is_norm_weight(self) -> bool:
         """True for the scale vector of a norm's operation."""
-        norm = ops.NORMS.get(self.node.op)
-        return norm is not None and self.argument == norm[1]
+        return self.argument == ops.NORMS.get(self.node.op, ops.NO_NORM).weight
 
     @property
     def is_addend(self) -> bool:
         """True for what a sum, a product or a norm adds."""
-        op = self.node.op
-        if op in ops.NORMS:
-            return self.argument == ops.NORMS[op][2]
-        if op in ops.PRODUCTS:
+        if self.node.op in ops.PRODUCTS:
             return self.argument in ops.ADDENDS and not self.is_operand
-        return op in ops.SUMS
+        is_bias_of_norm = self.argument == ops.NORMS.get(self.node.op, ops.NO_NORM).bias
+        return is_bias_of_norm or self.node.op in ops.SUMS
 
     @property
     def is_factor(self) -> bool:
@@ -76,7 +82,7 @@ class Use:
     @property
     def has_channels(self) -> bool:
         """True if the value has more than one number."""
-        return math.prod(self.value.shape) > 1
+        return self.value.size > 1
 
     @property
     def chooses_rows(self) -> bool:
@@ -102,16 +108,15 @@ class Use:
     def scaled(self) -> list[Node]:
         """Scaled outputs of norms, if the value is a scale vector; otherwise empty."""
         if self.is_norm_weight:
-            return [] if self.node.output else [self.node]  # other outputs are statistics
+            is_statistic = self.node.output > 0
+            return [] if is_statistic else [self.node]
         if not self.is_factor or not self.has_channels:
             return []
+        norms = self.flow.norms
         others = self.node.others(self.value)
-        if self.flow.normalized.intersection(others):
+        if norms.normalized.intersection(others):
             return [self.node]
-        ends = []
-        for other in others:
-            ends += self.flow.norms.late_norms(self.node, other)
-        return ends
+        return list(chain.from_iterable(norms.late_norms(self.node, other) for other in others))
 
     @cached_property
     def scaled_by_sum(self) -> list[Node]:
@@ -121,11 +126,12 @@ class Use:
         """
         if self.node.op not in ops.SUMS or not self.has_channels:
             return []
+        norms = self.flow.norms
         for other in self.node.others(self.value):
             is_linear_map = plain(other).op in ops.PRODUCTS
-            if is_linear_map or stems(other) & self.flow.normalized:
+            if is_linear_map or norms.bases(other) & norms.normalized:
                 return []
-        return self.flow.norms.products_with(self.node)
+        return norms.products_with(self.node)
 
     @property
     def scaled_values(self) -> list[tuple[Node, Node]]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import lightning_sv.roles.ops as ops
 from lightning_sv.errors import ConfigError
-from lightning_sv.roles.axes import contraction
+from lightning_sv.roles.axes import contraction, varying_axes
 from lightning_sv.roles.graph import DATA, Node, plain, users_in_order
 from lightning_sv.roles.linear import Axes, Inputs, LinearValues
 from lightning_sv.roles.measure import is_measurable
@@ -102,25 +102,28 @@ class _LinearWalk:
         """Yield what consumes values in one operation; record its result if that is linear."""
         others: Inputs = []
         for argument, value in self.reached.inputs_of(user):
-            matrix = self.reached.matrix_of(argument, user)
+            matrix = _matrix_of(argument, user)
             if matrix is None:
                 others.append((argument, value))
             else:
                 yield Consumer(user, matrix, self._is_along_channels(user, argument, value))
-        if not others:
-            if self._is_linear(user):
-                self.linear.axes[user] = _MIXED
-            return
 
-        axes = self.reached.axes_after(user, others)
+        if others:
+            yield from self._other_consumers(user, others)
+        elif self._is_linear(user):
+            self.linear.axes[user] = _MIXED
+
+    def _other_consumers(self, user: Node, inputs: Inputs) -> Iterator[Consumer]:
+        """Yield an operation without a matrix, unless its result is linear in the vector."""
+        axes = self.reached.axes_after(user, inputs)
         if axes is None and self._is_linear(user):
             axes = _MIXED
-        if axes is not None:
-            self.reached.axes[user] = axes
-            self.linear.axes[user] = _MIXED
+        if axes is None:
+            self._check_known(user)
+            yield Consumer(user)
             return
-        self._check_known(user)
-        yield Consumer(user)
+        self.reached.axes[user] = axes
+        self.linear.axes[user] = _MIXED
 
     def _check_known(self, user: Node) -> None:
         is_known = user.pointwise or user.op in _KNOWN or is_measurable(user)
@@ -152,13 +155,22 @@ class _LinearWalk:
         return False
 
 
+def _matrix_of(argument: str, product: Node) -> Node | None:
+    """Return the parameters that multiply `argument` in a product; None if there are none."""
+    operands = {*ops.PRODUCTS.get(product.op, ())}
+    if argument not in operands:
+        return None
+    (other,) = product.arguments(operands - {argument})
+    return other if other.is_learned else None
+
+
 def _channels(start: Node, factor: Node) -> Axes:
     """Return the axes of a scaled value along which its factor varies."""
     if start.op in ops.CHANNELS_FIRST:
         return frozenset({1})
     if factor.kind == DATA:  # a sum of the vector and data
-        factor = next(value for value in factor.values if value.is_learned)
+        factor = factor.learned_values[0]
+    axes = varying_axes(factor, start)
     has_rows = plain(factor).op in ops.CHOICES_OF_ROWS  # one expert's vector per row
-    shift = len(start.shape) - len(factor.shape)
-    axes = range(1 if has_rows else 0, len(factor.shape))
-    return frozenset(axis + shift for axis in axes if factor.shape[axis] > 1)
+    row_axis = len(start.shape) - len(factor.shape)
+    return axes - {row_axis} if has_rows else axes

@@ -1,6 +1,14 @@
-"""Dataflow of a traced pass: the parameters in each value, and normalized values."""
+"""Dataflow of a traced pass: the parameters in each value, and normalized values.
 
-import math
+A value made of parameters alone has sources, the parameters that its entries come from, and
+factors, smaller parameters that multiplied rows or columns of these:
+
+    W (8, 4)                       sources W
+    W.T * g, with g (8,)           sources W, factors g
+    cat(W, V)[ids]                 sources W and V
+"""
+
+from operator import attrgetter
 
 import torch
 
@@ -10,6 +18,9 @@ from lightning_sv.roles.norms import Norms
 from lightning_sv.roles.ops import CHOICES_OF_ROWS, MULTIPLIED, PRODUCTS
 
 _ONES = {"ones", "ones_like", "new_ones"}
+_JOINS = {"cat", "stack"}
+_NONE = frozenset[str]()
+_SIZE = attrgetter("size")
 
 
 class Dataflow:
@@ -41,21 +52,29 @@ class Dataflow:
 
     def _derive(self, node: Node) -> None:
         """Record the sources of a value that depends on parameters only."""
-        operands = _operands(node)
         sources: set[str] = set()
         factors: set[str] = set()
+        operands = _operands(node)
         for value in operands:
             factors |= self.factors_of(value)
-            of_value = factors if _is_factor(value, node) else sources
-            of_value |= self.sources[value]
+            if _is_factor(value, node):
+                factors |= self.sources[value]
+            else:
+                sources |= self.sources[value]
         self.sources[node] = frozenset(sources)
         self.factors[node] = frozenset(factors)
-        if _chooses_rows(node) or (node.moves and self.tables.intersection(operands)):
+
+        moves_table = node.moves and node.first in self.tables
+        if moves_table or _chooses_rows(node):
             self.tables.add(node)
 
     def factors_of(self, value: Node) -> frozenset[str]:
         """Return the names of the parameters that multiplied rows or columns of a value."""
-        return self.factors.get(value, frozenset())
+        return self.factors.get(value, _NONE)
+
+    def _names_in(self, value: Node) -> frozenset[str]:
+        """Return the sources and factors of a value."""
+        return self.sources.get(value, _NONE) | self.factors_of(value)
 
     def is_linear(self, operand: Node) -> bool:
         """Return True if a column factor of `operand` is a column factor of one of its parameters.
@@ -68,18 +87,18 @@ class Dataflow:
             return True
         if operand.op in CHOICES_OF_ROWS:
             return self.is_linear(operand.first)
-        if operand.op in ("cat", "stack"):
-            return all(value.is_learned and self.is_linear(value) for value in operand.values)
+        if operand.op in _JOINS:
+            is_learned = operand.values == operand.learned_values
+            return is_learned and all(map(self.is_linear, operand.values))
         return operand.op == "mul" and self._is_scaled_matrix(operand)
 
     def _is_scaled_matrix(self, product: Node) -> bool:
         """Return True for a matrix that smaller, different parameters multiply."""
-        learned = [value for value in product.values if value.is_learned]
-        matrix = max(learned, key=_size)
-        names = self.sources[matrix] | self.factors_of(matrix)
+        matrix = max(product.learned_values, key=_SIZE)
+        names = self._names_in(matrix)
         for factor in product.others(matrix):
-            of_factor = self.sources.get(factor, frozenset()) | self.factors_of(factor)
-            if _size(factor) == _size(matrix) or of_factor & names:
+            is_smaller = factor.size != matrix.size
+            if not is_smaller or self._names_in(factor) & names:
                 return False
         return self.is_linear(matrix)
 
@@ -88,15 +107,14 @@ class Dataflow:
 
         None if the axis is mixed with others.
         """
-        axis: int | None = contraction(product, name, operand)
-        while axis is not None and operand.op != "parameter":
-            learned = [value for value in operand.values if self.sources.get(value)]
-            if not learned:
+        axes = frozenset({contraction(product, name, operand)})
+        while operand.op != "parameter":
+            source = _main_source(operand)
+            axes = _source_axes(source, operand, axes)
+            if len(axes) != 1:
                 return None
-            source = _of_equal_size(operand, learned)
-            axis = _source_axis(source, operand, axis)
             operand = source
-        return axis
+        return min(axes)
 
 
 def _operands(node: Node) -> list[Node]:
@@ -114,8 +132,8 @@ def _is_factor(value: Node, product: Node) -> bool:
     """Return True if a product multiplies a larger learned table by `value`."""
     if product.op not in MULTIPLIED:
         return False
-    tables = [other for other in product.others(value) if other.is_learned]
-    return any(_size(table) > _size(value) for table in tables)
+    largest = max(product.learned_values, key=_SIZE)
+    return largest.size > value.size
 
 
 def _chooses_rows(node: Node) -> bool:
@@ -123,7 +141,8 @@ def _chooses_rows(node: Node) -> bool:
     if node.op not in CHOICES_OF_ROWS and node.op != "slice":
         return False
     table, *indices = node.values  # the table is the first input of these operations
-    keeps_columns = node.shape[-1:] == table.shape[-1:] != (1,)
+    columns = table.shape[-1:]
+    keeps_columns = columns != (1,) and node.shape[-1:] == columns
     has_rows = max(node.shape[:-1], default=0) > 1
     if not keeps_columns or not has_rows:
         return False
@@ -132,40 +151,48 @@ def _chooses_rows(node: Node) -> bool:
     return all(index.is_const for index in indices)
 
 
-def _size(node: Node) -> int:
-    return math.prod(node.shape)
+def _main_source(operand: Node) -> Node:
+    """Return the learned input that has as many elements as the result, by default the first."""
+    learned = operand.learned_values
+    by_size = {value.size: value for value in reversed(learned)}
+    return by_size.get(operand.size, learned[0])
 
 
-def _of_equal_size(operand: Node, learned: list[Node]) -> Node:
-    """Return the input that has as many elements as the result, by default the first."""
-    alike = (value for value in learned if _size(value) == _size(operand))
-    return next(alike, learned[0])
-
-
-def _source_axis(source: Node, result: Node, axis: int) -> int | None:
-    """Return the one axis of a source that is `axis` of its result."""
-    axes = range(len(source.shape))
-    found = [each for each in axes if axis in moved(source, result, frozenset({each}))]
-    return found[0] if len(found) == 1 else None
+def _source_axes(source: Node, result: Node, axes: frozenset[int]) -> frozenset[int]:
+    """Return the axes of a source that become one of these axes of its result."""
+    found = set()
+    for axis in range(len(source.shape)):
+        if axes & moved(source, result, frozenset({axis})):
+            found.add(axis)
+    return frozenset(found)
 
 
 def value_at(factor: Node, at: float) -> float | None:
     """Return the factor of a scale vector whose parameter is `at`; None if it is not one number."""
-    if factor.op == "parameter":
-        return at
-    learned = [value for value in factor.values if value.is_learned]
-    if len(learned) != 1:
-        return None
-    base = value_at(learned[0], at)
-    return None if base is None else _value_of(factor, learned[0], base)
+    operations: list[Node] = []
+    while factor.op != "parameter":
+        learned = factor.learned_values
+        if len(learned) != 1 or not _computes_one_number(factor):
+            return None
+        operations.append(factor)
+        (factor,) = learned
+
+    for operation in reversed(operations):
+        if not _keeps_value(operation):
+            at = _applied(operation, at)
+    return at
 
 
-def _value_of(factor: Node, learned: Node, base: float) -> float | None:
-    """Return an operation of a learned value that is `base`; None if it is not one number."""
-    if factor.moves and factor.op != "neg":
-        return base
-    others = {value.op for value in factor.others(learned)}
-    return _applied(factor, base) if factor.pointwise and others <= _ONES else None
+def _keeps_value(operation: Node) -> bool:
+    return operation.moves and operation.op != "neg"
+
+
+def _computes_one_number(operation: Node) -> bool:
+    """Return True for a function of one number and of ones, or of this number alone."""
+    if _keeps_value(operation):
+        return True
+    others = {value.op for value in operation.outside(operation.learned_values)}
+    return operation.pointwise and others <= _ONES
 
 
 def _applied(factor: Node, base: float) -> float:

@@ -1,7 +1,14 @@
-"""Where the products of a matrix end: in a choice of experts, or in the output."""
+"""Where the products of a matrix end: in a choice of experts, or in the output.
+
+A walk follows a product in the order of the pass, as long as its values are still scores, or
+logits:
+
+    W x -> softmax -> mul -> topk      a router: the scores are ranked
+    W x -> div -> tanh -> mul          a head: nothing but the output reads it
+"""
 
 import lightning_sv.roles.ops as ops
-from lightning_sv.roles.graph import Node, Walk, users_in_order
+from lightning_sv.roles.graph import Node, users_in_order
 
 _ARITHMETIC = frozenset({"mul", "div", "add", "sub"})
 _OF_LOGITS_ALONE = ops.SCORES | ops.POWERS | ops.STATISTICS
@@ -10,12 +17,12 @@ _KEEPING_LOGITS = ops.LOSSES | ops.NORMS.keys() | ops.ROWS.keys() | {"where", "m
 
 def is_router(product: Node) -> bool:
     """Return True if a product reaches a selection (top-k, sort, argmax) as scores."""
-    walk = Walk(product)
-    for _, argument, user in walk:
-        if user.op in ops.CHOICES and argument == "self":
+    scores = {product}
+    for user in users_in_order(scores):
+        if user.op in ops.CHOICES and user.argument("self") in scores:
             return True
-        if user.moves or _keeps_scores(user, walk.seen):
-            walk.follow(user)
+        if user.moves or _keeps_scores(user, scores):
+            scores.add(user)
     return False
 
 

@@ -1,6 +1,13 @@
 """Example inputs of the traced call: given, or made from a configuration.
 
-These are token ids, an image or speech.
+A transformers model shows in the arguments of its forward which inputs it takes, and in its
+configuration their sizes:
+
+    input_ids                       16 tokens; for an image, its token once per embedding among them
+    pixel_values                    one image of image_size, or its patches and their grid
+    input_features, input_values    speech, as a spectrogram or as a waveform
+
+Roles do not depend on the values, so images and speech are a 1, expanded without memory.
 """
 
 import inspect
@@ -34,35 +41,39 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
     """
     check_module(model)
     _check_tensors(model)
-    if isinstance(example, Mapping):
-        return (), dict(example)
-    if isinstance(example, tuple):
-        return example, {}
     if example is not None:
-        return (example,), {}
+        return _given(example)
     model = uncompiled(model)
     if isinstance(model, Backbone):
         ids = token_ids(model.config.vocab_size)
         return (ids.to(next(model.parameters()).device),), {}
     kwargs = _from_config(model)
-    if kwargs is None:
+    if not kwargs:
         what = f"{type(model).__name__} has no config that describes its inputs"
         hint = "pass example=, the tensor, tuple or dict of keywords of its forward."
         raise ConfigError(f"{what}; {hint} Commands need a config.")
     return (), kwargs
 
 
+def _given(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return (args, kwargs) of an example."""
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    if isinstance(example, tuple):
+        return example, {}
+    return (example,), {}
+
+
 def _check_tensors(model: nn.Module) -> None:
     """Check that all parameters are plain or fake tensors."""
-    kinds = {name: type(parameter.data) for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
-        if parameter.is_meta and kinds[name] is Tensor:
+        kind = type(parameter.data)
+        is_plain = kind is Tensor
+        if is_plain and parameter.is_meta:
             hint = "build it with fake_model(lambda: ...)."
             raise ConfigError(f"the model is on the meta device, without a trace; {hint}")
-    for name, parameter in model.named_parameters():
         wanted = "a plain tensor. Find roles and apply strategies before you shard or quantize."
-        is_usable = kinds[name] is Tensor or is_fake(parameter)
-        expect(is_usable, name, f"a {kinds[name].__name__}", wanted)
+        expect(is_plain or is_fake(parameter), name, f"a {kind.__name__}", wanted)
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
@@ -98,33 +109,132 @@ def check_module(model: object) -> None:
         raise ConfigError(f"model is {name} without parameters; expected {wanted}")
 
 
-def _from_config(model: nn.Module) -> dict[str, Any] | None:
-    """Return keyword arguments for a transformers model; None if its configuration is insufficient.
+def _from_config(model: nn.Module) -> dict[str, Any]:
+    """Return keyword arguments for a transformers model; empty if its config is insufficient.
 
     Raises:
         ConfigError: the model rejects images of its configuration, or needs a different kind of
             input
     """
     config: Any = getattr(model, "config", None)
-    if config is None or not hasattr(config, "get_text_config"):
-        return None
-    accepted = _accepted_names(model)
-    like = next(model.parameters())
-    token = _image_token(config)
-    image = _image(config, accepted, like)
-    n_embeddings = 0 if token is None else _checked_embeddings(model, image)
-    inputs = image | _speech(config, accepted, like)
-    if "input_ids" in accepted:
-        vocabulary = getattr(config.get_text_config(), "vocab_size", None)
-        if not isinstance(vocabulary, int):
-            return None
-        placeholders = _placeholders(config, token, n_embeddings)
-        ids = token_ids(vocabulary, placeholders).to(like.device)
-        inputs = inputs | {"input_ids": ids}
-        if token is not None and n_embeddings and "mm_token_type_ids" in accepted:
-            inputs["mm_token_type_ids"] = ids.eq(token).long()
-    _check_main_input(model, accepted, inputs)
-    return _with_decoder(config, accepted, inputs, like) or None
+    if not hasattr(config, "get_text_config"):
+        return {}
+    return _Inputs(model, config).complete()
+
+
+class _Inputs:
+    """Inputs that fit a transformers configuration, with the device and dtype of the model."""
+
+    def __init__(self, model: nn.Module, config: Any) -> None:
+        self.model = model
+        self.config = config
+        self.accepted = _accepted_names(model)
+        self.like = next(model.parameters())
+
+    def complete(self) -> dict[str, Any]:
+        """Return all of them; empty if there are none, or tokens without a vocabulary."""
+        image = self._image()
+        inputs = image | self._speech()
+        tokens = self._tokens_of_image(image)
+        if "input_ids" in self.accepted:
+            vocabulary = getattr(self.config.get_text_config(), "vocab_size", None)
+            if not isinstance(vocabulary, int):
+                return {}
+            inputs |= self._text(vocabulary, tokens)
+        self._check_main_input(inputs)
+        inputs |= self._text_of_decoder()
+        if inputs and self._has_cache():
+            inputs["use_cache"] = False
+        return inputs
+
+    def _text(self, vocabulary: int, tokens_of_image: list[int]) -> dict[str, Any]:
+        """Return token ids, with those that stand for an image."""
+        ids = token_ids(vocabulary, tokens_of_image).to(self.like.device)
+        inputs = {"input_ids": ids}
+        if tokens_of_image and "mm_token_type_ids" in self.accepted:
+            inputs["mm_token_type_ids"] = ids.eq(tokens_of_image[-1]).long()
+        return inputs
+
+    def _tokens_of_image(self, image: dict[str, Any]) -> list[int]:
+        """Return the token ids of an image, one per embedding."""
+        token = _image_token(self.config)
+        if token is None or not image:
+            return []
+        tokens = [token] * _checked_embeddings(self.model, image)
+        before = getattr(self.config, "vision_start_token_id", None)
+        if tokens and isinstance(before, int):
+            tokens.insert(0, before)
+        return tokens
+
+    def _text_of_decoder(self) -> dict[str, Any]:
+        """Return the tokens of a decoder; empty without an encoder before it."""
+        has_encoder = getattr(self.config, "is_encoder_decoder", False)
+        if not has_encoder or "decoder_input_ids" not in self.accepted:
+            return {}
+        vocabulary = self.config.get_text_config(decoder=True).vocab_size
+        return {"decoder_input_ids": token_ids(vocabulary).to(self.like.device)}
+
+    def _has_cache(self) -> bool:
+        takes_option = not self.accepted.isdisjoint({"use_cache", "kwargs"})
+        return takes_option and hasattr(self.config.get_text_config(), "use_cache")
+
+    def _check_main_input(self, inputs: dict[str, Any]) -> None:
+        """Check that the input that transformers names first is among those made."""
+        name = getattr(self.model, "main_input_name", None)
+        if name in self.accepted and name not in inputs:
+            why = "which cannot be made from its config; expected token ids, an image or speech"
+            hint = "Pass example= to weight_decay_roles; commands have none."
+            raise ConfigError(f"{type(self.model).__name__} needs {name}, {why}. {hint}")
+
+    def _ones(self, *shape: int) -> Tensor:
+        """Return ones without memory; zeros would be padding."""
+        one = torch.ones((), device=self.like.device, dtype=self.like.dtype)
+        return one.expand(*shape)
+
+    def _speech(self) -> dict[str, Any]:
+        """Return the input of a speech model."""
+        bins = _first(self.config, "num_mel_bins")
+        features = self._features(bins)
+        takes_waveform = "input_values" in self.accepted and not bins
+        if takes_waveform and not features:
+            return {"input_values": self._ones(1, _SAMPLES)}
+        return features
+
+    def _features(self, bins: int | None) -> dict[str, Any]:
+        """Return the spectrogram of a speech model; empty without its sizes."""
+        if "input_features" not in self.accepted:
+            return {}
+        frames = _first(self.config, "max_source_positions")
+        if bins and frames:
+            # (batch, bins, frames), and a convolution of stride 2 follows
+            return {"input_features": self._ones(1, bins, 2 * frames)}
+        features = _first(self.config, "input_feat_per_channel")
+        if features:
+            return {"input_features": self._ones(1, _FRAMES, features)}
+        return {}
+
+    def _image(self) -> dict[str, Any]:
+        """Return the inputs of an image."""
+        if "pixel_values" not in self.accepted:
+            return {}
+        vision = getattr(self.config, "vision_config", self.config)
+        if "image_grid_thw" in self.accepted:
+            return self._patches(vision)
+        size = _first(vision, "image_size")
+        if size is None:
+            return {}
+        return {"pixel_values": self._ones(1, _channels(vision), size, size)}
+
+    def _patches(self, vision: Any) -> dict[str, Any]:
+        """Return an image as patches, each a row."""
+        patch = _first(vision, "patch_size") or 14
+        side = 4 * (_first(vision, "spatial_merge_size") or 1)
+        frames = _first(vision, "temporal_patch_size") or 1
+        numbers = _channels(vision) * frames * patch * patch
+        return {
+            "pixel_values": self._ones(side * side, numbers),
+            "image_grid_thw": torch.tensor([[1, side, side]], device=self.like.device),
+        }
 
 
 def _accepted_names(model: nn.Module) -> set[str]:
@@ -132,33 +242,6 @@ def _accepted_names(model: nn.Module) -> set[str]:
     unwrap: Any = getattr(model, "get_base_model", None)  # PEFT's forward takes anything
     inner: Any = model if unwrap is None else unwrap()
     return set(inspect.signature(inner.forward).parameters)
-
-
-def _with_decoder(
-    config: Any, accepted: set[str], inputs: dict[str, Any], like: Tensor
-) -> dict[str, Any]:
-    """Return inputs with the tokens of a decoder, and without a cache."""
-    added: dict[str, Any] = {}
-    if "decoder_input_ids" in accepted and getattr(config, "is_encoder_decoder", False):
-        vocabulary = config.get_text_config(decoder=True).vocab_size
-        added["decoder_input_ids"] = token_ids(vocabulary).to(like.device)
-    if inputs and _has_cache(config, accepted):
-        added["use_cache"] = False
-    return inputs | added
-
-
-def _has_cache(config: Any, accepted: set[str]) -> bool:
-    takes_option = not accepted.isdisjoint({"use_cache", "kwargs"})
-    return takes_option and hasattr(config.get_text_config(), "use_cache")
-
-
-def _check_main_input(model: nn.Module, accepted: set[str], inputs: dict[str, Any]) -> None:
-    """Check that the input that transformers names first is among those made."""
-    name = getattr(model, "main_input_name", None)
-    if name in accepted and name not in inputs:
-        why = "which cannot be made from its config; expected token ids, an image or speech"
-        hint = "Pass example= to weight_decay_roles; commands have none."
-        raise ConfigError(f"{type(model).__name__} needs {name}, {why}. {hint}")
 
 
 def _image_token(config: Any) -> int | None:
@@ -170,25 +253,12 @@ def _image_token(config: Any) -> int | None:
     return None
 
 
-def _placeholders(config: Any, token: int | None, n_embeddings: int) -> list[int]:
-    """Return the token ids of an image, one per embedding."""
-    if token is None or not n_embeddings:
-        return []
-    tokens = [token] * n_embeddings
-    before = getattr(config, "vision_start_token_id", None)
-    if isinstance(before, int):
-        tokens.insert(0, before)
-    return tokens
-
-
 def _checked_embeddings(model: nn.Module, image: dict[str, Any]) -> int:
-    """Return the number of embeddings of an image; 0 without one.
+    """Return the number of embeddings of an image.
 
     Raises:
         ConfigError: the model rejects it
     """
-    if not image:
-        return 0
     try:
         return _embeddings(model, image)
     except Exception as error:  # models can raise anything for a wrong layout
@@ -196,27 +266,6 @@ def _checked_embeddings(model: nn.Module, image: dict[str, Any]) -> int:
         what = f"{type(model).__name__} accepts no image of the size in its config ({why})"
         hint = "Correct vision_config, or pass example= to weight_decay_roles."
         raise ConfigError(f"{what}. {hint}") from error
-
-
-def _one(like: Tensor) -> Tensor:
-    """Return a 1 to expand without memory; zeros would be padding."""
-    return torch.ones((), device=like.device, dtype=like.dtype)
-
-
-def _speech(config: Any, accepted: set[str], like: Tensor) -> dict[str, Any]:
-    """Return the input of a speech model, with the device and dtype of `like`."""
-    one = _one(like)
-    bins = _first(config, "num_mel_bins")
-    frames = _first(config, "max_source_positions")
-    features = _first(config, "input_feat_per_channel")
-    if "input_features" in accepted and bins and frames:
-        # (batch, bins, frames), and a convolution of stride 2 follows
-        return {"input_features": one.expand(1, bins, 2 * frames)}
-    if "input_features" in accepted and features:
-        return {"input_features": one.expand(1, _FRAMES, features)}
-    if "input_values" in accepted and not bins:
-        return {"input_values": one.expand(1, _SAMPLES)}
-    return {}
 
 
 def token_ids(vocabulary: int, inner: Sequence[int] = ()) -> Tensor:
@@ -230,33 +279,6 @@ def token_ids(vocabulary: int, inner: Sequence[int] = ()) -> Tensor:
     return torch.tensor([[*ids[:half], *inner, *ids[half:]]])
 
 
-def _image(config: Any, accepted: set[str], like: Tensor) -> dict[str, Any]:
-    """Return the inputs of an image, with the device and dtype of `like`."""
-    vision = getattr(config, "vision_config", config)
-    size = _first(vision, "image_size")
-    if "pixel_values" not in accepted:
-        return {}
-    if "image_grid_thw" in accepted:
-        return _patches(vision, like)
-    return (
-        {}
-        if size is None
-        else {"pixel_values": _one(like).expand(1, _channels(vision), size, size)}
-    )
-
-
-def _patches(vision: Any, like: Tensor) -> dict[str, Any]:
-    """Return an image as patches, each a row."""
-    patch = _first(vision, "patch_size") or 14
-    side = 4 * (_first(vision, "spatial_merge_size") or 1)
-    frames = _first(vision, "temporal_patch_size") or 1
-    numbers = _channels(vision) * frames * patch * patch
-    return {
-        "pixel_values": _one(like).expand(side * side, numbers),
-        "image_grid_thw": torch.tensor([[1, side, side]], device=like.device),
-    }
-
-
 def _channels(vision: Any) -> int:
     return _first(vision, "num_channels", "in_channels", "in_chans") or 3
 
@@ -268,8 +290,9 @@ def _embeddings(model: nn.Module, image: dict[str, Any]) -> int:
         return 0
     out = run_method(model, embed, image)
     rows = getattr(out, "pooler_output", out)
-    parts: list[Tensor] = list(rows) if isinstance(rows, (list, tuple)) else [rows]
-    return sum(part.shape[:-1].numel() for part in parts)
+    if isinstance(rows, Tensor):
+        return rows.shape[:-1].numel()
+    return sum(part.shape[:-1].numel() for part in rows)
 
 
 def _first(config: Any, *names: str) -> int | None:

@@ -1,4 +1,8 @@
-"""Models without memory: on fake tensors, also from a transformers configuration."""
+"""Models without memory: on fake tensors, also from a transformers configuration.
+
+Roles need shapes and operations, no values. A model of 70 billion parameters is built and traced in
+seconds on `FakeTensorMode`, whose tensors have a shape, a dtype and a device, and no data.
+"""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -146,18 +150,27 @@ def _check_depth(section: dict[str, Any], where: str) -> None:
 def _builder(module: Any, written: dict[str, Any], config: Any) -> Callable[..., nn.Module]:
     """Return the builder of the model: the class in the configuration, or its code's auto_map."""
     name = _architecture(written)
-    own: Any = getattr(module, name, None) if name.isidentifier() else None
-    is_model = isinstance(own, type) and issubclass(own, module.PreTrainedModel)
-    if is_model and isinstance(config, own.config_class):
-        return own._from_config  # type: ignore[no-any-return]
+    if _is_built_from(module, name, config):
+        return getattr(module, name)._from_config  # type: ignore[no-any-return]
     for auto, code in (written.get("auto_map") or {}).items():
         if auto.startswith("AutoModel") and code.endswith(f".{name}"):
             return getattr(module, auto).from_config  # type: ignore[no-any-return]
     return module.AutoModelForCausalLM.from_config  # type: ignore[no-any-return]
 
 
+def _is_built_from(module: Any, name: str, config: Any) -> bool:
+    """Return True if transformers has a model of this name, for this kind of configuration."""
+    if not name.isidentifier():
+        return False
+    model: Any = getattr(module, name, None)
+    is_model = isinstance(model, type) and issubclass(model, module.PreTrainedModel)
+    return is_model and isinstance(config, model.config_class)
+
+
 def _architecture(written: dict[str, Any]) -> str:
     """Return the first name of a class in a configuration; empty if there is none."""
     names = written.get("architectures")
-    first = names[0] if isinstance(names, list) and names else None
+    if not isinstance(names, list) or not names:
+        return ""
+    first = names[0]
     return first if isinstance(first, str) else ""

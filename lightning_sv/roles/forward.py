@@ -1,4 +1,9 @@
-"""A forward pass that leaves the model as it was, and the numbers that it returns."""
+"""A forward pass that leaves the model as it was, and the numbers that it returns.
+
+A pass can change a model in many ways: running statistics, caches with their lengths, counters. And
+the caller may have set autocast, inference mode or compiled code. So the pass runs in one known
+state, and mode, buffers, random numbers and settings are restored behind it, also after an error.
+"""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -29,37 +34,59 @@ class _ModuleState:
         in one of them transformers records that its hooks are registered.
         """
         self.module.training = self.training
-        now = self.module._buffers
-        if list(now) == list(self.buffers) and all(now[k] is b for k, b in self.buffers.items()):
+        buffers = self.module._buffers
+        if _has_same_objects(buffers, self.buffers):
             return
         attributes = vars(self.module)
-        for name in attributes.keys() - self.attributes.keys():
-            del attributes[name]
+        attributes.clear()
         attributes.update(self.attributes)
-        now.clear()
-        now.update(self.buffers)
+        buffers.clear()
+        buffers.update(self.buffers)
+
+
+def _has_same_objects(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Return True for equal keys, in one order, of the same objects."""
+    ids_now = [(name, id(value)) for name, value in now.items()]
+    ids_before = [(name, id(value)) for name, value in before.items()]
+    return ids_now == ids_before
 
 
 @contextmanager
 def tracing_state(model: nn.Module) -> Iterator[None]:
     """Set eval mode with gradients, without autocast or compiled code; restore all afterwards."""
+    with _modules_restored(model), _buffers_restored(model), _plain_execution(model):
+        for module in model.modules():
+            module.training = False
+        yield
+
+
+@contextmanager
+def _modules_restored(model: nn.Module) -> Iterator[None]:
+    """Restore mode and buffers of all modules."""
     before = [_ModuleState(module) for module in model.modules()]
-    real = [buffer for buffer in model.buffers() if not isinstance(buffer, FakeTensor)]
-    values = [buffer.clone() for buffer in real]
     try:
-        for state in before:
-            state.module.training = False
-        with _plain_execution(model):
-            yield
+        yield
     finally:
-        _write_back(real, values)
         for state in before:
             state.restore()
 
 
+@contextmanager
+def _buffers_restored(model: nn.Module) -> Iterator[None]:
+    """Restore the values of all real buffers."""
+    before = []
+    for buffer in model.buffers():
+        if not isinstance(buffer, FakeTensor):
+            before.append((buffer, buffer.clone()))
+    try:
+        yield
+    finally:
+        _write_back(before)
+
+
 @torch.no_grad()
-def _write_back(buffers: list[Tensor], values: list[Tensor]) -> None:
-    for buffer, value in zip(buffers, values, strict=True):
+def _write_back(values: list[tuple[Tensor, Tensor]]) -> None:
+    for buffer, value in values:
         if not torch.equal(buffer, value):
             buffer.copy_(value)
 
@@ -121,10 +148,10 @@ def _is_expanded(tensor: Tensor) -> bool:
 
 def plain_output(out: Any) -> Any:
     """Convert dataclasses and mappings to dicts and lists, recursively, for torch's trees."""
+    if is_dataclass(out) and not isinstance(out, Mapping | type):
+        out = {field.name: getattr(out, field.name) for field in fields(out)}
     if isinstance(out, Mapping):
         return {key: plain_output(value) for key, value in out.items()}
-    if is_dataclass(out) and not isinstance(out, type):
-        return {field.name: plain_output(getattr(out, field.name)) for field in fields(out)}
     if isinstance(out, (list, tuple)):
         return [plain_output(value) for value in out]
     return out
@@ -133,4 +160,6 @@ def plain_output(out: Any) -> Any:
 def logits_of(out: Any) -> Any:
     """Return a model's logits, or all its outputs if none are called logits."""
     plain = plain_output(out)
-    return plain["logits"] if isinstance(plain, dict) and "logits" in plain else plain
+    if isinstance(plain, dict):
+        return plain.get("logits", plain)
+    return plain

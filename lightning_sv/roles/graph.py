@@ -7,7 +7,7 @@ operations made of it:
     x (input) ---------------> mm
 """
 
-import heapq
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ class Node:
     inputs: list[tuple[str, "Node"]]  #: (name of the argument, node) of each input tensor
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    dtype: torch.dtype | None = None
+    dtype: torch.dtype = torch.float32
     scalars: dict[str, Any] = field(default_factory=dict)  #: the other arguments, by name
     output: int = 0  #: index among the operation's outputs
     is_view: bool = False  #: whether it shares the storage of its first input
@@ -68,18 +68,33 @@ class Node:
         return self.kind in (CONST, PARAM)
 
     @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
     def values(self) -> list["Node"]:
         """Input tensors."""
         return [value for _, value in self.inputs]
+
+    @property
+    def learned_values(self) -> list["Node"]:
+        """Input tensors that depend on parameters alone."""
+        return [value for value in self.values if value.is_learned]
 
     @property
     def first(self) -> "Node":
         """First input tensor."""
         return self.inputs[0][1]
 
+    @property
+    def by_argument(self) -> dict[str, "Node"]:
+        """Name of an argument -> its first tensor; a write in place adds the old value behind."""
+        return dict(reversed(self.inputs))
+
     def argument(self, name: str) -> "Node | None":
         """Return the input tensor of the argument `name`."""
-        return next((value for argument, value in self.inputs if argument == name), None)
+        return self.by_argument.get(name)
 
     def arguments(self, names: Collection[str]) -> list["Node"]:
         """Return the input tensors of the arguments `names`."""
@@ -87,7 +102,11 @@ class Node:
 
     def others(self, node: "Node") -> list["Node"]:
         """Return the input tensors except `node`."""
-        return [other for other in self.values if other is not node]
+        return self.outside({node})
+
+    def outside(self, known: Collection["Node"]) -> list["Node"]:
+        """Return the input tensors that are not `known` values."""
+        return [value for value in self.values if value not in known]
 
     def users_by_order(self) -> dict[int, "Node"]:
         """Return position in the pass -> operation that reads the value and depends on it."""
@@ -95,7 +114,7 @@ class Node:
 
     def reads_only(self, known: Collection["Node"]) -> bool:
         """Return True if all inputs of the operation are fixed or `known` values."""
-        return all(value.is_fixed or value in known for value in self.values)
+        return all(value.is_fixed for value in self.outside(known))
 
 
 class Graph(NamedTuple):
@@ -106,58 +125,26 @@ class Graph(NamedTuple):
     outputs: set[Node]
 
 
-class Walk:
-    """Visit the users of a value that depend on it, recursively as far as the caller follows.
-
-    Attributes:
-        seen: the value and the followed users
-    """
-
-    def __init__(self, start: Node) -> None:
-        self.seen = {start}
-        self._waiting = [start]
-
-    def __iter__(self) -> Iterator[tuple[Node, str, Node]]:
-        """Yield (value, name of the argument, user) of each followed value."""
-        while self._waiting:
-            value = self._waiting.pop()
-            for argument, user in value.users:
-                if not user.is_const:  # such as zeros in the shape of the value
-                    yield value, argument, user
-
-    def follow(self, user: Node) -> None:
-        """Also visit the users of `user`, once."""
-        if user not in self.seen:
-            self.seen.add(user)
-            self._waiting.append(user)
-
-
 def users_in_order(values: Collection[Node]) -> Iterator[Node]:
     """Yield the users of `values` that depend on them in the order of the pass, once each.
 
-    A caller that adds a user to `values` also gets the users of that.
+    A caller that adds a user to `values` follows it: its users come, too. When a user comes, the
+    caller has decided on all of its inputs.
     """
-    pending: dict[int, Node] = {}  # by their order
+    waiting: dict[int, Node] = {}  # by their order
     for value in values:
-        pending |= value.users_by_order()
-    orders = list(pending)
-    heapq.heapify(orders)
+        waiting |= value.users_by_order()
 
-    while orders:
-        user = pending[heapq.heappop(orders)]
-        if user in values:
-            continue
-        yield user
+    while waiting:
+        user = waiting.pop(min(waiting))
         if user not in values:
-            continue
-        following = user.users_by_order()
-        for order in following.keys() - pending.keys():
-            heapq.heappush(orders, order)
-        pending |= following
+            yield user
+        if user in values:  # followed; its users are later in the pass
+            waiting |= user.users_by_order()
 
 
 def plain(node: Node) -> Node:
     """Return `node` before views and copies."""
-    while node.inputs and node.moves:
+    while node.moves:
         node = node.first
     return node

@@ -1,4 +1,4 @@
-r"""Operations that no table of `ops` describes, tested on random numbers.
+"""Operations that no table of `ops` describes, tested on random numbers.
 
 f is linear if f(2x + y) = 2 f(x) + f(y). It keeps channels separate if channel factors g of any x
 come out as the same factors h: f(g x) = h f(x) and f(g y) = h f(y). The axes along which h varies
@@ -50,10 +50,15 @@ def channels_of_result(node: Node, channels: frozenset[int]) -> frozenset[int] |
             results = list(_results(node, channels))
         except (RuntimeError, TypeError, ValueError, NotImplementedError):
             return None
-    of_sum, of_x, of_y, of_scaled_x, of_scaled_y = results
-    if not all(_is_alike(result, of_x) for result in results):
-        return None
+    of_x = results[1]
+    is_measured = all(_is_alike(result, of_x) for result in results)
+    return _axes_of_factor(*results) if is_measured else None
 
+
+def _axes_of_factor(
+    of_sum: Tensor, of_x: Tensor, of_y: Tensor, of_scaled_x: Tensor, of_scaled_y: Tensor
+) -> frozenset[int] | None:
+    """Return the axes of h in f(g x) = h f(x); None if f is not linear or mixes channels."""
     factor = torch.where(of_x == 0, 1, of_scaled_x / of_x)
     is_linear = torch.allclose(of_sum, 2 * of_x + of_y)
     is_separate = torch.allclose(of_scaled_y, factor * of_y)
@@ -78,7 +83,9 @@ def _results(node: Node, channels: frozenset[int]) -> Iterator[Any]:
 def _run(node: Node, value: Tensor) -> Any:
     ((name, _),) = node.inputs
     out = node.call(**{name: value.clone(), **node.scalars})
-    return out[node.output] if isinstance(out, (list, tuple)) else out
+    if isinstance(out, (list, tuple)):
+        return out[node.output]
+    return out
 
 
 def _is_alike(result: Any, other: Any) -> bool:

@@ -1,95 +1,161 @@
 """Norms in a pass, also those written by hand, and the vectors that scale them.
 
-A norm by hand is found by its factors, with any constants between them:
+A norm by hand is a product of powers of x and of |x|. Every value gets its powers of one x, in the
+order of the pass; constants do not count:
 
-    mean square   mean(x^2), var(x)       (x, 2)
-    root          sqrt of it, |x|, std(x) (x, 1)
-    inverse       rsqrt of it, 1 / root   (x, -1)
+    x                     x^1           any other value is the x of its own powers
+    square(x), x * x      x^2
+    mean(x^2), var(x)     |x|^2         one number per row
+    sqrt(mean(x^2)), |x|  |x|^1         also after + eps, clamp, ...
+    rsqrt(mean(x^2))      |x|^-1
+    x * rsqrt(...)        x^1 |x|^-1    normalized
 
-x times an inverse of x, or x over a root of x, is normalized. A scale vector may multiply x first:
-gamma * x * rsqrt(mean(x^2)) is a norm too.
+A scale vector may multiply x, or 1 / |x|, before the other half of the norm does:
+gamma * x * rsqrt(mean(x^2)) is a norm, too.
 """
 
-from collections.abc import Collection
+from collections.abc import Iterator
+from functools import reduce
 from typing import NamedTuple
 
-from lightning_sv.roles.graph import CONST, PARAM, Graph, Node, Walk, plain
+from lightning_sv.roles.graph import Graph, Node, plain, users_in_order
 from lightning_sv.roles.ops import NORMS, STATISTICS
+from lightning_sv.roles.types import agreed
 
-#: power of a statistic
-_SQUARE = 2.0
-_ROOT = 1.0
-_INVERSE = -1.0
-#: operation -> power to which it raises a statistic
-_POWERS = {"sqrt": 0.5, "rsqrt": -0.5, "square": 2, "reciprocal": -1}
-#: operation -> power of the statistic of x by which it normalizes x
-_NORMALIZING = {"mul": _INVERSE, "div": _ROOT}
+#: operation -> exponent of the power that it computes
+_EXPONENTS = {"sqrt": 0.5, "rsqrt": -0.5, "square": 2.0, "reciprocal": -1.0}
+#: operation -> exponents of its arguments in their product
+_PRODUCTS = {"mul": {"self": 1, "other": 1}, "div": {"self": 1, "other": -1}}
+#: operation -> arguments of which the result is a multiple
+_MULTIPLIED = {"mul": ("self", "other"), "div": ("self",)}
+#: operations that keep a power of |x|, but for constants
+_LIMITS = {"add", "clamp", "clamp_min", "maximum"}
 _KEEP_SUM = {"add", "sub", "mul", "div"}
-_KEEP_STATISTIC = {"add", "mul", "div", "clamp", "clamp_min", "maximum", "expand"}
 
 
-class Statistic(NamedTuple):
-    """A value that is |x| to some power, but for constants."""
+class Powers(NamedTuple):
+    """The value x^own |x|^size, but for constants."""
 
-    of: Node  #: x
-    power: float
+    x: Node
+    own: float = 1
+    size: float = 0
+
+    def raised(self, exponent: float) -> "Powers":
+        """Return a power of it."""
+        return self._replace(own=self.own * exponent, size=self.size * exponent)
+
+    def times(self, other: "Powers") -> "Powers":
+        """Return its product with other powers of the same x."""
+        return self._replace(own=self.own + other.own, size=self.size + other.size)
+
+    @property
+    def exponents(self) -> tuple[float, float]:
+        """Exponents of x and of |x|."""
+        return self.own, self.size
+
+    @property
+    def is_size(self) -> bool:
+        """True for a power of |x| alone."""
+        return self.own == 0 and self.size != 0
+
+
+_SELF = (1, 0)
+_SQUARE = (2, 0)
+_INVERSE = (0, -1)
+_NORMALIZED = (1, -1)
 
 
 class Norms:
     """Norms of a pass.
 
     Attributes:
-        statistics: value -> the statistic that it is
+        powers: value -> powers of x that it is; a normalized value is an x again
         normalized: values equal to x / |x|, or LayerNorm's result, without learned factors
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.statistics: dict[Node, Statistic] = {}
+        self.powers: dict[Node, Powers] = {}
         self.normalized: set[Node] = set()
         self._outputs = graph.outputs
-        computed = [node for node in graph.nodes if node.inputs and not node.is_learned]
-        for node in computed:
-            statistic = self._statistic(node)
-            if statistic is not None:
-                self.statistics[node] = statistic
-            if self._is_normalized(node):
+        for node in graph.nodes:
+            powers = self._powers(node)
+            if powers.exponents == _NORMALIZED or _is_plain_norm(node):
+                powers = Powers(node)
+                self.normalized.add(node)
+            self.powers[node] = powers
+            if self.base(node) in self.normalized:
                 self.normalized.add(node)
 
-    def _statistic(self, node: Node) -> Statistic | None:
+    def is_statistic(self, value: Node) -> bool:
+        """Return True for a power of |x|."""
+        return self.powers[value].is_size
+
+    def base(self, value: Node) -> Node:
+        """Return x of a constant multiple of x, or of x - mean(x); otherwise the value."""
+        powers = self.powers[value]
+        return powers.x if powers.exponents == _SELF else plain(value)
+
+    def bases(self, value: Node) -> set[Node]:
+        """Return the base of a value, and the bases before its learned factors."""
+        found: set[Node] = set()
+        while value not in found:
+            base = self.base(value)
+            found.add(base)
+            value = _source_of_multiple(base)
+        return found
+
+    def _powers(self, node: Node) -> Powers:
+        """Return the powers of a value, from those of its inputs."""
+        if node.is_fixed or not node.inputs:
+            return Powers(node)
+        if node.moves or _subtracts_mean(node):
+            return self.powers[node.first]
         if node.op in STATISTICS:
-            return _measured_statistic(node)
-        if node.op in ("mean", "sum"):
-            return _mean_square(node)
-        known = [value for value in node.values if value in self.statistics]
-        return self._changed_statistic(node, known[0]) if known else None
+            return self._powers_of_measure(node)
+        if node.op in _PRODUCTS:
+            return self._powers_of_product(node)
+        if node.op in _LIMITS:
+            return self._powers_of_limit(node)
+        return self._powers_of_function(node, self.powers[node.first])
 
-    def _changed_statistic(self, node: Node, value: Node) -> Statistic | None:
-        """Return what an operation makes of a value that is a statistic."""
-        known = self.statistics[value]
-        exponent = _exponent(node)
-        if exponent is not None:
-            return Statistic(known.of, known.power * exponent)
-        keeps = node.moves or node.op in _KEEP_STATISTIC
-        kinds_of_others = {other.kind for other in node.values if other not in self.statistics}
-        return known if keeps and kinds_of_others <= {CONST} else None
+    def _powers_of_measure(self, node: Node) -> Powers:
+        """Return the power of |x| that var, std or a Euclidean norm returns."""
+        order = node.scalars.get("ord", node.scalars.get("p"))
+        if order not in (None, 2) or node.output:
+            return Powers(node)
+        size = 2 if node.op.startswith("var") else 1
+        return Powers(self.base(node.first), own=0, size=size)
 
-    def _is_normalized(self, node: Node) -> bool:
-        if node.op in NORMS:
-            weight = node.argument(NORMS[node.op][1])
-            return node.output == 0 and (weight is None or not weight.is_learned)
-        if node.moves:
-            return node.first in self.normalized
-        norm = self._norm_in(node)
-        if norm is not None:
-            return self.statistics[norm].of in map(stem, node.others(norm))
-        return _multiplied(node, {CONST}) in self.normalized
+    def _powers_of_product(self, node: Node) -> Powers:
+        """Return the product of powers of one x."""
+        factors = [powers for _, powers in self._factors(node)]
+        of_one_x = len({powers.x for powers in factors}) == 1
+        return reduce(Powers.times, factors) if of_one_x else Powers(node)
 
-    def _norm_in(self, node: Node) -> Node | None:
-        """Return the inverse by which a product multiplies, or the root by which it divides."""
-        power = _NORMALIZING.get(node.op)
-        factors = node.values[1:] if node.op == "div" else node.values
-        known = (value for value in factors if value in self.statistics)
-        return next((value for value in known if self.statistics[value].power == power), None)
+    def _factors(self, node: Node) -> Iterator[tuple[Node, Powers]]:
+        """Yield the factors of a product or quotient, and their powers in it, but for constants."""
+        for argument, sign in _PRODUCTS.get(node.op, {}).items():
+            value = node.argument(argument)
+            if value is not None and not value.is_const:
+                yield value, self.powers[value].raised(sign)
+
+    def _powers_of_limit(self, node: Node) -> Powers:
+        """Return |x| again, of |x| + eps or of the larger of |x| and eps."""
+        powers = {self.powers[value] for value in node.values if not value.is_const}
+        limited = agreed(powers)
+        if limited is None or not limited.is_size:
+            return Powers(node)
+        return limited
+
+    def _powers_of_function(self, node: Node, powers: Powers) -> Powers:
+        """Return the powers of a mean, a root, or another function of a value."""
+        if node.op in ("mean", "sum") and powers.exponents == _SQUARE:
+            return Powers(powers.x, own=0, size=2)
+        exponent = _EXPONENTS.get(node.op, node.scalars.get("exponent", 0))
+        has_powers = powers.is_size or exponent == 2  # sqrt(x^2) is |x| of each entry
+        if has_powers and exponent:
+            return powers.raised(exponent)
+        return Powers(node)
 
     def late_norms(self, product: Node, data: Node) -> list[Node]:
         """Return where `product`, a scale vector times `data`, becomes the scaled output of a norm.
@@ -98,113 +164,73 @@ class Norms:
         with the other half. There are none if something else reads the product too, such as a norm
         of gamma * x: gamma is then a multiplier.
         """
-        if product.op != "mul" or not self._is_half(data):
+        if product.op != "mul":
             return []
         ends: list[Node] = []
-        walk = Walk(product)
-        for value, _, user in walk:
-            if self._completes(user, value, data):
+        multiples = {product}
+        for user in users_in_order(multiples):
+            is_multiple = _source_of_multiple(user) in multiples
+            if self._completes(user, multiples, data):
                 ends.append(user)
-            elif _is_fixed_multiple(user, value):
-                walk.follow(user)
+            elif is_multiple and user.shape == product.shape:
+                multiples.add(user)
             else:
                 return []
-        return [] if walk.seen & self._outputs else ends
+        return [] if multiples & self._outputs else ends
 
     def products_with(self, total: Node) -> list[Node]:
         """Return the products of a sum with outputs of norms; empty if anything else reads it."""
         products: list[Node] = []
-        walk = Walk(total)
-        for value, _, user in walk:
-            others = set(user.others(value))
-            if user.op == "mul" and others & self.normalized:
+        sums = {total}
+        for user in users_in_order(sums):
+            scales_norm = not self.normalized.isdisjoint(user.outside(sums))
+            keeps_sum = user.op in _KEEP_SUM and user.reads_only(sums)
+            if scales_norm and user.op == "mul":
                 products.append(user)
-            elif user.moves or (user.op in _KEEP_SUM and user.reads_only({value})):
-                walk.follow(user)
+            elif keeps_sum or user.moves:
+                sums.add(user)
             else:
                 return []
-        return [] if walk.seen & self._outputs else products
+        return [] if sums & self._outputs else products
 
-    def _is_half(self, data: Node) -> bool:
-        known = self.statistics.get(data)
-        return known is None or known.power == _INVERSE
-
-    def _completes(self, user: Node, value: Node, data: Node) -> bool:
-        """Return True if an operation multiplies a value by the other half of a norm."""
-        known = self.statistics.get(data)
-        if known is not None:  # 1/|x|, which x completes
-            halves = [stems(other) for other in user.others(value)]
-            return user.op == "mul" and any(known.of in half for half in halves)
-        norm = self._norm_in(user)
-        if norm is None or user.others(norm) != [value]:
+    def _completes(self, user: Node, multiples: set[Node], data: Node) -> bool:
+        """Return True if an operation multiplies multiples of one half of a norm by the other."""
+        factors = dict(self._factors(user))
+        halves = factors.keys() - multiples
+        if len(halves) != 1:
             return False
-        return self.statistics[norm].of in stems(data)
+        (half,) = halves
+        of_data = self.powers[data]
+        if of_data.exponents == _INVERSE:
+            return user.op == "mul" and of_data.x in self.bases(half)
+        return factors[half].exponents == _INVERSE and factors[half].x in self.bases(data)
 
 
-def _measured_statistic(node: Node) -> Statistic | None:
-    """Return the statistic of var, std or a Euclidean norm."""
-    order = node.scalars.get("ord", node.scalars.get("p", 2))
-    if order not in (None, 2) or node.output:
-        return None
-    power = _SQUARE if node.op.startswith("var") else _ROOT
-    return Statistic(stem(node.first), power)
+def _is_plain_norm(node: Node) -> bool:
+    """Return True for the result of a norm's operation without a learned scale vector."""
+    if node.op not in NORMS or node.output:
+        return False
+    weight = node.argument(NORMS[node.op].weight)
+    return weight is None or not weight.is_learned
 
 
-def _mean_square(mean: Node) -> Statistic | None:
-    """Return the statistic of the mean or sum of x^2 or x * x; None of other values."""
-    square = plain(mean.first)
-    bases = {stem(value) for value in square.values}
-    is_square = _exponent(square) == 2 or (square.op == "mul" and len(square.inputs) == 2)
-    return Statistic(bases.pop(), _SQUARE) if is_square and len(bases) == 1 else None
-
-
-def _exponent(node: Node) -> float | None:
-    exponent = node.scalars.get("exponent") if node.op == "pow" else _POWERS.get(node.op)
-    return exponent if isinstance(exponent, (int, float)) else None
-
-
-def _is_fixed_multiple(user: Node, value: Node) -> bool:
-    """Return True for a value that is moved, or multiplied by what does not depend on data."""
-    is_multiple = user.moves or _multiplied(user, {CONST, PARAM}) is value
-    return is_multiple and user.shape == value.shape
-
-
-def stem(node: Node) -> Node:
-    """Return `node` before views, copies, constant factors, and subtraction of its mean."""
-    while True:
-        node = plain(node)
-        source = _without_mean(node) or _multiplied(node, {CONST})
-        if source is None:
-            return node
-        node = source
-
-
-def stems(node: Node) -> set[Node]:
-    """Return the stem of `node`, and the stems before its parameter factors."""
-    found = set()
-    value: Node | None = node
-    while value is not None:
-        value = stem(value)
-        found.add(value)
-        value = _multiplied(value, {CONST, PARAM})
-    return found
-
-
-def _without_mean(node: Node) -> Node | None:
-    """Return x of x - mean(x); None for another operation."""
+def _subtracts_mean(node: Node) -> bool:
+    """Return True for x - mean(x)."""
     if node.op != "sub" or len(node.inputs) != 2:
-        return None
-    return node.first if _is_mean(plain(node.values[1])) else None
+        return False
+    return _is_mean(plain(node.values[1]))
 
 
 def _is_mean(node: Node) -> bool:
-    return node.op == "mean" or (node.op in ("var_mean", "std_mean") and node.output == 1)
+    is_second_output = node.output == 1
+    return node.op == "mean" or (is_second_output and node.op in ("var_mean", "std_mean"))
 
 
-def _multiplied(node: Node, kinds: Collection[int]) -> Node | None:
-    """Return x of x * f, f * x and x / f with factors f of these kinds; None for others."""
-    others = [value for value in node.values if value.kind not in kinds]
-    if node.op not in _NORMALIZING or len(others) != 1:
-        return None
-    is_divisor = node.op == "div" and others[0] is not node.first
-    return None if is_divisor else others[0]
+def _source_of_multiple(node: Node) -> Node:
+    """Return x of a view or copy of x, of x * f and of x / f with fixed f; otherwise the node."""
+    if node.moves:
+        return node.first
+    data = [value for value in node.values if not value.is_fixed]
+    multiplied = node.arguments(_MULTIPLIED.get(node.op, ()))
+    is_multiple = len(data) == 1 and data[0] in multiplied
+    return data[0] if is_multiple else node

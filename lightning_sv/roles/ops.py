@@ -21,18 +21,28 @@ BATCHED = frozenset({"bmm", "baddbmm", "addbmm"})
 TRANSPOSED = {"linear", "mkldnn::_linear_pointwise"}
 #: arguments that a product adds
 ADDENDS = frozenset({"self", "bias", "B"})
-#: operation -> (input, scale vector, bias) of a norm; its first output is the result
-NORMS: dict[str, tuple[str, str, str]] = {
-    **dict.fromkeys(("rms_norm", "_fused_rms_norm"), ("input", "weight", "")),
+
+
+class Norm(NamedTuple):
+    """Arguments of a norm with its scale vector and its bias."""
+
+    weight: str
+    bias: str
+
+
+#: operation -> its arguments; its first output is the result
+NORMS: dict[str, Norm] = {
+    **dict.fromkeys(("rms_norm", "_fused_rms_norm"), Norm("weight", bias="")),
     **dict.fromkeys(
         (
             "native_layer_norm", "native_group_norm", "native_batch_norm",
             "_native_batch_norm_legit_no_training", "_batch_norm_no_update", "cudnn_batch_norm",
             "miopen_batch_norm",
         ),
-        ("input", "weight", "bias"),
+        Norm("weight", bias="bias"),
     ),
 }  # fmt: skip
+NO_NORM = Norm("", bias="")
 #: norms whose scale vector varies along the second axis; that of the others along the last
 CHANNELS_FIRST = frozenset(NORMS) - {"rms_norm", "_fused_rms_norm", "native_layer_norm"}
 LOOKUPS = frozenset({"embedding", "_embedding_bag", "_embedding_bag_forward_only"})

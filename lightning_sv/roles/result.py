@@ -1,4 +1,14 @@
-"""All roles of a model, with tables and patterns of names."""
+r"""All roles of a model, with tables and patterns of names.
+
+Many optimizers take patterns of names that do not decay. Names of layers differ in their numbers
+alone, so a few patterns match hundreds of names:
+
+    model.layers.0.input_layernorm.weight   |
+    model.layers.1.input_layernorm.weight   |->   ^(.*\.)?input_layernorm\.weight$
+    ...                                     |
+
+A pattern grows by one word at a time until it matches no parameter that decays.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +31,10 @@ class Roles:
     def _by_name(self) -> dict[str, ModelParameter]:
         return {parameter.name: parameter for parameter in self.parameters}
 
+    @property
+    def _trained(self) -> list[ModelParameter]:
+        return [parameter for parameter in self.parameters if parameter.trained]
+
     def __str__(self) -> str:
         """Return a table with one row per kind of parameter, and its decay under 'iwd'."""
         return parameter_table(self.parameters, "iwd")
@@ -31,11 +45,11 @@ class Roles:
 
     def decayed(self, policy: str = "iwd") -> list[str]:
         """Return the names of the trained parameters that decay under `policy`."""
-        return [p.name for p in self.parameters if p.trained and p.decays(policy)]
+        return [parameter.name for parameter in self._trained if parameter.decays(policy)]
 
     def undecayed(self, policy: str = "iwd") -> list[str]:
         """Return the names of the trained parameters that do not decay under `policy`."""
-        return [p.name for p in self.parameters if p.trained and not p.decays(policy)]
+        return [parameter.name for parameter in self._trained if not parameter.decays(policy)]
 
     def patterns(self, kind: Pattern = "regex", policy: str = "iwd") -> list[str]:
         """Return patterns that match exactly the names that do not decay.
@@ -98,10 +112,13 @@ class _Syntax:
 
     def _general(self, name: str) -> Iterator[str]:
         """Yield patterns for all numbers, of the last two words, the last three, and so on."""
-        words = [self.number if word.isdigit() else self.escape(word) for word in name.split(".")]
+        words = list(map(self._word, name.split(".")))
         for count in range(2, len(words)):
             yield self.ending.format(self.dot.join(words[-count:]))
         yield self.complete.format(self.dot.join(words))
+
+    def _word(self, word: str) -> str:
+        return self.number if word.isdigit() else self.escape(word)
 
 
 _SYNTAX: dict[str, _Syntax] = {

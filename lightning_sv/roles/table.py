@@ -1,4 +1,8 @@
-"""Plain text tables of parameters, with one row for all layers."""
+"""Plain text tables of parameters, with one row for all layers.
+
+model.layers.*                        the module, once
+  input_layernorm.weight  24  1024    its parameters, and in how many layers they are
+"""
 
 import re
 from collections import defaultdict

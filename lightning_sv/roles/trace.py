@@ -12,8 +12,8 @@ gives its storage a new value that depends on the old one:
     x.mul_(2)         a new node; later reads of x, and of its views, find this one
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, reduce
 from operator import or_
@@ -129,15 +129,18 @@ class Tracer(TorchDispatchMode):
         self, call: _Call, tensors: list[tuple[str, Tensor]], results: list[Tensor]
     ) -> None:
         """Record the new tensors of a call, and those that it wrote."""
-        storages = {_storage(tensor) for _, tensor in tensors}
+        read = {_storage(tensor) for _, tensor in tensors}
         written = [(name, tensor) for name, tensor in tensors if name in call.op.written]
         targets = {id(tensor) for _, tensor in written}
         for i, tensor in enumerate(results):
-            if id(tensor) not in targets:
-                is_view = _storage(tensor) in storages
-                self._put(tensor, self._result(call, tensor, i, is_view=is_view))
+            is_new = id(tensor) not in targets
+            if is_new:
+                is_view = _storage(tensor) in read
+                node = self._result(call, tensor, i, is_view=is_view)
+                self._put(tensor, node)
         for name, tensor in written:
-            self._write(tensor, self._result(call, tensor), name)
+            node = self._result(call, tensor)
+            self._write(tensor, node, name)
 
     def _call(
         self,
@@ -189,15 +192,17 @@ def _kind_of_result(op: str, inputs: list[tuple[str, Node]]) -> int:
         return CONST
     if op in LOOKUPS:
         return DATA
-    kinds = {node.kind for _, node in inputs}
-    if op in CHOICES_OF_ROWS and INPUT not in kinds and _is_learned_table(inputs):
+    if op in CHOICES_OF_ROWS and _chooses_weights(inputs):
         return PARAM  # the weights of a selected expert are still weights
+    kinds = {node.kind for _, node in inputs}
     return reduce(or_, kinds, CONST)
 
 
-def _is_learned_table(inputs: list[tuple[str, Node]]) -> bool:
-    name, table = inputs[0]
-    return name == "self" and table.is_learned
+def _chooses_weights(inputs: list[tuple[str, Node]]) -> bool:
+    """Return True for rows of a learned table that data select, but not the example alone."""
+    (name, table), *indices = inputs
+    is_lookup = any(index.kind == INPUT for _, index in indices)
+    return name == "self" and table.is_learned and not is_lookup
 
 
 def _named_tensors(arguments: dict[str, Any]) -> list[tuple[str, Tensor]]:
@@ -246,17 +251,23 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
             tracer.source(tensor, "buffer")
         for tensor in _tensors((args, kwargs)):
             tracer.source(tensor, "input")
-        try:
-            with tracer:
-                out = model(*args, **kwargs)
-        except ConfigError:  # a check of ours names its own remedy
-            raise
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise ConfigError(_reads_values(model, error)) from error
-        except Exception as error:
-            raise ConfigError(_failure(error)) from error
-        outputs = {tracer.find(tensor) for tensor in _tensors(logits_of(out))}
+        with _failures_reported(model), tracer:
+            out = model(*args, **kwargs)
+        outputs = set(map(tracer.find, _tensors(logits_of(out))))
     return Graph(tracer.nodes, parameters, outputs)
+
+
+@contextmanager
+def _failures_reported(model: nn.Module) -> Iterator[None]:
+    """Raise ConfigError for any error of a model's code."""
+    try:
+        yield
+    except ConfigError:  # a check of ours names its own remedy
+        raise
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise ConfigError(_reads_values(model, error)) from error
+    except Exception as error:
+        raise ConfigError(_failure(error)) from error
 
 
 def _reads_values(model: nn.Module, error: Any) -> str:

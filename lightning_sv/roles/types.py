@@ -1,9 +1,14 @@
-"""Roles of parameters and their weight decay."""
+"""Roles of parameters and their weight decay.
+
+A policy is about scale vectors alone: 'iwd' decays those of role input. Weights (matrix, router,
+head, embedding) always decay, multipliers as the output side, biases and the rest never.
+"""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.own_code import find
@@ -17,6 +22,7 @@ MODEL_ROLES: tuple[ModelRole, ...] = get_args(ModelRole)
 #: roles that decay under every policy
 WEIGHTS = frozenset({"matrix", "router", "head", "embedding"})
 Pattern = Literal["regex", "glob"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,14 @@ class ModelParameter:
     def decays(self, policy: str) -> bool:
         """Return True if it takes part in weight decay under 'wd', 'iwd', 'owd' or 'nowd'."""
         return self.role in _decayed_roles(policy)
+
+
+def agreed(values: Collection[T]) -> T | None:
+    """Return the value on which all uses of a parameter agree; None if they differ, or without any.
+
+    `values` has each different value once.
+    """
+    return next(iter(values)) if len(values) == 1 else None
 
 
 @cache

@@ -1,13 +1,21 @@
-"""Norms without a scale vector that only matrices read."""
+"""Norms without a scale vector that only matrices read.
+
+Some models normalize without a vector, as OLMo's first norms do. A strategy adds one before each
+matrix then. Only a norm of whole rows has a channel per column of these matrices:
+
+    xhat -> W1, W2          a site, with vectors before W1 and W2
+    xhat -> W1, + residual  none: the residual stream reads xhat, too
+"""
 
 from collections.abc import Iterator
+from itertools import chain
 
 from lightning_sv.interop.apply.matrices import Matrices, SiteMatrix
 from lightning_sv.interop.apply.site import Site
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers
 from lightning_sv.roles.graph import Node
-from lightning_sv.roles.norms import stem
+from lightning_sv.roles.norms import Norms
 from lightning_sv.roles.ops import NORMS
 
 
@@ -23,23 +31,23 @@ def bare_sites(matrices: Matrices) -> list[Site]:
 
 def _bare_norms(traced: TracedModel) -> Iterator[Node]:
     """Yield the outputs of norms over the last axis that no scale vector multiplies."""
+    norms = traced.flow.norms
     scaled: set[Node] = set()
-    for uses in traced.scaled.values():
-        for node, vector in uses:
-            scaled.update(map(stem, node.others(vector)))
+    for node, vector in chain.from_iterable(traced.scaled.values()):
+        scaled.update(map(norms.base, node.others(vector)))
+    bare = norms.normalized - scaled
     for node in traced.flow.graph.nodes:
-        is_bare = node in traced.flow.normalized and node not in scaled
-        if is_bare and not node.is_fixed and _is_of_rows(node, traced):
+        if node in bare and _is_of_rows(node, norms):
             yield node
 
 
-def _is_of_rows(norm: Node, traced: TracedModel) -> bool:
+def _is_of_rows(norm: Node, norms: Norms) -> bool:
     """Return True for a norm over the last axis alone."""
-    if norm.shape[-1] < 2:
+    if norm.is_fixed or norm.shape[-1] < 2:
         return False
     if norm.op in NORMS:
         return len(norm.scalars.get("normalized_shape", ())) == 1
-    statistics = [value for value in norm.values if value in traced.flow.norms.statistics]
+    statistics = filter(norms.is_statistic, norm.values)
     return any(v.shape[-1:] == (1,) or v.stride[-1:] == (0,) for v in statistics)
 
 
@@ -54,28 +62,24 @@ def _linear_ends(norm: Node) -> list[Consumer]:
 
 
 def _site(norm: Node, ends: list[Consumer], matrices: Matrices) -> Site:
+    """Return the site of a norm that linear maps read."""
     products = {end.node for end in ends}
-    names = matrices.names_read(ends)
-    tied = [name for name in names if name in matrices.tied]
+    tied: list[str] = []
     found: list[SiteMatrix] = []
     unfit: list[str] = []
-    for name in names:
-        if name in tied:
-            continue
-        matrix = _matrix_behind(norm, name, products, matrices)
-        if matrix is None:
-            unfit.append(name)
+    for name in matrices.names_read(ends):
+        if name in matrices.tied:
+            tied.append(name)
+        elif _reads_alone(norm, name, products, matrices):
+            found.append(matrices.matrix(name))
         else:
-            found.append(matrix)
+            unfit.append(name)
     return Site("", 1.0, "input", matrices=tuple(found), tied=tuple(tied), unfit=tuple(unfit))
 
 
-def _matrix_behind(
-    norm: Node, name: str, products: set[Node], matrices: Matrices
-) -> SiteMatrix | None:
-    """Return a matrix that reads a norm's channels and nothing else; None for others."""
-    matrix = matrices.find(name)
-    all_products = {product.node for product in matrices.traced.products[name]}
-    if matrix is None or not all_products <= products:
-        return None
-    return matrix if matrices.width_read(matrix) == norm.shape[-1] else None
+def _reads_alone(norm: Node, name: str, products: set[Node], matrices: Matrices) -> bool:
+    """Return True for a plain matrix that reads a norm's channels and nothing else."""
+    of_matrix = {product.node for product in matrices.traced.products[name]}
+    if not of_matrix <= products or not matrices.is_plain(name):
+        return False
+    return matrices.width_read(name) == norm.shape[-1]

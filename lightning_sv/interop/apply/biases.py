@@ -5,61 +5,83 @@ bias must be known: norm(x) * gamma + b is (norm(x) + b / gamma) * gamma. Anythi
 added, such as positions, a class token or the number of a mask, keeps the vector in its norm.
 """
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 from lightning_sv.roles.api import TracedModel
-from lightning_sv.roles.graph import Node, Walk, plain
-from lightning_sv.roles.ops import NORMS, PRODUCTS, SUMS
+from lightning_sv.roles.graph import Node, plain, users_in_order
+from lightning_sv.roles.ops import NO_NORM, NORMS, PRODUCTS, SUMS
 
 #: operations that may insert other numbers
 _INSERTING = frozenset({"cat", "addcmul", "addcdiv", "lerp", "where", "masked_fill"})
 #: operation -> its argument with a number that it adds or inserts
 _NUMBERS = {"constant_pad_nd": "value"} | dict.fromkeys(SUMS, "other")
+#: stands for numbers that an operation adds or inserts
+_NUMBER = Node("number", [], (), ())
+#: stands for the name of anything but a bias of the vector's shape
+_OTHER = ""
 
 
-def biases_after(name: str, traced: TracedModel) -> frozenset[str] | None:
-    """Return the biases of the vector's shape that are added to all scaled values of a vector.
+class Added(NamedTuple):
+    """What is added to the scaled values of a vector before matrices read them.
 
-    None if something else is added, or different biases.
+    Attributes:
+        bias: name of the one bias of the vector's shape; None if there is none
+        others: whether something else is added, or different biases
     """
+
+    bias: str | None = None
+    others: bool = False
+
+
+def added_after(name: str, traced: TracedModel) -> Added:
+    """Return what is added to all scaled values of a vector."""
     shape = tuple(traced.named[name].shape)
-    scaled = traced.scaled.get(name)
-    if not scaled:
-        return frozenset()
-    found = {_biases(node, shape, traced) for node, _ in scaled}
-    return found.pop() if len(found) == 1 else None
+    scaled = traced.scaled.get(name, [])
+    sums = {_names_added(node, shape, traced) for node, _ in scaled}
+    names = frozenset[str]().union(*sums)
+    is_one_sum = len(sums) <= 1 and len(names) <= 1
+    if not is_one_sum or _OTHER in names:
+        return Added(others=True)
+    return Added(bias=next(iter(names), None))
 
 
-def _biases(node: Node, shape: tuple[int, ...], traced: TracedModel) -> frozenset[str] | None:
-    added = _addends(node)
-    if added is None:
-        return None
-    fixed = [plain(value) for value in added if value.is_fixed]
-    if not all(value.op == "parameter" and value.shape == shape for value in fixed):
-        return None
-    return frozenset[str]().union(*(traced.flow.sources[value] for value in fixed))
+def _names_added(node: Node, shape: tuple[int, ...], traced: TracedModel) -> frozenset[str]:
+    """Return the names of the biases of a shape that are added to a scaled value, or `_OTHER`."""
+    names: set[str] = set()
+    for value in _addends(node):
+        source = plain(value)
+        if source.op == "parameter" and source.shape == shape:
+            names |= traced.flow.sources[source]
+        elif source.is_fixed:
+            names.add(_OTHER)
+    return frozenset(names)
 
 
-def _addends(node: Node) -> set[Node] | None:
-    """Return the values that are added to a scaled value; None if numbers are added."""
-    added = _added_by(node)
-    walk = Walk(node)
-    for value, argument, user in walk:
-        others = user.others(value)
-        if user.op in PRODUCTS and any(other.is_learned for other in others):
-            continue  # a matrix
-        if user.op == "addcmul" and argument != "self":
-            added |= _added_by(user)
+def _addends(node: Node) -> Iterator[Node]:
+    """Yield what is added to a scaled value, or inserted into it, anywhere before a matrix."""
+    yield from _added_by(node)
+    reached = {node}
+    for user in users_in_order(reached):
+        others = user.outside(reached)
+        is_matrix = user.op in PRODUCTS and any(other.is_learned for other in others)
+        if is_matrix:
+            continue
+        reached.add(user)
+        if user.op == "addcmul" and user.argument("self") not in reached:
+            yield from _added_by(user)
         elif _inserts_numbers(user):
-            return None
+            yield _NUMBER
         elif user.op in SUMS:
-            added.update(others)
-        walk.follow(user)
-    return added
+            yield from others
 
 
-def _added_by(node: Node) -> set[Node]:
+def _added_by(node: Node) -> list[Node]:
     """Return what a norm, or addcmul, adds itself."""
-    own = "self" if node.op == "addcmul" else NORMS.get(node.op, ("", "", ""))[2]
-    return set(node.arguments([own]))
+    argument = NORMS.get(node.op, NO_NORM).bias
+    if node.op == "addcmul":
+        argument = "self"
+    return node.arguments([argument])
 
 
 def _inserts_numbers(user: Node) -> bool:

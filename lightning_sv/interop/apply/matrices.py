@@ -1,6 +1,15 @@
-"""The matrices of a traced model, as scale vectors next to them see them."""
+"""The matrices of a traced model, as scale vectors next to them see them.
 
-import math
+A scale vector of a matrix W is a factor diag(gamma) on one side of it. What the pass does with
+W decides whether it can have one, and how many:
+
+    mm(x, W)                one matrix, gamma_in (d_in) and gamma_out (d_out)
+    mm(x, W) -> split       several matrices in one weight, each with its own vectors (`parts.py`)
+    bmm(x, W)               one matrix per expert, and a row of each vector per expert
+    mm(x, tanh(W)), conv    none: a function of W, or no product with it
+    tied                    none: the other module would have the vector, too
+"""
+
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -9,9 +18,8 @@ from lightning_sv.interop.apply.parts import Layout, layout_of
 from lightning_sv.roles.api import Product, TracedModel
 from lightning_sv.roles.consumers import Consumer
 from lightning_sv.roles.graph import Node, plain
-from lightning_sv.roles.norms import stem
 from lightning_sv.roles.ops import CONVOLUTIONS, NORMS, SUMS
-from lightning_sv.roles.types import ModelParameter, ModelRole
+from lightning_sv.roles.types import ModelParameter, ModelRole, agreed
 
 
 class SiteMatrix(NamedTuple):
@@ -56,23 +64,46 @@ class Matrices:
     def names_read(self, ends: Iterable[Consumer]) -> list[str]:
         """Return the names of the matrices of linear maps, in the model's order."""
         sources = self.traced.flow.sources
-        names = frozenset[str]().union(*(sources[end.matrix] for end in ends if end.matrix))
+        names: set[str] = set()
+        for end in ends:
+            if end.matrix is not None:
+                names |= sources[end.matrix]
         return [name for name in self.traced.named if name in names]
 
-    def width_read(self, matrix: SiteMatrix) -> int:
-        """Return the number of channels that a matrix reads."""
-        return self.traced.named[matrix.weight].shape[matrix.in_axis]
-
-    def find(self, name: str) -> SiteMatrix | None:
-        """Return a matrix that can have vectors; None for a function of one, or a convolution."""
+    def width_read(self, name: str) -> int:
+        """Return the number of channels that a plain matrix reads."""
         row = self.traced.roles[name]
+        assert row.in_axis is not None
+        return row.shape[row.in_axis]
+
+    def is_plain(self, name: str) -> bool:
+        """Return True for a matrix, or one per expert, that linear maps read as it is.
+
+        Vectors do not commute with a function of a matrix.
+        """
+        row = self.traced.roles[name]
+        axes = len(row.shape)
+        if axes not in (2, 3) or row.in_axis not in (axes - 1, axes - 2):
+            return False
         products = self.traced.products[name]
-        if row.in_axis is None or not _is_plain(row, products):
-            return None
+        operands = {plain(product.operand).op for product in products}
+        reads = {product.node.op for product in products}
+        return operands == {"parameter"} and reads.isdisjoint(CONVOLUTIONS)
+
+    def plain_ones(self, names: Iterable[str]) -> list[SiteMatrix]:
+        """Return the matrices that can have vectors."""
+        return [self.matrix(name) for name in names if self.is_plain(name)]
+
+    def matrix(self, name: str) -> SiteMatrix:
+        """Return a plain matrix."""
+        row = self.traced.roles[name]
+        assert row.in_axis is not None
+        products = self.traced.products[name]
         layout = _layout(row, products)
         norms = self._norms_after(products)
+        has_norm_of_part = norms == {False}
         is_one = len(row.shape) == 2 and len(layout.parts) == 1
-        has_several = layout.mixed or (is_one and norms == {False})  # one has a norm
+        has_several = layout.mixed or (is_one and has_norm_of_part)
         return SiteMatrix(
             weight=name,
             in_axis=row.in_axis,
@@ -87,7 +118,7 @@ class Matrices:
         """Return for the norms that read products whether they read all channels."""
         read: set[Node] = set()
         for product in products:
-            read |= {product.node, stem(product.node)}
+            read |= {product.node, self.traced.flow.norms.base(product.node)}
         return {self._normalized[node] for node in read if node in self._normalized}
 
 
@@ -99,48 +130,40 @@ def _tied_parameters(traced: TracedModel) -> set[str]:
     """
     owners: Counter[int] = Counter()
     for module in traced.model.modules():
-        owners.update(id(parameter) for parameter in module._parameters.values())
-    tied = {name for name, parameter in traced.named.items() if owners[id(parameter)] > 1}
-    return tied | {name for name in traced.products if "embedding" in traced.uses[name]}
+        owners.update(map(id, module._parameters.values()))
+    tied = set()
+    for name, parameter in traced.named.items():
+        is_table = name in traced.products and "embedding" in traced.uses[name]
+        if is_table or owners[id(parameter)] > 1:
+            tied.add(name)
+    return tied
 
 
 def _normalized_products(traced: TracedModel) -> dict[Node, bool]:
     """Return input of a norm, which may be a sum -> whether norms read all of it."""
     normalized: dict[Node, bool] = {}
     for source, value in _read_by_norms(traced):
-        reads_all = math.prod(value.shape) == math.prod(source.shape)
-        before_bias = source.values if source.op in SUMS else []
-        for node in (source, *before_bias):
+        reads_all = value.size == source.size
+        nodes = [source]
+        if source.op in SUMS:  # the norm follows a bias
+            nodes += source.values
+        for node in nodes:
             normalized[node] = reads_all or normalized.get(node, False)
     return normalized
 
 
 def _read_by_norms(traced: TracedModel) -> Iterator[tuple[Node, Node]]:
     """Yield x and the part of it that a norm reads, for each norm of x."""
-    statistics = traced.flow.norms.statistics
-    for node, statistic in statistics.items():
-        if statistics.keys().isdisjoint(node.values):  # not a power of a different statistic
-            yield statistic.of, node.first
+    norms = traced.flow.norms
     for node in traced.flow.graph.nodes:
         if node.op in NORMS:
-            yield stem(node.first), node.first
+            yield norms.base(node.first), node.first
+        elif norms.is_statistic(node) and not any(map(norms.is_statistic, node.values)):
+            yield norms.powers[node].x, node.first
 
 
 def _layout(row: ModelParameter, products: list[Product]) -> Layout:
     """Return the matrices in a weight, which all its products must show alike."""
     d_out = row.shape[-2] if row.in_axis == len(row.shape) - 1 else row.shape[-1]
     layouts = {layout_of(product.node, product.argument, d_out) for product in products}
-    return layouts.pop() if len(layouts) == 1 else Layout((d_out,), mixed=True)
-
-
-def _is_plain(row: ModelParameter, products: list[Product]) -> bool:
-    """Return True for a matrix, or one per expert, that linear maps read as it is.
-
-    Vectors do not commute with a function of a matrix.
-    """
-    axes = len(row.shape)
-    if axes not in (2, 3) or row.in_axis not in (axes - 1, axes - 2):
-        return False
-    operands = {plain(product.operand).op for product in products}
-    reads = {product.node.op for product in products}
-    return operands == {"parameter"} and reads.isdisjoint(CONVOLUTIONS)
+    return agreed(layouts) or Layout((d_out,), mixed=True)

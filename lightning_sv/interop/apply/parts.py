@@ -11,12 +11,14 @@ Parts that are joined by a sum or a concatenation belong to one matrix. Parts th
 other are different matrices.
 """
 
-import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
 from lightning_sv.roles.axes import Block, UseAlong, block_of, users_along
-from lightning_sv.roles.graph import DATA, PARAM, Node, Walk, users_in_order
+from lightning_sv.roles.graph import DATA, PARAM, Node, users_in_order
 from lightning_sv.roles.ops import (
     ATTENTION,
     CHOICES_OF_ROWS,
@@ -32,7 +34,8 @@ _JOINS = frozenset({"cat", "stack", "copy"})
 _SINGLES = frozenset({"unbind", "select"})
 #: operations that take blocks of an axis
 _BLOCKS = frozenset({"split", "split_with_sizes", "slice"})
-_MULTIPLYING = PRODUCTS.keys() - set(CONVOLUTIONS)
+_PRODUCTS = ATTENTION | (PRODUCTS.keys() - set(CONVOLUTIONS))
+_MEETING = SUMS | _JOINS
 _KEEPING_PARTS = _JOINS | ATTENTION | SOFTMAX
 
 
@@ -55,130 +58,141 @@ def layout_of(product: Node, argument: str, d_out: int) -> Layout:
     n = product.shape[axis]
     if n != d_out:  # a longer axis has stacked matrices, each with its own vectors
         return Layout((d_out,), mixed=n < d_out)
-    cuts = _cuts(product, axis)
-    if cuts is None:
+    try:
+        cuts = _cuts(product, axis)
+    except _NoBlocksError:
         return Layout((d_out,), mixed=True)
     parts = tuple(high - low for low, high in pairwise(sorted(cuts)))
     return Layout(parts, mixed=len(parts) == 1 and _meets_itself(product))
 
 
-def _cuts(value: Node, axis: int, *, stacked: bool = False) -> set[int] | None:
-    """Return where an axis of channels, or of heads, is split; None if the parts are no blocks.
+class _NoBlocksError(Exception):
+    """The parts of a product are no blocks of channels."""
+
+
+def _cuts(value: Node, axis: int, *, stacked: bool = False) -> set[int]:
+    """Return where an axis of channels, or of heads, is split.
 
     There is no cut between parts that are joined again, nor if the pass reads one part only. With
     `stacked` the axis may be that of two or three matrices, of which one is selected.
+
+    Raises:
+        _NoBlocksError: the parts are no blocks
     """
     n = value.shape[axis]
-    selects_matrix = stacked and n in (2, 3)
-    taking = _BLOCKS | _SINGLES if selects_matrix else _BLOCKS
+    takes_part = _BLOCKS
+    if stacked and n in (2, 3):
+        takes_part = _BLOCKS | _SINGLES
+
     cuts = {0, n}
     parts: list[Node] = []
     for use in users_along(value, axis):
-        if use.splits and use.user.op in taking:
+        if not use.splits:
+            cuts |= _cuts_of_heads(use, n)
+        elif use.user.op in takes_part:
             parts.append(use.user)
-            continue
-        more = _cuts_without_parts(use, axis, n)
-        if more is None:
-            return None
-        cuts |= more
-
-    groups = _Groups(parts, n)
-    return None if groups.are_interleaved else cuts | groups.cuts()
+        else:
+            cuts |= _cuts_of_choice(use.user, axis, n)
+    return cuts | _Groups(parts, n).cuts()
 
 
-def _cuts_without_parts(use: UseAlong, axis: int, n: int) -> set[int] | None:
-    """Return the cuts of a use that does not return one block; None if the parts are no blocks."""
-    if not use.splits:
-        return _cuts_of_heads(use, n)
-    if use.user.op == "glu":
+def _cuts_of_choice(user: Node, axis: int, n: int) -> set[int]:
+    """Return the cuts of a split that does not return one block."""
+    if user.op == "glu":
         return {n // 2}
-    if use.user.op in _SINGLES:
+    keeps_all = user.op in _SINGLES or user.shape[axis] >= n  # one head, or a permutation
+    if keeps_all:
         return set()
-    is_permuted = use.user.shape[axis] >= n
-    return set() if is_permuted else None  # the graph does not have the positions of a choice
+    raise _NoBlocksError  # the graph does not have the positions of a choice
 
 
-def _cuts_of_heads(use: UseAlong, n: int) -> set[int] | None:
-    """Return where a view splits its axis of heads, in channels; None if it splits each head."""
+def _cuts_of_heads(use: UseAlong, n: int) -> set[int]:
+    """Return where a view (..., heads, channels) splits its axis of heads, in channels."""
     view = use.user
     if len(use.axes) < 2 or not view.is_view:
         return set()
     first, *inner = sorted(use.axes)
     heads = _cuts(view, first, stacked=True)
-    if heads is None or any(_takes_apart(view, axis) for axis in inner):
-        return None
+    if any(_takes_apart(view, axis) for axis in inner):
+        raise _NoBlocksError  # each head has a part of every matrix
     return {at * n // view.shape[first] for at in heads}
 
 
 def _takes_apart(view: Node, axis: int) -> bool:
     """Return True if the pass splits an axis and does not join its parts again."""
-    splitting = [use.user for use in users_along(view, axis) if use.splits]
-    parts = [part for part in splitting if part.op not in CHOICES_OF_ROWS]
+    parts = []
+    for use in users_along(view, axis):
+        if use.splits and use.user.op not in CHOICES_OF_ROWS:
+            parts.append(use.user)
     return _Groups(parts, view.shape[axis]).are_several
 
 
 class _Groups:
-    """Parts of an axis of size n, with those that are joined again in one group.
+    """Blocks of an axis of size n, with those that are joined again in one group.
 
-    Parts of the same block are in one group, too. Parts are followed through views, elementwise
-    operations and attention, until they meet in a product.
+    Blocks are followed through views, elementwise operations and attention, until they meet in a
+    product.
     """
 
-    def __init__(self, parts: list[Node], n: int) -> None:
-        self._blocks = [block_of(part, n) for part in parts]
-        alike: dict[Block, set[int]] = {}
-        for i, block in enumerate(self._blocks):
-            alike.setdefault(block, set()).add(i)
-        self._groups = [frozenset(alike[block]) for block in self._blocks]
-        self._follow(parts)
+    def __init__(self, parts: Iterable[Node], n: int) -> None:
+        self._groups: dict[Block, frozenset[Block]] = {}
+        blocks_in: dict[Node, frozenset[Block]] = {}
+        for part in parts:
+            block = block_of(part, n)
+            self._groups[block] = frozenset({block})
+            blocks_in[part] = self._groups[block]
+        self._follow(blocks_in)
 
-    def _follow(self, parts: list[Node]) -> None:
-        indices = dict(zip(parts, self._groups, strict=True))  # value -> the parts in it
-        for user in users_in_order(indices):
-            read = {indices[value] for value in user.values if value in indices}
-            all_read = frozenset[int]().union(*read)
-            if len(read) == 1:
-                follows = _keeps_part(user, indices)
-            else:
-                follows = user.op in SUMS | _JOINS
-                if follows:
-                    self._join(all_read)
-            if follows:
-                indices[user] = all_read
+    def _follow(self, blocks_in: dict[Node, frozenset[Block]]) -> None:
+        """Join blocks that meet; `blocks_in` are value -> the blocks in it."""
+        for user in users_in_order(blocks_in):
+            read = {blocks_in[value] for value in user.values if value in blocks_in}
+            all_read = frozenset[Block]().union(*read)
+            meets = len(read) > 1
+            follows = user.op in _MEETING if meets else _keeps_part(user, blocks_in)
+            if not follows:
+                continue
+            blocks_in[user] = all_read
+            if meets:
+                self._join(all_read)
 
-    def _join(self, indices: frozenset[int]) -> None:
-        joined = frozenset[int]().union(*(self._groups[i] for i in indices))
-        for i in joined:
-            self._groups[i] = joined
+    def _join(self, blocks: Iterable[Block]) -> None:
+        joined = frozenset[Block]().union(*(self._groups[block] for block in blocks))
+        self._groups |= dict.fromkeys(joined, joined)
 
     @property
     def are_several(self) -> bool:
         """True if not all parts are joined again."""
-        return len(set(self._groups)) > 1
-
-    @property
-    def are_interleaved(self) -> bool:
-        """True for several groups of parts with steps."""
-        return self.are_several and any(block.step > 1 for block in self._blocks)
+        return len(set(self._groups.values())) > 1
 
     def cuts(self) -> set[int]:
-        """Return where a part begins next to another that is in a different group."""
-        pairs = zip(self._blocks, self._groups, strict=True)
-        return {block.begin for block, group in pairs if self._is_cut(block, group)}
+        """Return where a block begins next to another that is in a different group.
 
-    def _is_cut(self, block: Block, group: frozenset[int]) -> bool:
-        ends = [other.end for other in self._blocks if other.end <= block.begin]
-        if not ends:
-            return False
-        pairs = zip(self._blocks, self._groups, strict=True)
-        return group not in [of for other, of in pairs if other.end == max(ends)]
+        Raises:
+            _NoBlocksError: several groups have every other channel, or so
+        """
+        has_steps = any(block.step > 1 for block in self._groups)
+        if has_steps and self.are_several:
+            raise _NoBlocksError
+        groups_by_end: dict[int, list[frozenset[Block]]] = defaultdict(list)
+        for block, group in self._groups.items():
+            groups_by_end[block.end].append(group)
+        ends = [0, *sorted(groups_by_end)]
+
+        found = set()
+        for block, group in self._groups.items():
+            nearest = ends[bisect_right(ends, block.begin) - 1]
+            neighbours = groups_by_end.get(nearest, [group])
+            if group not in neighbours:
+                found.add(block.begin)
+        return found
 
 
-def _keeps_part(user: Node, parts: dict[Node, frozenset[int]]) -> bool:
+def _keeps_part(user: Node, parts: Collection[Node]) -> bool:
     """Return True if an operation returns a part alone, without a further matrix or data."""
     if user.moves or user.op in _KEEPING_PARTS:
         return True
-    kinds_of_others = {value.kind for value in user.values if value not in parts}
+    kinds_of_others = {other.kind for other in user.outside(parts)}
     if user.op in PRODUCTS:
         return PARAM not in kinds_of_others
     return user.pointwise and DATA not in kinds_of_others
@@ -190,37 +204,39 @@ def _meets_itself(product: Node) -> bool:
     One matrix may be read twice, as shared queries and keys, but not in parts. Unfused attention
     multiplies queries by keys, then the weights by values.
     """
-    walk = Walk(product)
+    values = {product}
     parts: set[Node] = set()
-    for value, _, user in walk:
-        if value in parts or _takes_part(user, value):
+    for user in users_in_order(values):
+        meeting = values.intersection(user.values)
+        has_part = not parts.isdisjoint(meeting)
+        if has_part or any(_takes_part(user, value) for value in meeting):
             parts.add(user)
-        if not _stays_one(user, value, walk.seen):
+        if not _stays_one(user, values):
             continue
-        meeting = walk.seen.intersection(user.values)
-        if _is_product(user) and len(meeting) > 1 and not parts.isdisjoint(meeting):
+        if has_part and len(meeting) > 1 and user.op in _PRODUCTS:
             return True
-        walk.follow(user)
+        values.add(user)
     return False
 
 
 def _takes_part(user: Node, value: Node) -> bool:
     selects = user.moves or user.op in CHOICES_OF_ROWS
-    return selects and math.prod(user.shape) < math.prod(value.shape)
+    return selects and user.size < value.size
 
 
-def _is_product(user: Node) -> bool:
-    return user.op in ATTENTION or (user.op in _MULTIPLYING)
-
-
-def _stays_one(user: Node, value: Node, seen: set[Node]) -> bool:
+def _stays_one(user: Node, values: set[Node]) -> bool:
     """Return True unless a value meets a matrix, or other activations as their factor.
 
     A factor, such as a gate, counts as one matrix; so do channels joined with others.
     """
-    kinds_of_others = {other.kind for other in user.others(value) if other not in seen}
-    if _is_product(user):
+    kinds_of_others = {other.kind for other in user.outside(values)}
+    if user.op in _PRODUCTS:
         return PARAM not in kinds_of_others
-    last = len(user.shape) - 1
-    joins = user.op == "cat" and int(user.scalars.get("dim", 0)) in (-1, last)
-    return DATA not in kinds_of_others or not (joins or user.op == "mul")
+    meets_data = DATA in kinds_of_others
+    return not meets_data or not (user.op == "mul" or _joins_channels(user))
+
+
+def _joins_channels(user: Node) -> bool:
+    """Return True for a concatenation along the last axis."""
+    axis = int(user.scalars.get("dim", 0))
+    return user.op == "cat" and axis in (-1, len(user.shape) - 1)

@@ -1,4 +1,8 @@
-"""A scale vector in a model, and why it stays in its norm."""
+"""A scale vector in a model, and why it stays in its norm.
+
+A site is all that a strategy needs to know of a norm: its vector, the matrices behind it, and
+whether these can take the vector up. `sites.py` and `bare_norms.py` make sites of a trace.
+"""
 
 from dataclasses import dataclass
 from enum import Enum

@@ -1,20 +1,29 @@
-"""Scale vectors of a traced model and the matrices that read them."""
+"""Scale vectors of a traced model and the matrices that read them.
+
+A vector may move from its norm into the matrices behind it if they read nothing else of it:
+
+    gamma * xhat -> q_proj, k_proj, v_proj      moves: W diag(gamma), in each of them
+    gamma * xhat + b -> q_proj                  moves, and b becomes b / gamma
+    gamma * xhat -> q_proj, conv                stays, for one of the reasons of `site.Reason`
+
+Experts that no token of the example reached have the site of their siblings.
+"""
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.apply.bare_norms import bare_sites
-from lightning_sv.interop.apply.biases import biases_after
+from lightning_sv.interop.apply.biases import Added, added_after
 from lightning_sv.interop.apply.matrices import Matrices, SiteMatrix
 from lightning_sv.interop.apply.site import Reason, Site, Stays
 from lightning_sv.roles import family
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.dataflow import value_at
 from lightning_sv.roles.graph import Node
-from lightning_sv.roles.types import ModelParameter
+from lightning_sv.roles.types import ModelParameter, agreed
 
 _VECTORS = ("input", "output")
 _MATRICES = ("matrix", "router", "head")
@@ -41,15 +50,14 @@ def _site(row: ModelParameter, matrices: Matrices) -> Site:
     """Return the site of a vector, with the matrices that read it."""
     readers = _readers(row, matrices)
     found = _matrices_of(row, readers, matrices)
-    biases = biases_after(row.name, matrices.traced) if found else frozenset[str]()
-    stays = _reason_to_stay(row, readers, found, biases, matrices)
-    bias = next(iter(biases or ()), None)
+    added = added_after(row.name, matrices.traced) if found else Added()
+    stays = next(_reasons_to_stay(row, readers, found, added, matrices), None)
     names = [matrix.weight for matrix in found]
     return Site(
         vector=row.name,
         origin=_origin(row, matrices.traced),
         role=row.role,
-        bias=bias if stays is None else None,
+        bias=added.bias if stays is None else None,
         matrices=tuple(matrix for matrix in found if matrix.weight not in matrices.tied),
         tied=tuple(sorted(matrices.tied.intersection(names))),
         stays=stays,
@@ -69,40 +77,37 @@ def _matrices_of(row: ModelParameter, readers: list[str], matrices: Matrices) ->
     """Return the readers of an input vector that can have vectors."""
     if row.role == "output":
         return []
-    found = map(matrices.find, readers)
-    return [matrix for matrix in found if matrix is not None]
+    return matrices.plain_ones(readers)
 
 
-def _reason_to_stay(
+def _reasons_to_stay(
     row: ModelParameter,
     readers: list[str],
     found: list[SiteMatrix],
-    biases: frozenset[str] | None,
+    added: Added,
     matrices: Matrices,
-) -> Stays | None:
-    """Return why a vector cannot move into the matrices that read it; None if it can."""
+) -> Iterator[Stays]:
+    """Yield why a vector cannot move into the matrices that read it, the first reason first."""
     if row.name in matrices.tied:
-        return Stays(Reason.TIED)
-    if biases is None or len(biases) > 1:
-        return Stays(Reason.OTHERS_ADDED)
+        yield Stays(Reason.TIED)
+    if added.others:
+        yield Stays(Reason.OTHERS_ADDED)
     for matrix in found:
-        misfit = _misfit(row, matrix, matrices)
-        if misfit is not None:
-            return misfit
+        yield from _misfits(row, matrix, matrices)
     if row.role == "input" and len(found) < len(readers):
-        return Stays(Reason.UNFIT)
-    return None if row.redundant else Stays(Reason.NEEDED)
+        yield Stays(Reason.UNFIT)
+    if not row.redundant:
+        yield Stays(Reason.NEEDED)
 
 
-def _misfit(row: ModelParameter, matrix: SiteMatrix, matrices: Matrices) -> Stays | None:
-    """Return why one matrix cannot absorb a vector."""
+def _misfits(row: ModelParameter, matrix: SiteMatrix, matrices: Matrices) -> Iterator[Stays]:
+    """Yield why one matrix cannot absorb a vector."""
     if matrix.weight in matrices.tied:
-        return Stays(Reason.MATRIX_TIED, matrix.weight)
+        yield Stays(Reason.MATRIX_TIED, matrix.weight)
     if len(row.shape) != 1:
-        return Stays(Reason.SHAPE, len(row.shape))
-    if matrices.width_read(matrix) != row.shape[0]:
-        return Stays(Reason.WIDTH, matrix.weight)
-    return None
+        yield Stays(Reason.SHAPE, len(row.shape))
+    elif matrices.width_read(matrix.weight) != row.shape[0]:
+        yield Stays(Reason.WIDTH, matrix.weight)
 
 
 def _origin(row: ModelParameter, traced: TracedModel) -> float | None:
@@ -114,19 +119,16 @@ def _origin(row: ModelParameter, traced: TracedModel) -> float | None:
         return row.decays_to
     if "bias" in traced.uses[row.name]:  # a table of gammas and biases
         return None
-    factors = [factor for _, factor in traced.scaled[row.name]]
-    added = {_constant_added(factor) for factor in factors}
-    return added.pop() if len(added) == 1 else None
+    return agreed({_constant_added(factor) for _, factor in traced.scaled[row.name]})
 
 
 def _constant_added(factor: Node) -> float | None:
     """Return c of a factor w + c of a parameter w; None for another function of it."""
-    at_zero = value_at(factor, 0.0)
-    for parameter in (1.0, 3.0):
-        gamma = value_at(factor, parameter)
-        if at_zero is None or gamma != at_zero + parameter:
-            return None
-    return at_zero
+    gammas = [value_at(factor, parameter) for parameter in (0.0, 1.0, 3.0)]
+    c = gammas[0]
+    if c is None:
+        return None
+    return c if gammas == [c, c + 1, c + 3] else None
 
 
 def _with_siblings(sites: list[Site], traced: TracedModel) -> list[Site]:
@@ -141,11 +143,10 @@ def _with_siblings(sites: list[Site], traced: TracedModel) -> list[Site]:
     unreached_norms = set(map(_siblings, _unreached(traced, _VECTORS, traced.scaled)))
     reached: dict[str, tuple[Site, SiteMatrix]] = {}
     families: set[str] = set()
-    for site in sites:
-        for matrix in site.matrices:
-            families.add(family(matrix.weight))
-            if _siblings(site.vector) not in unreached_norms:
-                reached[_siblings(matrix.weight)] = site, matrix
+    for site, matrix in _matrices_of_sites(sites):
+        families.add(family(matrix.weight))
+        if _siblings(site.vector) not in unreached_norms:
+            reached[_siblings(matrix.weight)] = site, matrix
 
     added: dict[Site, list[SiteMatrix]] = defaultdict(list)
     for name in _unreached(traced, _MATRICES, traced.products):
@@ -157,6 +158,12 @@ def _with_siblings(sites: list[Site], traced: TracedModel) -> list[Site]:
             hint = "pass an example that reaches it, such as one with more tokens."
             raise ConfigError(f"{what}; {hint}")
     return [replace(site, matrices=(*site.matrices, *added[site])) for site in sites]
+
+
+def _matrices_of_sites(sites: Iterable[Site]) -> Iterator[tuple[Site, SiteMatrix]]:
+    for site in sites:
+        for matrix in site.matrices:
+            yield site, matrix
 
 
 def _unreached(
