@@ -1,6 +1,14 @@
-"""State of a model with an applied strategy, and its checks in training and loading."""
+"""State of a model with an applied strategy, and its checks in training and loading.
 
-from collections.abc import Iterator
+Other code can undo a strategy without an error, so hooks of the model check two things:
+
+    before each training step    no module lost its vectors, and no constant vector trains
+    before a state is loaded     constant vectors of the state have their constant
+
+A constant vector is one that moved into the matrices behind it. What its norm keeps is 1.
+"""
+
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +19,7 @@ from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.apply.matrices import SiteMatrix
 from lightning_sv.interop.apply.weights import OutputNorm, Scaled, ScaledPart, ScaledWeight
 from lightning_sv.interop.groups import unwrapped
-from lightning_sv.scale import ScaleStrategy
+from lightning_sv.scale import ScaleStrategy, ScaleVector
 from lightning_sv.scale.vector import Role
 
 #: attribute of an applied model with its `Applied`
@@ -20,6 +28,8 @@ APPLIED = "applied_strategy"
 #: have it too
 FROZEN = "frozen_by_strategy"
 REMOVE = "remove that first with torch.nn.utils.parametrize.remove_parametrizations"
+
+_PLAIN = ScaledPart(None, None)
 
 
 class AppliedBranch(NamedTuple):
@@ -66,11 +76,13 @@ class Applied(NamedTuple):
             if weight is not None:  # otherwise a new module replaced it
                 yield from _branches_of(matrix, weight, gammas.get(norm), scaled)
 
-        read = {norm for _, norm in self.matrices}
-        for name, (role, _) in self.norms.items():
-            if name in gammas and name not in read:
-                side = "in" if role == "input" else "out"
-                yield AppliedBranch(name.rpartition(".")[0], "", None, {side: gammas[name]})
+        with_matrices = {norm for _, norm in self.matrices}
+        for name, gamma in gammas.items():
+            if name in with_matrices:
+                continue
+            role, _ = self.norms[name]
+            side = {"input": "in", "output": "out"}[role]
+            yield AppliedBranch(name.rpartition(".")[0], "", None, {side: gamma})
 
     def _gammas(
         self, parameters: dict[str, nn.Parameter], scaled: dict[str, Scaled]
@@ -97,18 +109,26 @@ def _branches_of(
 ) -> Iterator[AppliedBranch]:
     """Yield the matrices in a weight, each with its vectors."""
     rows = weight if matrix.in_axis == weight.ndim - 1 else weight.mT
-    blocks = rows.split(matrix.parts, -2)
-    path = matrix.weight.removesuffix(".weight")
-    output = scaled.get(matrix.weight.rpartition(".")[0])
-    after = output.scale if isinstance(output, OutputNorm) else None
+    blocks = rows.split(matrix.parts, -2)  # (*batch_dims, width, d_in) each
+    after = _scale_after(matrix, scaled)
     inner = scaled.get(matrix.weight)
-    parts: list[Any] = [ScaledPart(None, None) for _ in blocks]
+    parts: Iterable[Any] = [_PLAIN] * len(blocks)
     if isinstance(inner, ScaledWeight):
-        parts = list(inner.parts)
-    for i, (block, part) in enumerate(zip(blocks, parts, strict=True)):
-        suffix = f"{i}" if len(blocks) > 1 else ""
+        parts = inner.parts
+    suffixes = [""]
+    if len(blocks) > 1:
+        suffixes = [f"{i}" for i in range(len(blocks))]
+
+    path = matrix.weight.removesuffix(".weight")
+    for suffix, block, part in zip(suffixes, blocks, parts, strict=True):
         sides = {"in": part.scale_in or of_norm, "out": part.scale_out or after}
         yield AppliedBranch(path, suffix, block, sides)
+
+
+def _scale_after(matrix: SiteMatrix, scaled: dict[str, Scaled]) -> ScaleVector | None:
+    """Return the vector after the norm of a layer's output; None without either."""
+    norm = scaled.get(matrix.weight.rpartition(".")[0])
+    return norm.scale if isinstance(norm, OutputNorm) else None
 
 
 def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -138,11 +158,17 @@ def _check_not_replaced(model: nn.Module, missing: list[str]) -> None:
     modules = {unwrapped(path): module for path, module in model.named_modules()}
     for name in missing:
         module = modules.get(unwrapped(name.rpartition(".")[0]), nn.Identity())
-        has_vectors = any(isinstance(each, Scaled) for each in module.modules())
-        if next(module.parameters(), None) is not None and not has_vectors:
+        if _has_parameters_alone(module):
             why = "because a new module replaced it, as in resize_token_embeddings"
             hint = "Call fold_applied(model), then apply_strategy again."
             raise ConfigError(f"{name} has lost its scale vectors, {why}. {hint}")
+
+
+def _has_parameters_alone(module: nn.Module) -> bool:
+    """Return True for a module with parameters and without vectors."""
+    has_vectors = any(isinstance(each, Scaled) for each in module.modules())
+    has_parameters = next(module.parameters(), None) is not None
+    return has_parameters and not has_vectors
 
 
 def _trains(model: nn.Module, name: str) -> bool:
@@ -158,22 +184,27 @@ def check_state(module: nn.Module, state: dict[str, Any], prefix: str, *rest: An
     Means of several states have rounded ones, which get their value again.
     """
     constants = _constants(module)
-    for key in [key for key in state if key.startswith(prefix)]:
-        name = unwrapped(key[len(prefix) :])
-        if name in constants and _has_values(state[key]):
-            state[key] = _checked_constant(name, state[key], constants[name])
+    for key, value in state.items():
+        name = unwrapped(key.removeprefix(prefix))
+        is_constant = key.startswith(prefix) and name in constants
+        if is_constant and _has_values(value):
+            state[key] = _checked_constant(name, value, constants[name])
 
 
 def _constants(model: nn.Module) -> dict[str, float]:
     """Return the values of the constant vectors, by all names that the model has for them."""
     applied: Applied = vars(model)[APPLIED]
-    parameters = model.named_parameters(remove_duplicate=False)
-    named = {unwrapped(name): parameter for name, parameter in parameters}
-    values: dict[int, float] = {}
-    for name, value in applied.constants.items():
-        if value is not None and unwrapped(name) in named:
-            values[id(named[unwrapped(name)])] = value
-    return {name: values[id(named[name])] for name in named if id(named[name]) in values}
+    named: dict[str, nn.Parameter] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        named[unwrapped(name)] = parameter
+    constants = {unwrapped(name): value for name, value in applied.constants.items()}
+
+    values: dict[nn.Parameter, float] = {}
+    for name in constants.keys() & named.keys():
+        value = constants[name]
+        if value is not None:
+            values[named[name]] = value
+    return {name: values[parameter] for name, parameter in named.items() if parameter in values}
 
 
 def _checked_constant(name: str, loaded: Tensor, constant: float) -> Tensor:

@@ -1,4 +1,13 @@
-"""Strategies on existing models: planned, executed, and checked on real outputs."""
+"""Strategies on existing models: planned, executed, and checked on real outputs.
+
+    trace      TracedModel, find_sites   which vectors and norms there are, and who reads them
+    decide     Plan                      what becomes of each; nothing changes yet
+    execute    Change                    each step with its inverse on a stack
+    check      outputs                   equal outputs, or the stack runs and the model is as before
+
+No step knows the architecture. What the trace cannot see, such as a weight that is read by a stored
+reference, the check of the outputs finds.
+"""
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -9,7 +18,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import is_fake
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.apply.applied import APPLIED
 from lightning_sv.interop.apply.change import Change
 from lightning_sv.interop.apply.outputs import (
@@ -142,9 +151,9 @@ def _check(model: nn.Module) -> None:
     for module in model.modules():
         _check_kind(module, name)
     for key, parameter in model.named_parameters():
-        if parameter.is_meta or is_fake(parameter):
-            wanted = "one with weights. Load them first."
-            raise ConfigError(f"model is without values ({key}); expected {wanted}")
+        has_values = not parameter.is_meta and not is_fake(parameter)
+        wanted = "one with weights. Load them first."
+        expect(has_values, "model", f"without values ({key})", wanted)
     if getattr(model, "is_quantized", False):
         raise ConfigError(f"this {name} is quantized; apply the strategy before quantization.")
 

@@ -9,7 +9,7 @@ end, the stack runs all inverses in reverse order:
     hooks             | remove the hooks
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -123,8 +123,10 @@ class Change:
     def _first_weight_in(self, path: str) -> str | None:
         """Return the first computed weight of a module, by its name in the module."""
         start = f"{path}." if path else ""
-        inside = [name for name in self._weights if name.startswith(start)]
-        return unwrapped(inside[0].removeprefix(start)) if inside else None
+        for name in self._weights:
+            if name.startswith(start):
+                return unwrapped(name.removeprefix(start))
+        return None
 
     def _change(self, plan: SitePlan) -> None:
         """Change a norm's vector, then the matrices behind it."""
@@ -151,13 +153,17 @@ class Change:
         shared: _SharedVector | None = None
         matrices = plan.site.matrices
         if plan.shares and matrices:
-            trained = [matrix for matrix in matrices if self._trains[matrix.weight]]
-            like = (trained or matrices)[0]
-            shared = _SharedVector(self._vector(like.weight, self._ones(like), "input"))
+            shared = _SharedVector(self._vector_for_all(matrices))
         for branch in plan.branches:
             matrix = branch.matrix
             scale_in = self._ones(matrix) if branch.scale_in else None
             self._branch(branch, scale_in, matrix.weight, shared)
+
+    def _vector_for_all(self, matrices: Sequence[SiteMatrix]) -> ScaleVector:
+        """Return a vector of ones, which trains if one of the matrices does."""
+        trained = [matrix for matrix in matrices if self._trains[matrix.weight]]
+        like = (trained or matrices)[0]
+        return self._vector(like.weight, self._ones(like), "input")
 
     def _ones(self, matrix: SiteMatrix) -> Tensor:
         weight = self.named[matrix.weight]
@@ -171,7 +177,8 @@ class Change:
         has_form = self.strategy.vector is (OffsetScale if origin else DirectScale)
         if site.is_tied or has_form:
             return
-        if site.matrices and site.stays is None:
+        can_move_signs = site.matrices and site.stays is None
+        if can_move_signs:
             gamma = self._unsigned(gamma, site.matrices, site.bias)
         vector = self._vector(site.vector, gamma, role)
         self._freeze(site.vector)
@@ -223,13 +230,14 @@ class Change:
         parts = []
         for width in matrix.parts:
             scale_in: ScaleVector | Callable[[], Tensor] | None = None
-            scale_out: ScaleVector | None = None
             if shared is not None:
                 scale_in = shared.take()
             elif gamma is not None:
-                scale_in = self._vector(source, gamma.expand(*lead, -1), "input")
+                each = gamma.expand(*lead, -1)  # (d_in) -> (*batch_dims, d_in)
+                scale_in = self._vector(source, each, "input")
+            scale_out: ScaleVector | None = None
             if plan.scale_out:
-                ones = upcast(weight).new_ones(*lead, width)
+                ones = upcast(weight).new_ones(*lead, width)  # (*batch_dims, d_out)
                 scale_out = self._vector(matrix.weight, ones, "output")
             parts.append(ScaledPart(scale_in, scale_out))
         transposed = matrix.in_axis != weight.ndim - 1
@@ -268,7 +276,8 @@ class Change:
         for matrix in matrices:
             weight = self.named[matrix.weight]
             is_last = matrix.in_axis == weight.ndim - 1
-            self._set(matrix.weight, weight * (gamma if is_last else gamma.unsqueeze(-1)))
+            factor = gamma if is_last else gamma.unsqueeze(-1)  # (d_in) or (d_in, 1)
+            self._set(matrix.weight, weight * factor)
 
     def _set(self, name: str, value: Tensor) -> None:
         parameter = self._checked(name)

@@ -1,4 +1,10 @@
-"""Folding of an applied strategy into the weights of a model."""
+"""Folding of an applied strategy into the weights of a model.
+
+    before    layer.weight = diag(gamma_out) W diag(gamma_in), computed at each read
+    after     layer.weight is a parameter with that value, and gamma_in, gamma_out are gone
+
+Everything is checked before the first weight changes, so an error leaves the model as it was.
+"""
 
 import re
 from collections.abc import Iterator
@@ -17,6 +23,8 @@ from lightning_sv.scale import ScaleVector
 
 #: classes of sharded modules and parameters
 _SHARDED = {"FSDPModule", "FullyShardedDataParallel", "DTensor"}
+#: names of parameters that PEFT adds
+_OF_LORA = re.compile(r"lora_|modules_to_save")
 
 
 @torch.no_grad()
@@ -38,7 +46,7 @@ def fold_applied(model: nn.Module) -> nn.Module:
             sharded; or a weight was parametrized again. The model is then unchanged
     """
     check_module(model)
-    applied = [each for each in model.modules() if isinstance(vars(each).get(APPLIED), Applied)]
+    applied = list(_applied_models(model))
     if not applied:
         name = type(model).__name__
         raise ConfigError(f"this {name} has no strategy; expected the model of apply_strategy.")
@@ -46,7 +54,7 @@ def fold_applied(model: nn.Module) -> nn.Module:
     _check_unsharded(model)
     weights = list(_computed_weights(model))
 
-    trained = [each for each in applied if _trains(each)]
+    trained = list(filter(_trains, applied))
     for weight in weights:
         remove_parametrization(weight.owner, weight.attribute, weight.order, keep=True)
     for each in trained:
@@ -55,6 +63,13 @@ def fold_applied(model: nn.Module) -> nn.Module:
     for each in applied:
         _unregister(each)
     return model
+
+
+def _applied_models(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the models inside that have an applied strategy."""
+    for module in model.modules():
+        if isinstance(vars(module).get(APPLIED), Applied):
+            yield module
 
 
 def _check_no_norm(model: nn.Module, applied: Applied) -> None:
@@ -110,29 +125,33 @@ def _is_scaled(parametrizations: Any) -> bool:
     return is_list and isinstance(parametrizations[0], Scaled)
 
 
-def _frozen(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that the strategy froze, also those of layers copied afterwards."""
-    frozen = []
+def _frozen(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters that the strategy froze, also those of layers copied afterwards."""
     for module in model.modules():
-        names = vars(module).get(FROZEN, ())
-        frozen += [module._parameters.get(name) for name in names]
-    return [parameter for parameter in frozen if parameter is not None]
+        for name in vars(module).get(FROZEN, ()):
+            parameter = module._parameters.get(name)
+            if parameter is not None:
+                yield parameter
 
 
 def _trains(model: nn.Module) -> bool:
-    """Return True if a scale vector trains, or without vectors another weight.
+    """Return True if a scale vector trains, or without vectors another weight."""
+    frozen = set(_frozen(model))
+    candidates = list(_parameters_of_vectors(model)) or list(_weights(model))
+    return any(parameter.requires_grad for parameter in candidates if parameter not in frozen)
 
-    LoRA and users freeze all of them.
-    """
-    candidates: list[nn.Parameter] = []
+
+def _parameters_of_vectors(model: nn.Module) -> Iterator[nn.Parameter]:
     for module in model.modules():
         if isinstance(module, ScaleVector):
-            candidates += module.parameters()
-    if not candidates:
-        named = model.named_parameters()
-        candidates = [p for name, p in named if not re.search(r"lora_|modules_to_save", name)]
-    frozen = {id(parameter) for parameter in _frozen(model)}
-    return any(p.requires_grad for p in candidates if id(p) not in frozen)
+            yield from module.parameters()
+
+
+def _weights(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters but for LoRA's, which train while all others are frozen."""
+    for name, parameter in model.named_parameters():
+        if not _OF_LORA.search(name):
+            yield parameter
 
 
 def _unregister(model: nn.Module) -> None:

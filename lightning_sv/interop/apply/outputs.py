@@ -1,4 +1,12 @@
-"""Outputs of a model before and after a strategy, which must be equal but for rounding."""
+"""Outputs of a model before and after a strategy, which must be equal but for rounding.
+
+The trace cannot show everything: a model may read a weight by a reference that it stored before the
+strategy, and would then lose gamma in silence. So the model runs on its example three times:
+
+    before                       y
+    with vectors, without norms  y, but for rounding; every computed weight was read
+    with the norms of `dnp`      the difference is reported
+"""
 
 import math
 from contextlib import ExitStack
@@ -31,8 +39,7 @@ def outputs_of(traced: TracedModel) -> list[Tensor]:
     args, kwargs = copied(traced.inputs)
     with tracing_state(model), torch.no_grad():
         out = model(*args, **kwargs)
-    leaves = tree_leaves(logits_of(out))
-    numbers = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    numbers = list(filter(_is_of_numbers, tree_leaves(logits_of(out))))
     if not any(leaf.isfinite().any() for leaf in numbers):
         found = f"{type(model).__name__} returns {type(out).__name__}"
         wanted = "finite floating-point numbers, to check that its function is preserved"
@@ -40,6 +47,10 @@ def outputs_of(traced: TracedModel) -> list[Tensor]:
         hint = f"Load the weights first, and let forward return {kinds}."
         raise ConfigError(f"{found}; expected {wanted}. {hint}")
     return numbers
+
+
+def _is_of_numbers(leaf: object) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def outputs_of_vectors(traced: TracedModel, strategy: ScaleStrategy) -> list[Tensor]:
@@ -59,15 +70,20 @@ def outputs_of_vectors(traced: TracedModel, strategy: ScaleStrategy) -> list[Ten
     with ExitStack() as hooks:
         for module in added:
             hooks.enter_context(module.register_forward_hook(note_call))
-        try:
-            outputs = outputs_of(traced)
-        except (LookupError, TypeError, AttributeError, RuntimeError) as error:
-            why = f"fails with scale vectors ({type(error).__name__}: {error})"
-            raise ConfigError(f"{type(model).__name__} {why}; expected {_READABLE}") from error
+        outputs = _checked_outputs(traced)
     for module in added:
         if module.site not in called:
             _check_unread(module, traced, strategy)
     return outputs
+
+
+def _checked_outputs(traced: TracedModel) -> list[Tensor]:
+    """Return the outputs; refuse a model whose code cannot run with computed weights."""
+    try:
+        return outputs_of(traced)
+    except (LookupError, TypeError, AttributeError, RuntimeError) as error:
+        why = f"fails with scale vectors ({type(error).__name__}: {error})"
+        raise ConfigError(f"{type(traced.model).__name__} {why}; expected {_READABLE}") from error
 
 
 def _check_unread(module: Scaled, traced: TracedModel, strategy: ScaleStrategy) -> None:
@@ -84,10 +100,8 @@ def _check_unread(module: Scaled, traced: TracedModel, strategy: ScaleStrategy) 
 
 def rounding_of(traced: TracedModel) -> float:
     """Return the largest difference attributed to rounding, by the narrowest dtype of the pass."""
-    nodes = traced.flow.graph.nodes
-    dtypes = {node.dtype for node in nodes if node.kind in (PARAM, DATA)}
-    numbers = [dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point]
-    return max(_ROUNDING.get(dtype, _ROUNDING_SHORT) for dtype in numbers)
+    dtypes = {node.dtype for node in traced.flow.graph.nodes if node.kind in (PARAM, DATA)}
+    return max(_ROUNDING.get(dtype, _ROUNDING_SHORT) for dtype in dtypes if dtype.is_floating_point)
 
 
 def relative_difference(before: list[Tensor], after: list[Tensor]) -> float:

@@ -95,7 +95,7 @@ class Plan:
         self.dp_at = dp_at
         self.row = strategy.placement_row
         self.named = dict(model.named_parameters())
-        self.notes: list[tuple[str, str]] = []
+        self._notes: dict[tuple[str, str], None] = {}  # ordered, and once each for tied matrices
         self._changed: set[str] = set()
         # a value stays linear in its vector through a norm by hand, up to matrices of that norm
         self._behind: set[str] = set()
@@ -104,6 +104,11 @@ class Plan:
                 self._behind.update(site.readers)
         self._check_dp_at(sites)
         self.sites = list(self._plans(sites))
+
+    @property
+    def notes(self) -> list[tuple[str, str]]:
+        """Pairs of a name and a deviation from the strategy with its reason."""
+        return list(self._notes)
 
     def _check_dp_at(self, sites: list[Site]) -> None:
         words: dict[str, None] = {}
@@ -123,28 +128,34 @@ class Plan:
                 self._note(site.vector, f"unchanged, {why}")
 
     def _note(self, name: str, what: str) -> None:
-        if (name, what) not in self.notes:  # several norms can share a tied matrix
-            self.notes.append((name, what))
+        self._notes[name, what] = None
 
     def _plan(self, site: Site) -> SitePlan:
         self._note_matrices(site)
-        gamma = self._gamma(site) if site.vector else Gamma.ABSENT
+        gamma = self._gamma(site)
         is_new = gamma is Gamma.ABSENT and self.row.scale_in
-        branches = []
-        for matrix in site.matrices:
-            branch = self._branch(matrix, scale_in=is_new or gamma is Gamma.MOVED)
-            if matrix.weight not in self._changed and not branch.is_plain:
-                branches.append(branch)
-                self._changed.add(matrix.weight)
+        branches = self._branches(site, scale_in=is_new or gamma is Gamma.MOVED)
         shares = is_new and not self.strategy.per_branch
         return SitePlan(site, gamma, tuple(branches), shares=shares)
 
+    def _branches(self, site: Site, *, scale_in: bool) -> Iterator[BranchPlan]:
+        """Yield the matrices behind a norm that change, unless a different norm changed them."""
+        for matrix in site.matrices:
+            branch = self._branch(matrix, scale_in=scale_in)
+            if matrix.weight in self._changed or branch.is_plain:
+                continue
+            self._changed.add(matrix.weight)
+            yield branch
+
     def _note_matrices(self, site: Site) -> None:
         """Note which matrices have no vectors of their own, and why."""
-        if self.row.scale_out or (self.row.scale_in and not site.vector):
+        adds_before = self.row.scale_in and not site.vector
+        if adds_before or self.row.scale_out:
             self._note_missing_vectors(site)
+        if not self.strategy.per_branch:
+            return
         for matrix in site.matrices:
-            if matrix.mixed and self.strategy.per_branch:
+            if matrix.mixed:
                 why = "several interleaved matrices that share their vectors: hg is partial"
                 self._note(matrix.weight, f"contains {why}")
 
@@ -159,17 +170,27 @@ class Plan:
 
     def _gamma(self, site: Site) -> Gamma:
         """Decide what becomes of a norm's vector."""
+        if not site.vector:
+            return Gamma.ABSENT
         self._note_remaining(site)
-        if not site.matrices or (self.row.scale_in and not self._is_heterogeneous(site)):
+        if not site.matrices:
             return self._kept(site)
-        if site.stays is None:
-            return Gamma.MOVED if self.row.scale_in else Gamma.FOLDED
         if self.row.scale_in:
-            kept = self._kept(site)
-            self._note(site.vector, f"shared by all branches, without heterogeneity: {site.stays}")
-            return kept
+            return self._gamma_before_branches(site)
+        if site.stays is None:
+            return Gamma.FOLDED
         self._note(site.vector, f"constant, and not folded into the matrices: {site.stays}")
         return Gamma.CONSTANT
+
+    def _gamma_before_branches(self, site: Site) -> Gamma:
+        """Decide whether each matrix has a vector of its own before it, or the norm has one."""
+        if not self._is_heterogeneous(site):
+            return self._kept(site)
+        if site.stays is None:
+            return Gamma.MOVED
+        kept = self._kept(site)
+        self._note(site.vector, f"shared by all branches, without heterogeneity: {site.stays}")
+        return kept
 
     def _kept(self, site: Site) -> Gamma:
         if site.is_tied:
@@ -188,20 +209,19 @@ class Plan:
         """Note a vector that should move and has no matrices to move to."""
         if not self._should_move(site):
             return
-        why = ""
+        what = "remains one vector of its norm"
         if site.role == "output" and not self._behind.issuperset(site.unfit):
-            others = "operations other than matrices also read it"
-            why = f"{others}, so matrices that read it get no vectors"
-        elif site.role == "input" and site.stays is not None and not site.matrices:
-            why = str(site.stays)
-        if why:
-            self._note(site.vector, f"remains one vector of its norm: {why}")
+            why = "operations other than matrices also read it"
+            self._note(site.vector, f"{what}: {why}, so matrices that read it get no vectors")
+        if site.role == "input" and site.stays is not None and not site.matrices:
+            self._note(site.vector, f"{what}: {site.stays}")
 
     def _should_move(self, site: Site) -> bool:
         if not self.row.scale_in:
             return True
+        has_vectors = self.strategy.per_branch or self.row.scale_out
         # of a tied matrix, `_note_matrices` reports the missing vector after it
-        return not site.tied and (self.strategy.per_branch or self.row.scale_out)
+        return has_vectors and not site.tied
 
     def _branch(self, matrix: SiteMatrix, *, scale_in: bool) -> BranchPlan:
         """Decide the vectors of a matrix.
@@ -209,12 +229,12 @@ class Plan:
         With a norm and no vector the weight keeps its value; its new name and type show that it is
         no plain weight.
         """
-        scale_out = self.row.scale_out
-        norm = False
-        if self._takes_norm(matrix):
-            norm = not matrix.normalized and self._allows_norm(matrix)
-            scale_out = scale_out and not norm and not matrix.normalized
-        return BranchPlan(matrix, scale_in, scale_out, norm)
+        if not self._takes_norm(matrix):
+            return BranchPlan(matrix, scale_in, self.row.scale_out, norm=False)
+        if matrix.normalized:
+            return BranchPlan(matrix, scale_in, scale_out=False, norm=False)
+        norm = self._allows_norm(matrix)  # which has the vector after it, too
+        return BranchPlan(matrix, scale_in, self.row.scale_out and not norm, norm)
 
     def _takes_norm(self, matrix: SiteMatrix) -> bool:
         is_spared = matrix.role == "router" or matrix.word in self.dp_at
@@ -222,18 +242,20 @@ class Plan:
         return self.row.norm_out and not is_spared and not is_changed
 
     def _allows_norm(self, matrix: SiteMatrix) -> bool:
-        why = self._reason_against_norm(matrix)
-        if why is not None:
-            self._note(matrix.weight, f"dp instead of dnp, because {why}")
-        return why is None
+        """Return True if the output of a matrix can be normalized; note why it cannot."""
+        reasons = list(self._reasons_against_norm(matrix))
+        if reasons:
+            self._note(matrix.weight, f"dp instead of dnp, because {reasons[0]}")
+        return not reasons
 
-    def _reason_against_norm(self, matrix: SiteMatrix) -> str | None:
+    def _reasons_against_norm(self, matrix: SiteMatrix) -> Iterator[str]:
         weight = self.named[matrix.weight]
-        if matrix.mixed or len(matrix.parts) > 1 or weight.ndim != 2:
-            return "it holds several matrices"
+        is_one = weight.ndim == 2 and len(matrix.parts) == 1
+        if matrix.mixed or not is_one:
+            yield "it holds several matrices"
         layer = type(self.model.get_submodule(matrix.weight.rpartition(".")[0]))
         if layer is not nn.Linear:
-            return f"its layer is a {layer.__name__.removeprefix('Parametrized')}, not an nn.Linear"
+            name = layer.__name__.removeprefix("Parametrized")
+            yield f"its layer is a {name}, not an nn.Linear"
         if len(weight) == 1:
-            return "the norm of a single output is its sign"
-        return None
+            yield "the norm of a single output is its sign"

@@ -8,6 +8,8 @@ from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.types import ModelParameter
 from lightning_sv.scale import ScaleStrategy
 
+_MATRICES = ("matrix", "router", "head")
+
 
 class Report(NamedTuple):
     """Result of `apply_strategy`.
@@ -50,7 +52,9 @@ class Report(NamedTuple):
 def _first_of(names: Sequence[str]) -> str:
     """Return the first name, and the number of the others."""
     first, *others = names
-    return f"{first} and {len(others)} more" if others else first
+    if not others:
+        return first
+    return f"{first} and {len(others)} more"
 
 
 def notes_on_model(
@@ -63,21 +67,23 @@ def notes_on_model(
         yield type(traced.model).__name__, f"no matrix except the head gets a vector, because {why}"
     for row in traced.roles.parameters:
         is_reached = row.name in traced.uses or row.name in traced.scaled
-        note = None if is_reached else _note_on_unreached(row, row.name in traced.known)
-        if note is not None:
-            yield row.name, note
+        if is_reached:
+            continue
+        if row.name not in traced.known:
+            yield from _notes_on_unused(row)
+        elif row.role in _MATRICES:
+            yield row.name, "unchanged, not reached: its norm's vectors moved to other matrices"
 
 
-def _note_on_unreached(row: ModelParameter, is_known: bool) -> str | None:
-    if is_known:
-        is_matrix = row.role in ("matrix", "router", "head")
-        moved = "unchanged, not reached: its norm's vectors moved to other matrices"
-        return moved if is_matrix else None
-    is_unused = row.role == "other" and row.trained
-    return "unchanged, because the forward pass did not reach it" if is_unused else None
+def _notes_on_unused(row: ModelParameter) -> Iterator[tuple[str, str]]:
+    if row.role == "other" and row.trained:
+        yield row.name, "unchanged, because the forward pass did not reach it"
 
 
 def _lacks_norms(traced: TracedModel, sites: list[Site]) -> bool:
     """Return True if no layer's matrix is behind a norm, as in OLMo 2."""
     layers = {row.name for row in traced.roles.parameters if row.role == "matrix"}
-    return bool(layers) and all(layers.isdisjoint(site.readers) for site in sites)
+    for site in sites:
+        if not layers.isdisjoint(site.readers):
+            return False
+    return bool(layers)
