@@ -1,8 +1,14 @@
-"""Weight decay of an optimizer, compared with a policy."""
+"""Weight decay of an optimizer, compared with a policy.
+
+decays now          optimizer.param_groups, by the id of each parameter
+should decay        the role of each parameter, and the policy
+difference          both ways, by family of names, with code that removes it
+"""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -52,11 +58,14 @@ class DecayReport:
         return "\n".join(lines)
 
     def _table(self) -> list[str]:
-        tensors = Counter(role for role, _ in self.now.values())
-        now = Counter(role for role, decays in self.now.values() if decays)
+        tensors: Counter[str] = Counter()
+        now: Counter[str] = Counter()
+        for role, decays in self.now.values():
+            tensors[role] += 1
+            now[role] += decays
         expected = now.copy()
-        for difference in self.differences:
-            expected[difference.role] += -1 if difference.decays else 1
+        expected.subtract(difference.role for difference in self._superfluous)
+        expected.update(difference.role for difference in self._missing)
 
         rows = [("role", "tensors", "decay now", f"decay under {self.policy}")]
         for role in MODEL_ROLES:
@@ -64,9 +73,19 @@ class DecayReport:
                 rows.append((role, f"{tensors[role]}", f"{now[role]}", f"{expected[role]}"))
         return aligned(rows)
 
+    @property
+    def _superfluous(self) -> list[DecayDifference]:
+        """Parameters that decay, but not under the policy."""
+        return [difference for difference in self.differences if difference.decays]
+
+    @property
+    def _missing(self) -> list[DecayDifference]:
+        """Parameters that do not decay, but do under the policy."""
+        return [difference for difference in self.differences if not difference.decays]
+
     def _sentences(self) -> list[str]:
-        superfluous = [difference.name for difference in self.differences if difference.decays]
-        missing = [difference.name for difference in self.differences if not difference.decays]
+        superfluous = [difference.name for difference in self._superfluous]
+        missing = [difference.name for difference in self._missing]
         sentences = [
             *_by_family("Not in an optimizer", self.without_optimizer),
             *_by_family(f"Decays, but not under {self.policy}", superfluous),
@@ -77,13 +96,11 @@ class DecayReport:
         return sentences
 
 
-def _by_family(what: str, names: Iterable[str]) -> list[str]:
-    """Return one sentence for the parameters of all layers, with their number."""
-    sentences = []
+def _by_family(what: str, names: Iterable[str]) -> Iterator[str]:
+    """Yield one sentence for the parameters of all layers, with their number."""
     for name, count in Counter(map(family, names)).items():
         number = f" ({count})" if count > 1 else ""
-        sentences.append(f"{what}: {name}{number}")
-    return sentences
+        yield f"{what}: {name}{number}"
 
 
 def decay_report(
@@ -111,17 +128,19 @@ def decay_report(
     decays = _decays_by_id(optimizers)
     parameters = trained_parameters(model, example, roles)
 
-    ids = {name: id(parameter) for name, parameter in model.named_parameters()}
-    optimized = {name: row for name, row in parameters.items() if ids[name] in decays}
+    optimized: dict[str, ModelParameter] = {}
+    now: dict[str, tuple[str, bool]] = {}
+    for name, row in parameters.items():
+        decay = decays.get(id(model.get_parameter(name)))
+        if decay is not None:
+            optimized[name] = row
+            now[name] = row.role, decay
     if not optimized:
         name = type(model).__name__
         wanted = "those of this model. Pass the optimizer that was made from model.parameters()."
         raise ConfigError(f"optimizer has no parameter of {name}; expected {wanted}")
 
-    decayed = {name for name in optimized if decays[ids[name]]}
-    now: dict[str, tuple[str, bool]] = {}
-    for name, row in optimized.items():
-        now[name] = row.role, name in decayed
+    decayed = {name for name, (_, decay) in now.items() if decay}
     return DecayReport(
         policy,
         now=now,
@@ -135,7 +154,9 @@ def _argument(example: Any, roles: Roles | None) -> str:
     """Return the argument by which the report's code finds the roles."""
     if roles is not None:
         return ", roles=roles"
-    return "" if example is None else ", example=example"
+    if example is not None:
+        return ", example=example"
+    return ""
 
 
 def _decays_by_id(optimizers: Sequence[Optimizer]) -> dict[int, bool]:
@@ -144,10 +165,9 @@ def _decays_by_id(optimizers: Sequence[Optimizer]) -> dict[int, bool]:
     usable = bool(optimizers) and all(hasattr(each, "param_groups") for each in optimizers)
     expect(usable, "optimizer", kinds, "an optimizer of torch, or a list of them.")
     decays: dict[int, bool] = {}
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            has_decay = bool(group.get("weight_decay"))
-            decays.update((id(parameter), has_decay) for parameter in group["params"])
+    for group in chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
+        ids = map(id, group["params"])
+        decays |= dict.fromkeys(ids, bool(group.get("weight_decay")))
     return decays
 
 

@@ -8,11 +8,11 @@ the operations in between are linear in it: attention averages v's channels, the
 up's.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import Backbone, meta_backbone
@@ -63,17 +63,23 @@ class Folding(NamedTuple):
 def foldable(model: Backbone) -> list[Folding]:
     """Return a row per scale vector: the matrix it folds into, or why it stays."""
     expect(isinstance(model, Backbone), "model", type(model).__name__, "a Backbone.")
-    rows = []
+    return [*_foldings_of_branches(model), *_foldings_of_norms(model)]
+
+
+def _foldings_of_branches(model: Backbone) -> Iterator[Folding]:
     for site, branch, (scale_in, scale_out) in scaled_linears(model):
         if scale_in is not None:
-            rows.append(Folding(f"{site}.scale_in", site))
-        if scale_out is not None:
-            into = site if branch.norm_width is None else _reader(site)
-            why = "" if into else _STAYS[_last_part(site)]
-            rows.append(Folding(f"{site}.scale_out", into, why))
+            yield Folding(f"{site}.scale_in", site)
+        if scale_out is None:
+            continue
+        into = site if branch.norm_width is None else _reader(site)
+        why = "" if into else _STAYS[_last_part(site)]
+        yield Folding(f"{site}.scale_out", into, why)
+
+
+def _foldings_of_norms(model: Backbone) -> Iterator[Folding]:
     for path, _ in output_norms(model):
-        rows.append(Folding(f"{path}.scale", None, _STAYS[_last_part(path)]))
-    return rows
+        yield Folding(f"{path}.scale", None, _STAYS[_last_part(path)])
 
 
 def _last_part(path: str) -> str:
@@ -98,20 +104,24 @@ def fold_weights(model: Backbone, *, into_norms: bool = False) -> Folded:
     """
     expect(isinstance(model, Backbone), "model", type(model).__name__, "a Backbone.")
     before_branches = [group.norm for group in _groups(model).values()]
-    folded_norms = [] if into_norms else before_branches
-    kept_vectors = [norm.scale for norm in before_branches] if into_norms else []
+    stay = before_branches if into_norms else []
+    kept_vectors = {norm.scale for norm in stay}
 
     weights = _plain_weights(model)
     outputs: dict[str, Tensor | None] = {}
     for path, branch, (scale_in, scale_out) in scaled_linears(model):
         weight = weights[f"{path}.weight"]  # (*batch_dims, d_out, d_in)
         if scale_in is not None and scale_in not in kept_vectors:
-            weight *= scale_in().unsqueeze(-2)
+            weight *= scale_in().unsqueeze(-2)  # (*batch_dims, 1, d_in)
         if branch.norm_width is not None:
             outputs[path] = _fold_behind_norm(path, branch.norm_width, scale_out, weights)
         elif scale_out is not None:
-            weight *= scale_out().unsqueeze(-1)
-    return Folded(weights, _gammas(model, folded_norms), outputs)
+            weight *= scale_out().unsqueeze(-1)  # (*batch_dims, d_out, 1)
+
+    gammas = _gammas(model)
+    if not into_norms:  # these are parts of the weights now
+        gammas |= dict.fromkeys(f"{path}.norm" for path in _groups(model))
+    return Folded(weights, gammas, outputs)
 
 
 def _plain_weights(model: Backbone) -> dict[str, Tensor]:
@@ -124,13 +134,11 @@ def _plain_weights(model: Backbone) -> dict[str, Tensor]:
     return weights
 
 
-def _gammas(model: Backbone, folded: Sequence[RMSNorm]) -> dict[str, Tensor | None]:
-    """Return path of each norm -> its gamma; None for 1, also if it is folded."""
+def _gammas(model: Backbone) -> dict[str, Tensor | None]:
+    """Return path of each norm -> its gamma; None for 1."""
     gammas: dict[str, Tensor | None] = {}
-    for path, norm in model.named_modules():
-        if isinstance(norm, RMSNorm):
-            scale = None if norm in folded else norm.scale
-            gammas[path] = None if scale is None else scale()
+    for path, norm in _modules_of(RMSNorm, model):
+        gammas[path] = None if norm.scale is None else norm.scale()
     return gammas
 
 
@@ -142,7 +150,7 @@ def _fold_behind_norm(
         return None
     reader = _reader(path)
     if reader is None:
-        return scale.vector() if isinstance(scale, HeadShared) else scale()
+        return stored_gamma(scale)
     gamma = scale()
     columns = weights[f"{reader}.weight"]
     # grouped-query attention: several query heads share a head of v
@@ -150,6 +158,13 @@ def _fold_behind_norm(
     heads = gamma.unflatten(-1, (-1, width))  # (*batch_dims, heads, width)
     columns *= heads.repeat_interleave(shared, dim=-2).flatten(-2).unsqueeze(-2)
     return None
+
+
+def stored_gamma(vector: ScaleVector) -> Tensor:
+    """Return gamma, (d_head,) if all heads share it."""
+    if isinstance(vector, HeadShared):
+        vector = vector.vector
+    return vector()
 
 
 @torch.no_grad()
@@ -183,21 +198,22 @@ def _options_of_outputs(
 
     Norms without branches have a vector if the strategy has any, so all other branches are `nop`.
     """
-    remaining: dict[str, str] = {}
+    placements: dict[str, str] = {}
+    if has_norms:
+        placements = dict.fromkeys(_names_of_branches(model), "nop")
     for path, gamma in outputs.items():
-        remaining[_last_part(path)] = "np" if gamma is None else "anp"
+        placements[_last_part(path)] = "np" if gamma is None else "anp"
+    with_vector = {name for name, placement in placements.items() if placement == "anp"}
     shared = _names_with_shared_heads(model)
-    with_vector = [name for name, placement in remaining.items() if placement == "anp"]
-    heads = [name for name in with_vector if name in shared]
-    if not has_norms:
-        return ScaleOptions(placement_at=remaining, share_heads=heads)
+    return ScaleOptions(placement_at=placements, share_heads=sorted(shared & with_vector))
 
+
+def _names_of_branches(model: Backbone) -> list[str]:
+    """Return the different names of branches behind norms."""
     names: set[str] = set()
     for group in _groups(model).values():
         names.update(group.names)
-    placements = dict.fromkeys(sorted(names), "nop")
-    placements |= {name: remaining[name] for name in names & remaining.keys()}
-    return ScaleOptions(placement_at=placements, share_heads=heads)
+    return sorted(names)
 
 
 def _names_with_shared_heads(model: Backbone) -> set[str]:
@@ -209,27 +225,42 @@ def _names_with_shared_heads(model: Backbone) -> set[str]:
     return names
 
 
+M = TypeVar("M", bound=nn.Module)
+
+
+def _modules_of(kind: type[M], model: nn.Module) -> Iterator[tuple[str, M]]:
+    """Yield path and module of each module of a kind."""
+    for path, module in model.named_modules():
+        if isinstance(module, kind):
+            yield path, module
+
+
 def _groups(model: Backbone) -> dict[str, BranchGroup]:
-    return {
-        path: module for path, module in model.named_modules() if isinstance(module, BranchGroup)
-    }
+    return dict(_modules_of(BranchGroup, model))
 
 
 def _vector_prefixes(model: Backbone) -> tuple[str, ...]:
-    return tuple(
-        f"{path}." for path, module in model.named_modules() if isinstance(module, ScaleVector)
-    )
+    prefixes = []
+    for path, module in model.named_modules():
+        if isinstance(module, ScaleVector):
+            prefixes.append(f"{path}.")
+    return tuple(prefixes)
 
 
 def _set_gamma(vector: Any, gamma: Tensor | None) -> None:
     """Set gamma in a folded model, (d_head,) if all heads share it; None for no vector."""
-    if gamma is not None:
-        vector.set_gamma(gamma.repeat(vector.n_head) if isinstance(vector, HeadShared) else gamma)
+    if gamma is None:
+        return
+    if isinstance(vector, HeadShared):
+        vector = vector.vector
+    vector.set_gamma(gamma)
 
 
 def _reader(branch: str) -> str | None:
     group, _, name = branch.rpartition(".")
-    return f"{group.rpartition('.')[0]}.{_READERS[name]}" if name in _READERS else None
+    if name not in _READERS:
+        return None
+    return f"{group.rpartition('.')[0]}.{_READERS[name]}"
 
 
 @torch.no_grad()
@@ -297,10 +328,11 @@ def _set_with_signs(vector: ScaleVector, gamma: Tensor, where: str) -> Tensor | 
     """Set gamma; return the signs for the matrix behind it if the vector must be positive."""
     try:
         vector.set_gamma(gamma)
+        return None
     except ValueError:
-        try:
-            vector.set_gamma(gamma.abs())
-        except ValueError as error:
-            raise ConfigError(f"{where}: {error}") from error
-        return gamma.sign()
-    return None
+        pass  # it may be the signs
+    try:
+        vector.set_gamma(gamma.abs())
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    return gamma.sign()

@@ -1,8 +1,18 @@
-"""Parameter groups for any optimizer, and parameter names for APIs that need names."""
+"""Parameter groups for any optimizer, and parameter names for APIs that need names.
+
+Roles may have been found before the model was wrapped, and its names then differ:
+
+    in the roles                        layers.0.norm.weight
+    after torch.compile, DDP, FSDP      module._orig_mod.layers.0.norm.weight
+    in a LightningModule                net.layers.0.norm.weight
+
+Parts that wrappers add are removed by name, a prefix is found as that of all names.
+"""
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from numbers import Real
 from typing import Any
 
@@ -54,15 +64,21 @@ def param_groups(
     decayed = set(decayed_names(model, policy, example, roles))
     with_decay: list[nn.Parameter] = []
     without: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            group = with_decay if name in decayed else without
-            group.append(parameter)
+    for name, parameter in _trained(model):
+        group = with_decay if name in decayed else without
+        group.append(parameter)
     groups: list[dict[str, Any]] = [
         {"params": with_decay, "lr": lr, "weight_decay": weight_decay},
         {"params": without, "lr": lr, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the names and parameters that require a gradient."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            yield name, parameter
 
 
 def _check_number(name: str, value: float) -> None:
@@ -99,8 +115,10 @@ def _warn_of_short_vectors(model: nn.Module, parameters: Mapping[str, ModelParam
     Their entries are about 1, and steps are smaller than the gaps between numbers.
     """
     for name, parameter in parameters.items():
+        if parameter.role not in ("input", "output"):
+            continue
         dtype = model.get_parameter(name).dtype
-        if parameter.role in ("input", "output") and dtype.itemsize < 4:
+        if dtype.itemsize < 4:
             gap = f"numbers above 1 are {torch.finfo(dtype).eps:.1g} apart"
             lost = f"{gap}, so most steps of an optimizer are lost"
             hint = "Use float32 weights with bf16-mixed."
@@ -121,7 +139,7 @@ def trained_parameters(
     """
     if roles is None:
         roles = weight_decay_roles(model, example)
-    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    trained = [name for name, _ in _trained(model)]
     found = _matched(trained, roles)
     missing = [name for name in trained if name not in found]
     if missing:
@@ -134,16 +152,19 @@ def trained_parameters(
 
 def _applied_policy(model: nn.Module) -> str:
     """Return the decay of the applied strategies of trained models, by default 'iwd'."""
-    found: dict[str, None] = {}
+    decays = dict.fromkeys(_decays_of_strategies(model))
+    wanted = f"one of {' '.join(decays)}, because the strategies inside differ."
+    expect(len(decays) <= 1, "policy", None, wanted)
+    return next(iter(decays), "iwd")
+
+
+def _decays_of_strategies(model: nn.Module) -> Iterator[str]:
+    """Yield the decay of each applied strategy, without those of frozen models."""
     for module in model.modules():
         applied = vars(module).get("applied_strategy")  # of interop.apply.applied.Applied
         strategy = getattr(applied, "strategy", None)
-        trains = any(parameter.requires_grad for parameter in module.parameters())
-        if isinstance(strategy, ScaleStrategy) and trains:
-            found[strategy.decay] = None
-    wanted = f"one of {' '.join(found)}, because the strategies inside differ."
-    expect(len(found) <= 1, "policy", None, wanted)
-    return next(iter(found), "iwd")
+        if isinstance(strategy, ScaleStrategy) and next(_trained(module), None) is not None:
+            yield strategy.decay
 
 
 def _matched(names: list[str], roles: Roles) -> dict[str, ModelParameter]:
@@ -153,10 +174,13 @@ def _matched(names: list[str], roles: Roles) -> dict[str, ModelParameter]:
     the model, such as a LightningModule, adds a prefix to all names.
     """
     known = _without_wrappers(roles)
+    exact = {row.name: row for row in roles.parameters}
     inner = {name: unwrapped(name) for name in names}
-    matched = {name: known[short] for name, short in inner.items() if short in known}
-    exact = {row.name: row for row in roles.parameters if row.name in inner}
-    matched |= exact
+    matched: dict[str, ModelParameter] = {}
+    for name, short in inner.items():
+        row = exact.get(name) or known.get(short)
+        if row is not None:
+            matched[name] = row
     if len(matched) == len(names):
         return matched
     prefix = _prefix(list(inner.values()), known)
@@ -168,15 +192,12 @@ def _matched(names: list[str], roles: Roles) -> dict[str, ModelParameter]:
 def _prefix(names: list[str], known: Mapping[str, ModelParameter]) -> str | None:
     """Return the shortest prefix without which all names are known."""
     words = names[0].split(".")
-    for i in range(1, len(words)):
-        prefix = ".".join(words[:i]) + "."
-        if all(_is_known(name, prefix, known) for name in names):
+    for prefix in accumulate(f"{word}." for word in words[:-1]):
+        is_common = all(name.startswith(prefix) for name in names)
+        inner = {name.removeprefix(prefix) for name in names}
+        if is_common and inner <= known.keys():
             return prefix
     return None
-
-
-def _is_known(name: str, prefix: str, known: Mapping[str, ModelParameter]) -> bool:
-    return name.startswith(prefix) and name.removeprefix(prefix) in known
 
 
 def _without_wrappers(roles: Roles) -> dict[str, ModelParameter]:

@@ -1,4 +1,8 @@
-"""Usual rules of weight decay, compared with a policy, and patterns as Python code."""
+"""Usual rules of weight decay, compared with a policy, and patterns as Python code.
+
+Training code mostly decides by names or axes, and each rule misses something: a scale vector may be
+called `w`, one of stacked experts has two axes, and an embedding has two as well.
+"""
 
 import re
 from collections import Counter
@@ -28,8 +32,7 @@ def _matrices(model: nn.Module) -> set[str]:
 
 
 def _no_norm_or_bias(model: nn.Module) -> set[str]:
-    names = _all(model)
-    return {name for name in names if not _NORM_OR_BIAS.search(name.lower())}
+    return _unmatched(_NORM_OR_BIAS, _all(model))
 
 
 def _by_transformers(model: nn.Module) -> set[str]:
@@ -38,12 +41,16 @@ def _by_transformers(model: nn.Module) -> set[str]:
     for path, module in model.named_modules():
         if isinstance(module, nn.LayerNorm):
             inside.update(f"{path}.{name}" for name, _ in module.named_parameters())
-    names = _all(model) - inside
-    return {name for name in names if not _SPARED_BY_TRANSFORMERS.search(name.lower())}
+    return _unmatched(_SPARED_BY_TRANSFORMERS, _all(model) - inside)
 
 
 def _all(model: nn.Module) -> set[str]:
     return {name for name, _ in model.named_parameters()}
+
+
+def _unmatched(pattern: re.Pattern[str], names: Iterable[str]) -> set[str]:
+    """Return the names in which a pattern is not found, in lower case."""
+    return {name for name in names if not pattern.search(name.lower())}
 
 
 USUAL_RULES = (

@@ -1,6 +1,6 @@
 """Model card of an exported folder, its README.md."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from lightning_sv.interop.fold import Folding
 from lightning_sv.markdown_text import markdown_code, markdown_text
@@ -53,10 +53,15 @@ def model_card(
     if masked:
         attended = "the model attends to one text only, as in training."
         texts = f"A text ends with {end_token}, and {attended}"
-    known = {key: value for key, value in facts.items() if value is not None}
-    rows = "\n".join(f"| {key} | {_cell(value)} |" for key, value in known.items())
     heading = _without_fields(markdown_text(name))
+    rows = "\n".join(_rows(facts))
     return _CARD.format(name=heading, texts=texts, rows=rows, folding=_folding(foldings))
+
+
+def _rows(facts: Mapping[str, object]) -> Iterator[str]:
+    for key, value in facts.items():
+        if value is not None:
+            yield f"| {key} | {_cell(value)} |"
 
 
 def _cell(value: object) -> str:

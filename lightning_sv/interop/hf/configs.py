@@ -1,4 +1,9 @@
-"""Configuration of the transformers model of a backbone."""
+"""Configuration of the transformers model of a backbone.
+
+Version 5 of transformers has other keys than version 4, and either fills in its defaults for keys
+that it does not know, without an error. So config.json gets both: `arguments` are those of version
+5, `names_in_version_4` those of version 4 that differ.
+"""
 
 from collections.abc import Mapping
 from typing import Any

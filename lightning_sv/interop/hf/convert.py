@@ -1,4 +1,13 @@
-"""Conversion of a backbone to a transformers model with the same logits."""
+"""Conversion of a backbone to a transformers model with the same logits.
+
+    fold       gammas next to matrices become part of them; a few remain in norms
+    target     the family that has the remaining norms (`families.py`)
+    config     its sizes in their words (`configs.py`)
+    weights    ours, under their names
+
+What their model has and ours lacks must do nothing: the embedding is divided by Gemma's factor. The
+gate of Qwen's shared expert has weights of 0, so sigmoid(0) = 1/2, and a down_proj twice as large.
+"""
 
 from importlib import import_module
 from typing import Any
@@ -68,13 +77,9 @@ def _scaled_class(to: Target, settings: dict[str, Any]) -> Any:
 def _state(config: BackboneConfig, folded: Folded, to: Target) -> dict[str, Tensor]:
     """Return the state dict of the transformers model, but for Gemma's embedding scale."""
     ours = folded.weights | _norm_weights(config, folded, to)
-    for i in range(config.n_layer if config.n_expert else 0):
-        path = f"layers.{i}.ffn"
-        gate = ours[f"{path}.inputs.expert_gate_proj.weight"]  # (n_expert, d_expert, d)
-        up = ours[f"{path}.inputs.expert_up_proj.weight"]
-        ours[f"{path}.expert_gate_up_proj"] = torch.cat([gate, up], dim=1)
-        if to.family == "Qwen2Moe":
-            _complete_shared_expert(config, ours, path)
+    if config.n_expert:
+        for i in range(config.n_layer):
+            _join_experts(config, ours, f"layers.{i}.ffn", to)
 
     names = their_names(to.family, config.n_layer)
     state = {theirs: ours[mine] for mine, theirs in names.items()}
@@ -84,19 +89,29 @@ def _state(config: BackboneConfig, folded: Folded, to: Target) -> dict[str, Tens
     return state
 
 
+def _join_experts(config: BackboneConfig, ours: dict[str, Tensor], path: str, to: Target) -> None:
+    """Put the gates and ups of all experts into one tensor."""
+    gate = ours[f"{path}.inputs.expert_gate_proj.weight"]  # (n_expert, d_expert, d)
+    up = ours[f"{path}.inputs.expert_up_proj.weight"]
+    ours[f"{path}.expert_gate_up_proj"] = torch.cat([gate, up], dim=1)  # (n_expert, 2 d_expert, d)
+    if to.family == "Qwen2Moe":
+        _complete_shared_expert(config, ours, path)
+
+
 def _norm_weights(config: BackboneConfig, folded: Folded, to: Target) -> dict[str, Tensor]:
     """Return the weight of each norm in their form: gamma, or gamma - 1 in Gemma."""
     gammas = dict(folded.norms)
     if to.qk_of_outputs:
         for path, gamma in folded.outputs.items():
             gammas[path.replace("qkv.", "").replace("proj", "norm")] = gamma
+    origin = 1 if to.family == "Gemma3" else 0
     like = folded.weights["embed.weight"]
     weights = {}
     for path, gamma in gammas.items():
-        per_head = path.endswith(("q_norm", "k_norm"))
-        width = config.head_width if per_head else config.d_model
-        weight = like.new_ones(width) if gamma is None else gamma
-        weights[path] = weight - 1 if to.family == "Gemma3" else weight
+        if gamma is None:
+            per_head = path.endswith(("q_norm", "k_norm"))
+            gamma = like.new_ones(config.head_width if per_head else config.d_model)
+        weights[path] = gamma - origin
     return weights
 
 

@@ -99,18 +99,22 @@ def _check_supported(config: BackboneConfig) -> None:
     if config.router.balance == "bias":
         expected = "loss or none, which transformers' mixtures of experts support."
         raise ConfigError(f"model.backbone.router.balance is bias; expected {expected}")
-    if config.post_norm and (not config.qk_norm or config.n_expert):
+    is_gemma = config.qk_norm and not config.n_expert
+    if config.post_norm and not is_gemma:
         expected = "false, or true with qk_norm and without n_expert, as in transformers' Gemma 3."
         raise ConfigError(f"model.backbone.post_norm is True; expected {expected}")
-    if config.qk_norm and config.n_expert and config.n_expert_shared:
+    if config.qk_norm and _has_shared_expert(config):
         expected = "false, or true with n_expert_shared 0, as in Qwen3-MoE."
         raise ConfigError(f"model.backbone.qk_norm is True; expected {expected}")
 
 
+def _has_shared_expert(config: BackboneConfig) -> bool:
+    return bool(config.n_expert and config.n_expert_shared)
+
+
 def _is_qk_norm(config: BackboneConfig, folded: Folded, normalized: frozenset[str]) -> bool:
     """Return True if the remaining norms are those of Qwen 3: after q and k, a gamma per head."""
-    has_shared_expert = bool(config.n_expert and config.n_expert_shared)
-    if normalized != {"q_proj", "k_proj"} or has_shared_expert:
+    if normalized != {"q_proj", "k_proj"} or _has_shared_expert(config):
         return False
     gammas = folded.outputs.values()
     return all(gamma is None or len(gamma) == config.head_width for gamma in gammas)

@@ -120,7 +120,7 @@ def _open(folder: Path, family: str) -> Any:
 
 def _check_files(folder: Path) -> None:
     files = [regular(file) for file in folder.iterdir() if not file.is_dir()]
-    if not any(file.suffix == ".safetensors" for file in files):
+    if ".safetensors" not in {file.suffix for file in files}:
         why = "pickled weights are not loaded, because they can run code."
         raise ConfigError(f"{folder} has no *.safetensors; {why}")
     for file in files:

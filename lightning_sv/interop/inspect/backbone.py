@@ -5,13 +5,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.interop.fold import Folding, foldable
+from lightning_sv.interop.fold import foldable, stored_gamma
 from lightning_sv.interop.inspect.channels import channel_squares
 from lightning_sv.interop.inspect.statistics import StoredVector
 from lightning_sv.nn import Backbone
 from lightning_sv.scale import ScaleVector, output_norms, scaled_linears
 from lightning_sv.scale.branch import ScaledLinear
-from lightning_sv.scale.vector import HeadShared
 
 
 @dataclass
@@ -31,20 +30,7 @@ def vectors_of_backbone(model: Backbone) -> list[StoredVector]:
     `er`. The matrices of an input-side vector are those that read it; that of an output-side vector
     precedes it, if no norm is in between.
     """
-    foldings = {row.vector: row for row in foldable(model)}
-    surroundings: dict[ScaleVector, _Surroundings] = {}
-    for path, branch, (scale_in, scale_out) in scaled_linears(model):
-        if scale_in is not None:
-            folding = foldings[f"{path}.scale_in"]
-            entry = surroundings.setdefault(scale_in, _Surroundings(folding.why, shared=True))
-            entry.matrices[path] = _squares(branch.weight, axis=-1)
-        if scale_out is not None:
-            surroundings[scale_out] = _after(path, branch, foldings[f"{path}.scale_out"])
-    for path, norm in output_norms(model):
-        assert norm.scale is not None
-        folding = foldings[f"{path}.scale"]
-        surroundings[norm.scale] = _Surroundings(folding.why, shared=False)
-
+    surroundings = _surroundings(model)
     vectors = []
     for name, module in model.named_modules():
         if isinstance(module, ScaleVector) and module in surroundings:
@@ -52,16 +38,33 @@ def vectors_of_backbone(model: Backbone) -> list[StoredVector]:
     return vectors
 
 
-def _after(path: str, branch: ScaledLinear, folding: Folding) -> _Surroundings:
+def _surroundings(model: Backbone) -> dict[ScaleVector, _Surroundings]:
+    """Return what is next to each vector."""
+    why = {row.vector: row.why for row in foldable(model)}
+    surroundings: dict[ScaleVector, _Surroundings] = {}
+    for path, branch, (scale_in, scale_out) in scaled_linears(model):
+        if scale_in is not None:
+            before = _Surroundings(why[f"{path}.scale_in"], shared=True)
+            matrices = surroundings.setdefault(scale_in, before).matrices
+            matrices[path] = _squares(branch.weight, axis=-1)
+        if scale_out is not None:
+            surroundings[scale_out] = _after(path, branch, why[f"{path}.scale_out"])
+    for path, norm in output_norms(model):
+        assert norm.scale is not None
+        surroundings[norm.scale] = _Surroundings(why[f"{path}.scale"], shared=False)
+    return surroundings
+
+
+def _after(path: str, branch: ScaledLinear, why: str) -> _Surroundings:
     """Return what is next to the vector after a branch."""
-    entry = _Surroundings(folding.why, shared=False)
+    entry = _Surroundings(why, shared=False)
     if branch.norm_width is None:
         entry.matrices[path] = _squares(branch.weight, axis=-2)
     return entry
 
 
 def _stored(name: str, vector: ScaleVector, entry: _Surroundings) -> StoredVector:
-    gamma = vector.vector() if isinstance(vector, HeadShared) else vector()
+    gamma = stored_gamma(vector)
     return StoredVector(name, vector.role, gamma, 0.0, entry.why, entry.matrices, entry.shared)
 
 

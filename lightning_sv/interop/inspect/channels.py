@@ -13,6 +13,7 @@ Matrices that are concatenated in one weight (queries, keys and values) have sum
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import accumulate, pairwise, product
 
 import torch
@@ -40,41 +41,39 @@ def channel_squares(
         (*lead, channels) per matrix, float64.
     """
     *lead, rows, columns = shape
-    widths = widths or (rows if axis == -1 else columns,)
+    add = _add_columns if axis == -1 else _add_rows
+    if not widths:
+        widths = (rows,) if axis == -1 else (columns,)
     bounds = list(pairwise(accumulate(widths, initial=0)))
     totals = [torch.zeros(*lead, shape[axis], dtype=torch.float64) for _ in widths]
     for index in product(*map(range, lead)):
         of_index = [total[index] for total in totals]  # views
-        if axis == -1:
-            _add_columns(of_index, read, index, bounds, columns)
-        else:
-            _add_rows(of_index, read, index, bounds, (rows, columns))
+        add(of_index, partial(read, index), bounds, (rows, columns))
     return totals
 
 
 def _add_columns(
     totals: list[Tensor],
-    read: ReadRows,
-    index: tuple[int, ...],
+    read: Callable[[int, int], Tensor],
     bounds: list[tuple[int, int]],
-    columns: int,
+    size: tuple[int, int],
 ) -> None:
     """Add the squares of each column; the matrices are below each other."""
+    _, columns = size
     for total, (low, high) in zip(totals, bounds, strict=True):
         for start, end in _blocks(low, high, columns):
-            total += read(index, start, end).float().square().sum(0)
+            total += read(start, end).float().square().sum(0)
 
 
 def _add_rows(
     totals: list[Tensor],
-    read: ReadRows,
-    index: tuple[int, ...],
+    read: Callable[[int, int], Tensor],
     bounds: list[tuple[int, int]],
     size: tuple[int, int],
 ) -> None:
     """Set the squares of each row; the matrices are next to each other."""
     for start, end in _blocks(0, *size):
-        squares = read(index, start, end).float().square()
+        squares = read(start, end).float().square()
         for total, (low, high) in zip(totals, bounds, strict=True):
             total[start:end] = squares[:, low:high].sum(1)
 

@@ -110,7 +110,8 @@ def _share(mask: Tensor) -> float:
 def _balance(gamma: Tensor, matrices: dict[str, Tensor]) -> float | None:
     if not matrices:
         return None
-    total = reduce(torch.add, (_per_entry(squares, gamma) for squares in matrices.values()))
+    sums = [_per_entry(squares, gamma) for squares in matrices.values()]
+    total = reduce(torch.add, sums)
     mask = (gamma != 0) & (total > 0)
     if not mask.any():
         return None
@@ -135,8 +136,9 @@ def _agreement(vector: StoredVector) -> float | None:
     logs = squares[:, squares.gt(0).all(0)].log()
     centered = logs - logs.mean(-1, keepdim=True)
     varying = [log for log in centered if log.any()]
-
-    correlations = []
-    for a, b in combinations(varying, 2):
-        correlations.append(float(a @ b / (a.norm() * b.norm())))
+    correlations = [_cosine(a, b) for a, b in combinations(varying, 2)]
     return sum(correlations) / len(correlations) if correlations else None
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    return float(a @ b / (a.norm() * b.norm()))
