@@ -59,10 +59,12 @@ class Output(NamedTuple):
         if self.has_one_norm:
             return normalize(self.product, self.eps, self.gamma)
 
-        heads = (-1, self.norm_width)
-        # (..., heads, norm_width)
-        gamma = None if self.gamma is None else self.gamma.unflatten(-1, heads)
-        return normalize(self.product.unflatten(-1, heads), self.eps, gamma).flatten(-2)
+        sizes = (-1, self.norm_width)
+        heads = self.product.unflatten(-1, sizes)  # (..., heads, norm_width)
+        gamma = self.gamma
+        if gamma is not None:
+            gamma = gamma.unflatten(-1, sizes)
+        return normalize(heads, self.eps, gamma).flatten(-2)
 
 
 class ScaledLinear(RecordedModule):
@@ -270,21 +272,26 @@ def scaled_linears(model: nn.Module) -> Iterator[ScaledMatrix]:
     in_groups: set[ScaledLinear] = set()
     for path, module in model.named_modules():
         if isinstance(module, BranchGroup):
-            for name, branch in module.branches():
-                in_groups.add(branch)
-                full_name = f"{path}.{name}".removeprefix(".")  # the model may be a group
-                yield ScaledMatrix(full_name, branch, module.vectors(name))
+            for matrix in _matrices_of_group(path, module):
+                in_groups.add(matrix.linear)
+                yield matrix
         elif isinstance(module, ScaledLinear) and module not in in_groups:
             vectors = (module.scale_in, module.scale_out)
             if vectors != (None, None):
                 yield ScaledMatrix(path, module, vectors)
 
 
+def _matrices_of_group(path: str, group: BranchGroup) -> Iterator[ScaledMatrix]:
+    for name, branch in group.branches():
+        full_name = f"{path}.{name}".removeprefix(".")  # the model may be a group
+        yield ScaledMatrix(full_name, branch, group.vectors(name))
+
+
 def output_norms(model: nn.Module) -> Iterator[tuple[str, RMSNorm]]:
     """Yield (path, norm) of the scaled norms outside branch groups: Q/K-norm, Post-Norm."""
     input_norms = {module.norm for module in model.modules() if isinstance(module, BranchGroup)}
     for path, module in model.named_modules():
-        if not isinstance(module, RMSNorm) or module.scale is None:
+        if not isinstance(module, RMSNorm) or module in input_norms:
             continue
-        if module not in input_norms:
+        if module.scale is not None:
             yield path, module

@@ -14,7 +14,9 @@ can use, and which options changed nothing.
 """
 
 import warnings
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from typing import cast
 
 from torch import nn
 
@@ -59,8 +61,11 @@ class ScaleBuilder:
         norm_scale = None
         if not self.strategy.per_branch and sites_with_scale_in(sites):
             norm_scale = self._vector(f"{site}.scale", d_in, "input")
-        shared_out = {s.sharers: self._scale_out(site, s) for s in sites if s.shares_first}
-        linears = {s.name: self._scaled_linear(s) for s in sites}
+        shared_out: dict[tuple[str, ...], ScaleVector] = {}
+        for decided in sites:
+            if decided.shares_first:
+                shared_out[decided.sharers] = self._scale_out(site, decided)
+        linears = {decided.name: self._scaled_linear(decided) for decided in sites}
         if self.options.freeze_input_beta:
             freeze_input_betas(linears.values(), norm_scale)
         return kind(site, RMSNorm(d_in, self.eps, norm_scale), linears, shared_out)
@@ -135,23 +140,27 @@ class ScaleBuilder:
         placements = {name: self._placement(name) for name in branches}
         self._check_placements(norm, branches, placements)
         sharers = self._sharers(branches, placements)
-        return [
-            Site(
+        sites = []
+        for name, branch in branches.items():
+            placement = placements[name]
+            site = Site(
                 name=name,
                 d_in=d_in,
                 branch=branch,
-                placement=placements[name],
+                placement=placement,
                 readers=tuple(branches),
-                owns_scale_in=self.strategy.per_branch and placements[name].scale_in,
+                owns_scale_in=self.strategy.per_branch and placement.scale_in,
                 shares_heads=name in self.options.share_heads,
                 sharers=sharers.get(name, (name,)),
             )
-            for name, branch in branches.items()
-        ]
+            sites.append(site)
+        return sites
 
     def _placement(self, branch: str) -> Placement:
         token = self.options.placement_at.get(branch)
-        return self.strategy.placement_row if token is None else branch_placement(token)
+        if token is None:
+            return self.strategy.placement_row
+        return branch_placement(token)
 
     def _check_placements(
         self, norm: str, branches: Mapping[str, Branch], placements: Mapping[str, Placement]
@@ -163,8 +172,8 @@ class ScaleBuilder:
             hint = "but the strategy shares one; add 'hg' to it."
             raise ConfigError(f"scale_options.placement_at {found}, {hint}")
         for name, branch in branches.items():
-            normalized = name in self.options.placement_at and placements[name].norm_out
-            if normalized and branch.norm_width is None:
+            is_named = name in self.options.placement_at
+            if is_named and placements[name].norm_out and branch.norm_width is None:
                 found = f"normalizes {name}, which is never normalized"
                 raise ConfigError(f"scale_options.placement_at {found}; use dp.")
 
@@ -174,12 +183,11 @@ class ScaleBuilder:
         """Return branch -> the branches that share an output-side vector with it."""
         if not self.options.share_scale_out:
             return {}
-        names_of_shape: dict[object, list[str]] = {}
+        names_of_shape: dict[object, list[str]] = defaultdict(list)
         for name, branch in branches.items():
             if placements[name].scale_out:
                 n_head = branch.n_head if name in self.options.share_heads else None
-                shape = (branch.d_out, branch.batch_dims, n_head)
-                names_of_shape.setdefault(shape, []).append(name)
+                names_of_shape[branch.d_out, branch.batch_dims, n_head].append(name)
         sharers: dict[str, tuple[str, ...]] = {}
         for names in names_of_shape.values():
             sharers |= dict.fromkeys(names, tuple(names))
@@ -187,9 +195,10 @@ class ScaleBuilder:
 
     def _scaled_linear(self, site: Site) -> ScaledLinear:
         branch = site.branch
-        scale_in = scale_out = None
+        scale_in: ScaleVector | None = None
         if site.owns_scale_in:
             scale_in = self._vector(f"{site.name}.scale_in", site.d_in, "input", branch.batch_dims)
+        scale_out: ScaleVector | None = None
         if site.owns_scale_out:
             scale_out = self._scale_out(site.name, site)
         return ScaledLinear(
@@ -225,7 +234,7 @@ class ScaleBuilder:
         self, key: str, d: int, role: Role, batch_dims: tuple[int, ...] = ()
     ) -> ScaleVector:
         """Build and record the vector 'site.side', with the role that the options give it."""
-        role = "input" if self.options.role_at.get(key, role) == "input" else "output"
+        role = cast(Role, self.options.role_at.get(key, role))  # checked by `ScaleOptions`
         vector = self.strategy.vector(d, role, batch_dims)
         self._vectors.append((key, vector))
         return vector
@@ -241,12 +250,11 @@ class ScaleBuilder:
         self._expect_names("role_at", vectors, "scale vector")
 
     def _expect_names(self, option: str, known: Collection[str], expected: str) -> None:
-        for name in getattr(self.options, option):
-            if name not in known:
-                hint = f"This model has: {' '.join(sorted(known)) or 'none'}."
-                raise ConfigError(
-                    f"scale_options.{option} names {name!r}; expected a {expected}. {hint}"
-                )
+        unknown = [name for name in getattr(self.options, option) if name not in known]
+        if unknown:
+            hint = f"This model has: {' '.join(sorted(known)) or 'none'}."
+            found = f"scale_options.{option} names {unknown[0]!r}"
+            raise ConfigError(f"{found}; expected a {expected}. {hint}")
 
     def _check_effects(self) -> None:
         """Raise ConfigError if an option is set and changes nothing."""

@@ -59,12 +59,7 @@ class ScaleOptions:
             if not is_own:
                 expect_known(f"scale_options.placement_at.{site}", token, PLACEMENTS | FOLDED)
         for vector, role in self.role_at.items():
-            _, _, side = vector.rpartition(".")
-            if role not in ROLES or side not in SIDES:
-                expected = "SITE.scale_in or SITE.scale_out with the role 'input' or 'output'."
-                raise ConfigError(
-                    f"scale_options.role_at is {vector!r}: {role!r}; expected {expected}"
-                )
+            _check_role(vector, role)
 
     def label(self) -> str:
         """Return '' or '[key=value,...]' with the options that differ from their defaults.
@@ -88,6 +83,13 @@ class ScaleOptions:
             yield f"share_heads={'+'.join(sorted(set(self.share_heads)))}"
         if self.initial_gamma_out != 1:
             yield f"initial_gamma_out={self.initial_gamma_out:g}"
+
+
+def _check_role(vector: str, role: str) -> None:
+    _, _, side = vector.rpartition(".")
+    if role not in ROLES or side not in SIDES:
+        expected = "SITE.scale_in or SITE.scale_out with the role 'input' or 'output'."
+        raise ConfigError(f"scale_options.role_at is {vector!r}: {role!r}; expected {expected}")
 
 
 def expand_preset(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import expect
 from lightning_sv.scale.branch import MatrixRole
 from lightning_sv.scale.strategy import Placement
 
@@ -27,12 +27,14 @@ class Branch(NamedTuple):
 
     def check(self, name: str) -> None:
         """Raise ConfigError if a width does not divide the output."""
-        for key, divisor in (("norm_width", self.norm_width), ("n_head", self.n_head)):
-            if divisor is None:
-                continue
-            if divisor <= 0 or self.d_out % divisor != 0:
-                expected = f"a divisor of its d_out, {self.d_out}, or None."
-                raise ConfigError(f"{key} of {name} is {divisor}; expected {expected}")
+        self._check_divisor(f"norm_width of {name}", self.norm_width)
+        self._check_divisor(f"n_head of {name}", self.n_head)
+
+    def _check_divisor(self, key: str, divisor: int | None) -> None:
+        if divisor is None:
+            return
+        divides = divisor > 0 and self.d_out % divisor == 0
+        expect(divides, key, divisor, f"a divisor of its d_out, {self.d_out}, or None.")
 
 
 @dataclass(frozen=True)

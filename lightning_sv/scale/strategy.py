@@ -140,15 +140,7 @@ class ScaleStrategy:
                 f"the strategy is {text!r}; expected {PRESETS[preset_name(text)]!r} here, with "
                 f"placement_at={places} in the options, because a strategy has no single matrices."
             )
-
-        chosen: dict[str, str] = {}
-        for word in _words(text):
-            axis = _axis_of(word, text)
-            if axis in chosen:
-                both = f"{chosen[axis]!r} and {word!r}"
-                raise ConfigError(f"the strategy {text!r} sets {axis} twice, to {both}; keep one.")
-            chosen[axis] = word
-        return cls(**chosen)
+        return cls(**_words_by_axis(text))
 
     def __str__(self) -> str:
         words = []
@@ -228,6 +220,18 @@ def _words(text: str) -> list[str]:
     preset = PRESETS.get(preset_name(text), text)
     words = [word.strip() for word in preset.split("+")]
     return [word if ":" in word else word.lower() for word in words]
+
+
+def _words_by_axis(text: str) -> dict[str, str]:
+    """Return axis -> its word in a strategy, at most one."""
+    chosen: dict[str, str] = {}
+    for word in _words(text):
+        axis = _axis_of(word, text)
+        if axis in chosen:
+            both = f"{chosen[axis]!r} and {word!r}"
+            raise ConfigError(f"the strategy {text!r} sets {axis} twice, to {both}; keep one.")
+        chosen[axis] = word
+    return chosen
 
 
 def _row(axis: str, word: str) -> Any:
