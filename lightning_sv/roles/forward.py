@@ -2,7 +2,7 @@
 
 A pass can change a model in many ways: running statistics, caches with their lengths, counters. And
 the caller may have set autocast, inference mode or compiled code. So the pass runs in one known
-state, and mode, buffers, random numbers and settings are restored behind it, also after an error.
+state, and mode, buffers, random numbers and settings are restored afterwards, also after an error.
 """
 
 import logging

@@ -311,6 +311,10 @@ NORMED = {
     "first": lambda w, x: w * x * torch.rsqrt(_square(x)),
     "first, to 1": lambda w, x: (1 + w) * x.double() / _square(x).sqrt(),
     "in place": lambda w, x: (x * w).mul_(torch.rsqrt(_square(x))),
+    "inverse root": lambda w, x: w * (x * (2 / _square(x).pow(0.5))),
+    "mean of a product": lambda w, x: (
+        w * (x / (x * x).sum(-1, keepdim=True).clamp_min(1e-6).sqrt())
+    ),
     "statistic": lambda w, x: x * (w * torch.rsqrt(_square(x))),
     "var_mean": _var_mean,
 }
@@ -320,6 +324,8 @@ UNNORMED = {
     "of another": lambda w, x: w * x * torch.rsqrt(_square(x.tanh())),
     "read twice": lambda w, x: (y := w * x) * torch.rsqrt(_square(x)) + y,
     "square root": lambda w, x: w * x * _square(x).sqrt(),
+    "fourth powers": lambda w, x: w * (x * x.pow(2).pow(2).mean(-1, keepdim=True).pow(-0.25)),
+    "root of each entry": lambda w, x: w * (x / x.pow(2).sqrt()),
 }
 
 

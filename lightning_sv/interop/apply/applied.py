@@ -5,7 +5,7 @@ Other code can undo a strategy without an error, so hooks of the model check two
     before each training step    no module lost its vectors, and no constant vector trains
     before a state is loaded     constant vectors of the state have their constant
 
-A constant vector is one that moved into the matrices behind it. What its norm keeps is 1.
+A constant vector is one that moved into the matrices behind it. Its norm keeps 1.
 """
 
 from collections.abc import Iterable, Iterator

@@ -5,8 +5,8 @@
     execute    Change                    each step with its inverse on a stack
     check      outputs                   equal outputs, or the stack runs and the model is as before
 
-No step knows the architecture. What the trace cannot see, such as a weight that is read by a stored
-reference, the check of the outputs finds.
+No step knows the architecture. The check of the outputs finds weights that the trace cannot see,
+such as one that is read by a stored reference.
 """
 
 import warnings

@@ -1,7 +1,8 @@
 """Norms without a scale vector that only matrices read.
 
-Some models normalize without a vector, as OLMo's first norms do. A strategy adds one before each
-matrix then. Only a norm of whole rows has a channel per column of these matrices:
+Some models normalize without a vector, such as OLMo with its LayerNorm without parameters. A
+strategy then adds one before each matrix. Only a norm of whole rows has a channel per column of
+these matrices:
 
     xhat -> W1, W2          a site, with vectors before W1 and W2
     xhat -> W1, + residual  none: the residual stream reads xhat, too

@@ -1,7 +1,7 @@
 """The matrices of a traced model, as scale vectors next to them see them.
 
-A scale vector of a matrix W is a factor diag(gamma) on one side of it. What the pass does with
-W decides whether it can have one, and how many:
+A scale vector of a matrix W is a factor diag(gamma) on one side of it. The uses of W in the pass
+decide whether it can have one, and how many:
 
     mm(x, W)                one matrix, gamma_in (d_in) and gamma_out (d_out)
     mm(x, W) -> split       several matrices in one weight, each with its own vectors (`parts.py`)

@@ -5,7 +5,7 @@
     config     its sizes in their words (`configs.py`)
     weights    ours, under their names
 
-What their model has and ours lacks must do nothing: the embedding is divided by Gemma's factor. The
+Parts that only their model has must do nothing: the embedding is divided by Gemma's factor. The
 gate of Qwen's shared expert has weights of 0, so sigmoid(0) = 1/2, and a down_proj twice as large.
 """
 

@@ -1,7 +1,7 @@
 """Scale vectors of a saved transformers model.
 
-The model is never loaded. Its configuration gives a model on fake tensors, whose trace tells which
-matrices read which vector. Vectors are then read whole, matrices in blocks:
+The model is never loaded. Its configuration gives a model on fake tensors. The trace of that shows
+which matrices read which vector. Then vectors are read at once, and matrices in blocks:
 
     config.json -> fake model -> sites        names and shapes
     *.safetensors -> gamma, sums |w_j|^2      values, of one block at a time
