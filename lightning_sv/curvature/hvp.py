@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lightning_sv.curvature.vectors import Vector, norm, rounding
+from lightning_sv.curvature.vectors import Vector, max_norm, norm, rounding, size
 from lightning_sv.errors import ConfigError, expect
 
 #: Fragments of torch's errors for operations without a second derivative.
@@ -219,11 +219,11 @@ class DifferenceProduct:
     def __call__(self, vector: Sequence[Tensor]) -> Vector:
         """Return H v, shaped as the parameters."""
         _check_shapes(vector, self.parameters)
-        largest = max(float(v.abs().max()) for v in vector if v.numel())
+        largest = max_norm(vector)
         if largest == 0:
             return tuple(map(torch.zeros_like, self.parameters))
-        n = sum(p.numel() for p in self.parameters)
-        h = self.step * (1 + norm(self.parameters)) / (math.sqrt(n) * largest)
+        root_n = math.sqrt(size(self.parameters))
+        h = self.step * (1 + norm(self.parameters)) / (root_n * largest)
         ahead = self._gradient_at(h, vector)
         behind = self._gradient_at(-h, vector)
         return tuple((a - b) / (2 * h) for a, b in zip(ahead, behind, strict=True))

@@ -15,6 +15,7 @@ from lightning_sv.curvature.vectors import (
     rademacher,
     rounding,
     seeded,
+    size,
 )
 from lightning_sv.errors import expect
 
@@ -52,7 +53,7 @@ def lanczos(
         ConfigError: n_steps below 1
     """
     expect(n_steps >= 1, "n_steps of lanczos", n_steps, "at least 1.")
-    n_steps = min(n_steps, sum(p.numel() for p in product.parameters))
+    n_steps = min(n_steps, size(product.parameters))
     basis = Basis(product.parameters, n_steps)
     matrix = _Tridiagonal(rounding(product.parameters))
     start = gaussian(product.parameters, seeded(generator))

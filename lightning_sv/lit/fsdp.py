@@ -267,15 +267,13 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def _named(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Return an optimizer's state dict with parameter names instead of numbers."""
         module: Any = self.lightning_module
-        names_by_id = {id(parameter): name for name, parameter in module.named_parameters()}
+        name_of = {parameter: name for name, parameter in module.named_parameters()}
         names: dict[int, str] = {}
-        for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-            for parameter, number in zip(group["params"], saved_group["params"], strict=True):
-                names[number] = names_by_id[id(parameter)]
         groups = []
-        for group in saved["param_groups"]:
-            named = [names[number] for number in group["params"]]
-            groups.append(group | {"params": named})
+        for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+            named = [name_of[parameter] for parameter in group["params"]]
+            names |= zip(saved_group["params"], named, strict=True)
+            groups.append(saved_group | {"params": named})
         states = {names[number]: state for number, state in saved["state"].items()}
         return {"state": states, "param_groups": groups}
 

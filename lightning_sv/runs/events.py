@@ -159,9 +159,12 @@ def _check_directory(directory: Path, *, complete: bool) -> None:
         found = f"a folder without {CONFIG} and scalars"
         hint = "`lightning-sv runs` lists those in runs/."
         raise ConfigError(f"{directory} is {found}; expected that of a run. {hint}")
+    if complete:
+        _check_complete(directory)
 
-    required = (SUMMARY, CONFIG) if complete else ()
-    for name in required:
+
+def _check_complete(directory: Path) -> None:
+    for name in (SUMMARY, CONFIG):
         if not (directory / name).is_file():
             hint = "Check the path, or resume the run."
             raise ConfigError(f"{directory} has no {name}; expected a complete run. {hint}")

@@ -130,14 +130,24 @@ def _foreign(texts: Iterable[Text]) -> set[str]:
     """Return the modules of others that the texts of a config name."""
     modules: set[str] = set()
     for keys, value in texts:
-        names_strategy = keys[0] == "model" and keys[1:] not in _PLAIN_TEXTS
-        if names_strategy:
-            modules |= modules_named(value)
-        if _is_class(keys, value):
-            module, _, _ = value.rpartition(".")
-            modules.add(module)
-    ours = {module for module in modules if module.partition(".")[0] in _OURS}
-    return modules - ours
+        modules |= _modules_of_text(keys, value)
+    return {module for module in modules if _package(module) not in _OURS}
+
+
+def _modules_of_text(keys: tuple[str, ...], value: str) -> set[str]:
+    modules: set[str] = set()
+    names_strategy = keys[0] == "model" and keys[1:] not in _PLAIN_TEXTS
+    if names_strategy:
+        modules |= modules_named(value)
+    if _is_class(keys, value):
+        module, _, _ = value.rpartition(".")
+        modules.add(module)
+    return modules
+
+
+def _package(name: str) -> str:
+    package, _, _ = name.partition(".")
+    return package
 
 
 def _is_class(keys: tuple[str, ...], value: str) -> bool:
@@ -152,7 +162,7 @@ def _is_class(keys: tuple[str, ...], value: str) -> bool:
 def _importable(name: str) -> bool:
     """Return False if the first part of a dotted name is no module, as in `perf.txt`."""
     try:
-        return find_spec(name.partition(".")[0]) is not None
+        return find_spec(_package(name)) is not None
     except ValueError:  # a module without a specification
         return True
 
