@@ -154,7 +154,7 @@ def comparable_arm(run_dir: Path, settings: PretrainConfig, data: DataConfig) ->
     name.
     """
     config = read_config(run_dir)
-    options = ScaleOptions(**config_value(config, "model.scale_options"))
+    options = ScaleOptions(**config_value(config, "model.scale_options") or {})
     shared_by_arms = (options, settings.init_from, settings.seed, data.seed)
     if shared_by_arms != (ScaleOptions(), None, None, None):
         return None
