@@ -237,10 +237,15 @@ def _leaves(run: Run) -> dict[str, Any]:
         if values.get(key) == values.get("seed_everything"):
             values[key] = None
     directory = _directory_pattern(run.dir)
-    for key, value in values.items():
-        text = json.dumps(value, default=str) if isinstance(value, list) else value
-        values[key] = directory.sub("<run_dir>", text) if isinstance(text, str) else text
-    return values
+    return {key: _without_directory(value, directory) for key, value in values.items()}
+
+
+def _without_directory(value: Any, directory: re.Pattern[str]) -> Any:
+    if isinstance(value, list):
+        value = json.dumps(value, default=str)
+    if isinstance(value, str):
+        return directory.sub("<run_dir>", value)
+    return value
 
 
 def _directory_pattern(directory: Path) -> re.Pattern[str]:

@@ -56,31 +56,22 @@ def _load_panel(
     planned: PlannedPanel, every: tuple[Arm, ...], pool: Pool, runs: RunStore
 ) -> LoadedPanel:
     """Keep the arms that the kind of the panel can compare."""
-    arms: tuple[Arm, ...] = ()
-    why_not = planned.why_not
-    lost = _lost_runs(every, runs.missing(planned.requests))
+    panel = LoadedPanel(planned.spec, (), every, pool, planned.skipped, planned.why_not)
+    if panel.why_not is not None:
+        return panel
     try:
         arms = planned.kind.comparable(every)
     except NotTestableError as error:
-        why_not = str(error)
-    if every and not arms and why_not is None:
-        why_not = "; ".join(lost)
-    if why_not is not None:
-        return LoadedPanel(planned.spec, (), every, pool, skipped=planned.skipped, why_not=why_not)
+        return replace(panel, why_not=str(error))
+    lost = "; ".join(_lost_runs(every, runs.missing(planned.requests)))
+    if every and not arms:
+        return replace(panel, why_not=lost)
 
     warnings = list(planned.warnings)
     if lost:
-        warnings.append(f"{planned.title} lacks runs: {'; '.join(lost)}. {planned.kind.lost_runs}")
+        warnings.append(f"{planned.title} lacks runs: {lost}. {planned.kind.lost_runs}")
     warnings += _changed_source(planned, runs)
-    return LoadedPanel(
-        planned.spec,
-        arms,
-        every,
-        pool,
-        skipped=planned.skipped,
-        warnings=tuple(warnings),
-        notes=trained(arms),
-    )
+    return replace(panel, arms=arms, warnings=tuple(warnings), notes=trained(arms))
 
 
 def _lost_runs(every: Sequence[Arm], missing: Sequence[Job]) -> list[str]:

@@ -111,8 +111,11 @@ class Figure:
         The highest ratio follows the lowest if it is 10% more.
         """
         few, most = self.tokens_per_param
-        ends = (few, most) if most > 1.1 * few else (few,)  # parameters of strategies differ by 1%
-        return " to ".join(f"{ratio:.3g}" for ratio in ends if ratio > 0)
+        if most == 0:
+            return ""
+        if most > 1.1 * few:  # parameters of strategies differ by 1%
+            return f"{few:.3g} to {most:.3g}"
+        return f"{few:.3g}"
 
     def claim(self, verdict: Verdict) -> str:
         """Return the statement of a claim, with its panel if several panels have the same."""

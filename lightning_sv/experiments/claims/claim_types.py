@@ -80,10 +80,12 @@ def loss(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """A - B at the end or at a share of the tokens; A may have trained longer."""
     a, b, name = _two(claim, panel)
     d = panel.difference(a, b, LossAt(claim.until))
-    at = "" if claim.until == 1 else f"at {claim.until:.0%} of the tokens "
+    detail = interval(d, name)
     share = _token_share(a, b)
-    longer = f"with {share:.2f} times the tokens " if abs(share - 1) > 0.01 else ""
-    detail = f"{at}{longer}{interval(d, name)}"
+    if abs(share - 1) > 0.01:
+        detail = f"with {share:.2f} times the tokens {detail}"
+    if claim.until < 1:
+        detail = f"at {claim.until:.0%} of the tokens {detail}"
     is_below = below(d, -claim.margin) == HOLDS
     if is_below and claim.margin < MARGIN and inside(d, MARGIN) == HOLDS:
         detail += f", which is within {MARGIN:g}"

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import pandas as pd
 
 from lightning_sv.experiments.arms import runs_of
 from lightning_sv.experiments.report.claims import CLAIM_COLUMNS, claim_table
 from lightning_sv.experiments.report.results_csv import tokens_per_param
-from lightning_sv.experiments.results import Figure, Verdict, panels_of
+from lightning_sv.experiments.results import Figure, panels_of
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.provenance import Provenance
 from lightning_sv.statistics.verdicts import ALPHA, NOT_RESOLVED, NOT_TESTABLE
@@ -137,11 +138,11 @@ def _runs_of(figures: Sequence[Figure]) -> list[Run]:
     return runs
 
 
-def _judged(figures: Sequence[Figure]) -> list[Verdict]:
-    judged: list[Verdict] = []
-    for figure in figures:
-        judged += [verdict for verdict in figure.verdicts if verdict.verdict != NOT_TESTABLE]
-    return judged
+def _judged(figures: Sequence[Figure]) -> pd.DataFrame:
+    """Return one row per tested claim."""
+    verdicts = list(chain.from_iterable(figure.verdicts for figure in figures))
+    table = pd.DataFrame(verdicts, columns=["verdict", "corrected", "primary"])
+    return table[table.verdict != NOT_TESTABLE]
 
 
 def _values(runs: Sequence[Run], key: str) -> list[str]:
@@ -152,7 +153,9 @@ def _values(runs: Sequence[Run], key: str) -> list[str]:
 
 def _period(runs: Sequence[Run]) -> str:
     dates = _values(runs, "date")
-    return f"from {dates[0]} to {dates[-1]}" if dates else "at a time that they do not state"
+    if not dates:
+        return "at a time that they do not state"
+    return f"from {dates[0]} to {dates[-1]}"
 
 
 def _range_text(values: Iterable[float | None]) -> str:
@@ -164,10 +167,11 @@ def _range_text(values: Iterable[float | None]) -> str:
     return " to ".join(dict.fromkeys(ends))
 
 
-def _resolved_by_chance(judged: Sequence[Verdict]) -> str:
+def _resolved_by_chance(judged: pd.DataFrame) -> str:
     """Return sentences on the number of verdicts that are false by chance."""
-    primary = [v for v in judged if v.primary]
-    others = [v for v in judged if not v.primary]
+    is_primary = judged.primary.astype(bool)
+    primary = judged[is_primary]
+    others = judged[~is_primary]
     by_chance = max(1, round(2 * ALPHA * len(judged)))
     return (
         f"{len(judged)} claims are tested, each by one-sided tests at {ALPHA:.0%} of itself and "
@@ -180,5 +184,5 @@ def _resolved_by_chance(judged: Sequence[Verdict]) -> str:
     )
 
 
-def _count_kept(verdicts: Sequence[Verdict]) -> int:
-    return sum(verdict.corrected != NOT_RESOLVED for verdict in verdicts)
+def _count_kept(verdicts: pd.DataFrame) -> int:
+    return int((verdicts.corrected != NOT_RESOLVED).sum())
