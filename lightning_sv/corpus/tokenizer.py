@@ -237,11 +237,11 @@ def _is_like_gpt2(settings: Mapping[str, Any]) -> bool:
     splits_at_words = expected.items() <= pattern.items()
     reads_text_as_it_is = settings["normalizer"] is None
     has_only_special_tokens = all(token["special"] for token in settings["added_tokens"])
+    if not (splits_at_words and reads_text_as_it_is and has_only_special_tokens):
+        return False
+
     model = settings["model"]
-    is_bpe = model["type"] == "BPE"
-    unusual_settings = [key for key in _UNUSUAL_BPE if model.get(key)]
-    is_plain = splits_at_words and reads_text_as_it_is and has_only_special_tokens
-    return is_plain and is_bpe and not unusual_settings
+    return model["type"] == "BPE" and not any(map(model.get, _UNUSUAL_BPE))
 
 
 def _parts(text: str) -> Iterator[str]:

@@ -83,9 +83,10 @@ def _chosen(backend: AttentionBackend, device: torch.device) -> AbstractContextM
     if backend == "auto" and device.type != "cuda":
         return nullcontext()
     kernels = kernels_of(backend)
-    if not torch.compiler.is_compiling():
-        kernels = [kernel for kernel in kernels if _is_enabled(kernel)]
-    return sdpa_kernel(kernels, set_priority=True)
+    if torch.compiler.is_compiling():
+        return sdpa_kernel(kernels, set_priority=True)
+    enabled = [kernel for kernel in kernels if _is_enabled(kernel)]
+    return sdpa_kernel(enabled, set_priority=True)
 
 
 def kernels_of(backend: AttentionBackend) -> list[SDPBackend]:
@@ -102,13 +103,13 @@ def kernels_of(backend: AttentionBackend) -> list[SDPBackend]:
 
 
 def _is_enabled(kernel: SDPBackend) -> bool:
-    if kernel is SDPBackend.CUDNN_ATTENTION:
-        return torch.backends.cuda.cudnn_sdp_enabled()
-    if kernel is SDPBackend.FLASH_ATTENTION:
-        return torch.backends.cuda.flash_sdp_enabled()
-    if kernel is SDPBackend.EFFICIENT_ATTENTION:
-        return torch.backends.cuda.mem_efficient_sdp_enabled()
-    return torch.backends.cuda.math_sdp_enabled()
+    enabled = {
+        SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.cudnn_sdp_enabled,
+        SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled,
+        SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled,
+        SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled,
+    }
+    return enabled[kernel]()
 
 
 def check_backend(

@@ -238,12 +238,15 @@ def meta_backbone(
 
 def activated_parameters(model: nn.Module, config: BackboneConfig) -> int:
     """Count the parameters used per token: all, but only n_expert_active of n_expert experts."""
-    total = 0
+    total = sum(parameter.numel() for parameter in model.parameters())
+    if not config.n_expert:
+        return total
+
+    idle = config.n_expert - config.n_expert_active
     for module in model.modules():
-        n = sum(parameter.numel() for parameter in module.parameters(recurse=False))
-        if config.n_expert and getattr(module, "batch_dims", ()) == (config.n_expert,):
-            n = n // config.n_expert * config.n_expert_active
-        total += n
+        if getattr(module, "batch_dims", ()) == (config.n_expert,):
+            n_of_experts = sum(p.numel() for p in module.parameters(recurse=False))
+            total -= n_of_experts // config.n_expert * idle
     return total
 
 

@@ -67,11 +67,21 @@ def _bytes_per_token(manifest: Manifest | None, vocab_size: int) -> int:
 
 
 def _epochs(manifest: Manifest | None, data: DataConfig, steps: int) -> float | None:
-    """Return the passes over the corpus, from its manifest or from a name such as sample-10BT."""
-    if manifest is not None:
-        sequences = manifest.train.sequences(data.seq_len)
-        return steps * data.global_batch / sequences if sequences else None
+    """Return the passes over the corpus, from its manifest or from a name such as sample-10BT.
+
+    None if neither is known, or if the corpus has no sequence of this length.
+    """
+    if manifest is None:
+        return _epochs_by_name(data, steps)
+    sequences = manifest.train.sequences(data.seq_len)
+    if sequences == 0:
+        return None
+    return steps * data.global_batch / sequences
+
+
+def _epochs_by_name(data: DataConfig, steps: int) -> float | None:
     named = re.search(r"(\d+)BT$", data.corpus.hf_subset or "")
     if named is None:
         return None
-    return steps * data.tokens_per_step / (int(named[1]) * 1e9)
+    corpus_tokens = int(named[1]) * 1e9
+    return steps * data.tokens_per_step / corpus_tokens

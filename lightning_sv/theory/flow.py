@@ -14,7 +14,15 @@ import numpy as np
 from scipy.integrate import solve_ivp
 
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.theory.series import Array, PowerSeries, check_analytic, exact, join, split
+from lightning_sv.theory.series import (
+    Array,
+    PowerSeries,
+    check_analytic,
+    coefficient,
+    exact,
+    join,
+    split,
+)
 from lightning_sv.theory.students import Student
 
 #: times from which the difference, of order t³, exceeds the integrator's error, until losses are
@@ -189,9 +197,7 @@ def power_series(student: Student, teacher: Any, order: int) -> list[Array]:
     for k in range(order):
         theta = split(np.array([PowerSeries(c) for c in known]), shapes)
         for coefficients, g in zip(known, student.gradient(theta, target), strict=True):
-            coefficients.append(
-                -g.coefficients[k] / (k + 1) if isinstance(g, PowerSeries) else Fraction(0)
-            )
+            coefficients.append(-coefficient(g, k) / (k + 1))
     return split(np.array([PowerSeries(c) for c in known]), shapes)
 
 

@@ -70,18 +70,26 @@ def jacobian(function: Callable[..., Any], blocks: Sequence[Array]) -> Array:
     2⁻¹⁰⁰ i, which needs no difference, so that the error is one of rounding (Squire and Trapp
     1998). The function must be analytic: `np.abs` and `np.linalg.norm` are not.
     """
-    flat = join(blocks)
+    theta = join(blocks)
+    units = np.eye(theta.size, dtype=int)
+    if theta.dtype != object:
+        moved = theta + 1j * TINY * units
+        values = [function(*split(row, blocks)).ravel() for row in moved]
+        return np.array(values).imag.T / TINY
+
     columns = []
-    for k in range(flat.size):
-        if flat.dtype == object:
-            moved = np.array([PowerSeries([x, int(j == k)]) for j, x in enumerate(flat)])
-            value = function(*split(moved, blocks)).ravel()
-            columns.append([x.coefficients[1] if isinstance(x, PowerSeries) else 0 for x in value])
-        else:
-            step = np.zeros(flat.size, complex)
-            step[k] = 1j * TINY
-            columns.append(function(*split(flat + step, blocks)).ravel().imag / TINY)
+    for unit in units.tolist():
+        moved = np.array([PowerSeries(terms) for terms in zip(theta, unit, strict=True)])
+        values = function(*split(moved, blocks)).ravel()
+        columns.append([coefficient(value, 1) for value in values])
     return np.array(columns).T
+
+
+def coefficient(value: Any, k: int) -> Fraction:
+    """Return the coefficient of t^k of a power series; 0 if the value does not depend on t."""
+    if isinstance(value, PowerSeries):
+        return value.coefficients[k]
+    return Fraction(0)
 
 
 def check_analytic(function: Callable[..., Any], blocks: Sequence[Array]) -> None:

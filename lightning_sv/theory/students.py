@@ -153,8 +153,8 @@ class Teacher(NamedTuple):
     @property
     def balanced(self) -> bool:
         """True for several columns, all of the same positive norm: the condition of OR (iii)."""
-        squares = {sum(x * x for x in column) for column in self.matrix.T}
-        return len(squares) == 1 and self.matrix.shape[1] > 1 and squares != {0}
+        first, *others = (self.matrix**2).sum(0)
+        return first > 0 and bool(others) and all(square == first for square in others)
 
 
 _HALF = Fraction(1, 2)

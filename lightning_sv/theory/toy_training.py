@@ -41,16 +41,22 @@ def rates(steps: int, peak: float) -> Array:
 
 def windows(count: int, seed: int, *, held_out: bool = False) -> Tensor:
     """Return windows of the text at random positions, as tokens below 256, (count, LENGTH + 1)."""
-    paths = [
-        spec.origin for spec in map(find_spec, TEXT) if spec is not None and spec.origin is not None
-    ]
-    read = np.frombuffer(b"".join(Path(path).read_bytes() for path in paths), dtype=np.uint8)
-    cut = len(read) * 9 // 10
-    tokens = torch.tensor((read[cut:] if held_out else read[:cut]).astype(np.int64))
-    starts = torch.randint(
-        len(tokens) - LENGTH, (count, 1), generator=torch.Generator().manual_seed(seed)
-    )
+    training, ending = _texts()
+    tokens = ending if held_out else training
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.randint(len(tokens) - LENGTH, (count, 1), generator=generator)
     return tokens[starts + torch.arange(LENGTH + 1)]
+
+
+def _texts() -> tuple[Tensor, Tensor]:
+    """Return the tokens of the text for training, and of its last tenth, which is held out."""
+    content = b""
+    for spec in map(find_spec, TEXT):
+        if spec is not None and spec.origin is not None:
+            content += Path(spec.origin).read_bytes()
+    tokens = torch.tensor(np.frombuffer(content, dtype=np.uint8).astype(np.int64))
+    cut = len(tokens) * 9 // 10
+    return tokens[:cut], tokens[cut:]
 
 
 def batches(steps: int) -> Tensor:
@@ -99,18 +105,23 @@ def train(strategy: str, std: float, *, steps: int, peak: float, decay: float) -
     model, readers = small_model(strategy, std / STD)
     groups = role_groups(model, model.strategy.decayed_roles)
     optimizer = build_optimizer(groups, OptimConfig(weight_decay=decay), peak)
-    states = [[weight.detach().clone() for weight in readers]]
+    states = [_copies(readers)]
     for batch, rate in zip(batches(steps), rates(steps, peak), strict=True):
         for group in optimizer.param_groups:
             group["lr"] = float(rate)
         take_step(model, optimizer, batch, clip=1.0)
-        states.append([weight.detach().clone() for weight in readers])
+        states.append(_copies(readers))
+
     radii = [[float(weight.square().mean().sqrt()) for weight in state] for state in states]
     moves = [_relative_changes(old, new) for old, new in itertools.pairwise(states)]
     ending = windows(256, 1, held_out=True)
     with torch.no_grad():
         final = float(model(ending[:, :-1], targets=ending[:, 1:]))
     return ShortRun(np.array(radii), np.array(moves), final)
+
+
+def _copies(weights: list[Tensor]) -> list[Tensor]:
+    return [weight.detach().clone() for weight in weights]
 
 
 def _relative_changes(old: list[Tensor], new: list[Tensor]) -> list[float]:

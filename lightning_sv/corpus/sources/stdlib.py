@@ -160,13 +160,18 @@ def _licence(distribution: metadata.Distribution) -> str:
     declared = [
         *fields.get_all("License-Expression", []),
         *fields.get_all("License", []),
+        *_licence_classifiers(fields.get_all("Classifier", [])),
     ]
-    for text in declared:
-        name = text.strip()
-        is_name = name != "" and len(name) <= 120 and "\n" not in name
-        if is_name:
-            return name
-    for classifier in fields.get_all("Classifier", []):
+    names = filter(_is_name, map(str.strip, declared))
+    return next(names, "see its own licence file")
+
+
+def _is_name(text: str) -> bool:
+    """Return True for the name of a licence; some distributions declare its full text."""
+    return text != "" and len(text) <= 120 and "\n" not in text
+
+
+def _licence_classifiers(classifiers: Iterable[str]) -> Iterator[str]:
+    for classifier in classifiers:
         if classifier.startswith("License ::"):
-            return classifier.rpartition(" :: ")[2]
-    return "see its own licence file"
+            yield classifier.rpartition(" :: ")[2]

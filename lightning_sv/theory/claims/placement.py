@@ -189,7 +189,8 @@ def _after_early() -> Finding:
 
 def _lines(axis: int) -> list[Teacher]:
     """Return the teachers with one row (axis 0) or one column (axis 1) of two or more entries."""
-    return [t for t in TEACHERS if t.matrix.shape[axis] == 1 and (t.matrix != 0).sum() > 1]
+    lines = [teacher for teacher in TEACHERS if teacher.matrix.shape[axis] == 1]
+    return [teacher for teacher in lines if np.count_nonzero(teacher.matrix) > 1]
 
 
 @claim("ap", "ours", "(iii) one row", "c = 1, two entries of W* are not 0")
