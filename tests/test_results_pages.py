@@ -143,7 +143,10 @@ def ratios(folder: str) -> Callable[[pd.DataFrame], Rows]:
 def tuning(path: str, panel: str = "Initial std 0.02", arm: str = "llama") -> pd.Series:
     """Return the losses of the tuning runs per learning rate."""
     rows = recorded(path, panel=panel)
-    rows = rows[rows.figure.isin(["protocol-rates", "english"]) & rows.arm.str.startswith(arm)]
+    rows = rows[
+        rows.figure.isin(["protocol-rates", "english", "protocol-lengths"])
+        & rows.arm.str.startswith(arm)
+    ]
     return rows.sort_values("seed").groupby("lr").val_loss.apply(list)
 
 
@@ -156,6 +159,17 @@ def rates(*which: str) -> Callable[[pd.DataFrame], Rows]:
         return [[f"{loss:.3f}" for loss in of_seeds] for of_seeds in of_rates]
 
     return expected
+
+
+def by_length(shown: pd.DataFrame) -> Rows:
+    """Expect the differences of the protocol at three lengths of training."""
+    arms = [name.partition(":")[0] for name in shown.index]
+    lengths = ("7 tokens", "27 tokens")
+    rows = []
+    for arm in arms:
+        cells = [difference("cpu-100-protocol-lengths", arm, panels=panel) for panel in lengths]
+        rows.append([*cells, difference("cpu-100-protocol", arm)])
+    return rows
 
 
 def mean_of_both(arm: str) -> str:
@@ -279,6 +293,18 @@ TABLES: dict[tuple[str, str], Callable[[pd.DataFrame], Rows]] = {
     ("cpu-english", "| rate of `tiny`"): rates("cpu-english/results.csv", "Learning rate of llama"),
     ("cpu-largest-rate", "| claim: depends"): claims("cpu-largest-rate"),
     ("cpu-balance", "| claim |"): ratios("cpu-balance"),
+    ("cpu-100-protocol-lengths", "| claim |"): claims("cpu-100-protocol-lengths"),
+    ("cpu-100-protocol-lengths", "| strategy after 7 |"): losses("cpu-100-protocol-lengths", "7 "),
+    ("cpu-100-protocol-lengths", "| strategy after 27 |"): losses(
+        "cpu-100-protocol-lengths", "27 "
+    ),
+    ("cpu-100-protocol-lengths", "| rate of `tiny`, 7 "): rates(
+        "cpu-100-protocol-lengths/results.csv", "Learning rate of llama, 7 tokens per parameter"
+    ),
+    ("cpu-100-protocol-lengths", "| rate of `tiny`, 27 "): rates(
+        "cpu-100-protocol-lengths/results.csv", "Learning rate of llama, 27 tokens per parameter"
+    ),
+    ("results", "| difference to `llama` by length"): by_length,
 }
 
 
