@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from lightning_sv.cli.names import resolve_names
-from lightning_sv.cli.prepare import with_corpus
+from lightning_sv.cli.prepare import prepare_for_run
 from lightning_sv.experiments.compare import compare, output_of, print_comparison
 from lightning_sv.experiments.sources.from_cli import (
     check_data,
@@ -23,7 +23,9 @@ from lightning_sv.settings.plain_parser import PlainParser, number
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     """Parse the arguments of `compare`, train, print the result; return the exit code."""
     options, rest = _parser().parse_known_args(argv)
-    words = with_corpus(resolve_names(rest))
+    named = resolve_names(rest)
+    prepare_for_run(named)
+    words = named.words
     specs = [parse_arm(options.baseline, options.a_args, options.a_label)]
     specs += [parse_arm(scale, options.b_args) for scale in options.arms]
     arms = request_arms(specs, words, {})

@@ -1,7 +1,7 @@
 """`lightning-sv fit`: train a model."""
 
 from lightning_sv.cli.names import resolve_names
-from lightning_sv.cli.prepare import with_corpus
+from lightning_sv.cli.prepare import prepare_for_run
 from lightning_sv.errors import StoppedError
 from lightning_sv.lit.run_arguments import check_run
 from lightning_sv.settings.words import underscored
@@ -17,7 +17,8 @@ def run_command(command: str, argv: list[str]) -> int:
     words = underscored(argv)
     named = resolve_names([word for word in words if word != "--dry_run"])
     if "--dry_run" not in words:
-        return _start(command, with_corpus(named))
+        prepare_for_run(named)
+        return _start(command, named.words)
     check_run(named.now)
     print("Keys, values and model are valid. Corpus, callbacks and loggers are checked by a run.")
     return 0

@@ -48,17 +48,19 @@ def prepare_named(corpus: NamedCorpus | None) -> None:
         _prepare_new(config, None)
 
 
-def with_corpus(named: Resolved) -> list[str]:
-    """Prepare the corpus of `--data` after a check of the other words; return those of a run."""
+def prepare_for_run(named: Resolved) -> None:
+    """Prepare the corpus of `--data`, if it is new after a check of the run's other words.
+
+    Preparation may take minutes, which a wrong word would waste.
+    """
     if named.corpus is None or named.corpus.is_prepared:
         prepare_named(named.corpus)
-        return named.words
-    run = check_run(named.now)  # preparation may take minutes
-    if run is None:
+        return
+    run = check_run(named.now)
+    if run is None:  # the sizes of a transformers model are known to `fit` alone
         prepare_named(named.corpus)
     else:
         _prepare_new(run.data.corpus, _needed_tokens(run))
-    return named.words
 
 
 def _prepare_new(config: CorpusConfig, needed: int | None) -> None:

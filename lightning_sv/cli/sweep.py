@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_sv.cli.names import resolve_names
-from lightning_sv.cli.prepare import with_corpus
+from lightning_sv.cli.prepare import prepare_for_run
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.arms import Series
 from lightning_sv.experiments.claims.claim_types import optimum_words
@@ -38,7 +38,9 @@ AXES = {"model.optim.lr": "lr", "model.backbone.init_std": "init_std"}
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     """Parse the arguments of `sweep`, train, print losses and optima; return the exit code."""
     options, rest = _parser().parse_known_args(argv)
-    words = with_corpus(resolve_names(rest))
+    named = resolve_names(rest)
+    prepare_for_run(named)
+    words = named.words
     axes = _axes(options, words)
     first_point = {key: values[0] for key, values in axes.items()}
     specs = [parse_arm(scale) for scale in dict.fromkeys(options.scale)]

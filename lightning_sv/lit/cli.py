@@ -4,7 +4,7 @@ import atexit
 import json
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -283,15 +283,16 @@ class PretrainCLI(LightningCLI):
         return arguments
 
     def _fit_arguments(self) -> dict[str, Any]:
-        """Return those of a fit; connect the run's callbacks with signals and output."""
+        """Return the Trainer's arguments that only a fit has, and connect the run's callbacks."""
         given = self.config_init["trainer"]
         self.config_init["progress"].stream = sys.stderr if self.config["json"] else sys.stdout
         self.config_init["checkpoint"].signals = self._signals
         begin = LambdaCallback(on_train_start=lambda trainer, module: self._begin())
         arguments: dict[str, Any] = {
-            # of values that other callbacks log
+            # the interval of values that Lightning's callbacks log; `TrainingMonitor` has its own
             "log_every_n_steps": self.config["scalars"]["every_n_steps"],
-            "callbacks": [begin, *_several(given["callbacks"])],  # before any that writes
+            # `_begin` opens the loggers, so it comes before any callback that writes
+            "callbacks": [begin, *_several(given["callbacks"])],
         }
         if given["max_steps"] == -1:
             plan = self.model.settings.plan
@@ -320,8 +321,11 @@ class PretrainCLI(LightningCLI):
         """Check, plan and open the run: nothing is written before all of it fits."""
         self._check_run()
         checkpoint = self._check_resumed()
-        messages = [*self._read_start(), *self._plan_steps(checkpoint)]
-        self._open(messages)
+        start = self._read_start()
+        choice = self._choose_micro_batch()
+        self._set_steps()
+        self._check_rate(checkpoint)
+        self._open([sentence for sentence in (start, choice) if sentence is not None])
 
     def _check_run(self) -> None:
         """Check sharding and corpus."""
@@ -359,31 +363,32 @@ class PretrainCLI(LightningCLI):
                 raise ConfigError(f"{key} is {value}; expected {expected}. {hint}")
         return checkpoint
 
-    def _read_start(self) -> Iterator[str]:
-        """Read the initial weights of a new run, if they are given; yield a sentence about them."""
+    def _read_start(self) -> str | None:
+        """Read the initial weights of a new run, if given; return a sentence about them."""
         init_from = self.model.settings.init_from
         if init_from is None or self.config["ckpt_path"] is not None:
-            return
+            return None
         start = read_start(init_from, self.model.settings, self.batches)
         self.model.start_from(start)
-        yield start.text
+        return start.text
 
-    def _plan_steps(self, checkpoint: dict[str, Any] | None) -> Iterator[str]:
-        """Set accumulation, steps and validations for the devices; yield a sentence on a choice."""
+    def _set_steps(self) -> None:
+        """Set accumulation, steps and the interval of validations for these devices."""
         trainer = self.trainer
-        choice = self._choose_micro_batch()
-        if choice is not None:
-            yield choice
         plan = DataPlan(self.batches, trainer.world_size)
         trainer.accumulate_grad_batches = plan.accumulate
-        if not _is_dev_run(trainer):
-            steps = plan.steps(trainer.max_steps, trainer.max_epochs, trainer.limit_train_batches)
-            trainer.fit_loop.epoch_loop.max_steps = steps
-            interval = plan.validation_interval(steps)
-            trainer.val_check_interval = interval  # type: ignore[attr-defined]
+        if _is_dev_run(trainer):
+            return
+        steps = plan.steps(trainer.max_steps, trainer.max_epochs, trainer.limit_train_batches)
+        trainer.fit_loop.epoch_loop.max_steps = steps
+        interval = plan.validation_interval(steps)
+        trainer.val_check_interval = interval  # type: ignore[attr-defined]
+
+    def _check_rate(self, checkpoint: dict[str, Any] | None) -> None:
+        """Refuse a resumed run whose learning rate would jump, unless that is allowed."""
         may_jump = self.config["allow_lr_jump"] or self.model.own_optimizer
         if checkpoint is not None and not may_jump:
-            check_learning_rate(checkpoint, self.model.settings, trainer.max_steps)
+            check_learning_rate(checkpoint, self.model.settings, self.trainer.max_steps)
 
     def _choose_micro_batch(self) -> str | None:
         """Set the micro-batch of a run that gives none; return a sentence about the choice."""
@@ -478,6 +483,8 @@ class PretrainCLI(LightningCLI):
             return
         was_complete = self._was_complete()
         if not was_complete:
+            if self._starts_at_the_end():
+                self._validate_at_the_end()
             self._check_validated()
         if not trainer.is_global_zero:
             return
@@ -500,20 +507,22 @@ class PretrainCLI(LightningCLI):
             return None
         return comparable_arm(self.run_dir, self.model.settings, self.batches)
 
-    def _was_complete(self) -> bool:
-        """Return True if this start resumed a complete run.
+    def _starts_at_the_end(self) -> bool:
+        """Return True if this start resumed a run that had its last step."""
+        return self._first_step >= self.trainer.max_steps
 
-        One that stopped before its last validation is validated.
-        """
-        trainer = self.trainer
-        if self._first_step < trainer.max_steps:
+    def _was_complete(self) -> bool:
+        """Return True if this start resumed a complete run, on all devices alike."""
+        if not self._starts_at_the_end():
             return False
-        # All devices validate, or none; only the first knows the run's directory.
-        was_complete: bool = trainer.strategy.broadcast(is_complete(self.run_dir))
-        if not was_complete:
-            trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
-            self._begin()
+        # only the first device knows the run's directory
+        was_complete: bool = self.trainer.strategy.broadcast(is_complete(self.run_dir))
         return was_complete
+
+    def _validate_at_the_end(self) -> None:
+        """Validate a run that had stopped between its last step and its last validation."""
+        self.trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
+        self._begin()
 
     def _write_summary(self) -> dict[str, Any]:
         summary = summarize(self.trainer, self.model, self.batches)

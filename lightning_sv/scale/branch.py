@@ -24,7 +24,7 @@ from lightning_sv.errors import expect
 from lightning_sv.scale.fast import Rows, grouped_product, normalize, scaled_product
 from lightning_sv.scale.norm import RMSNorm
 from lightning_sv.scale.shapes import Float
-from lightning_sv.scale.state_record import RecordedModule
+from lightning_sv.scale.state_record import Recorded, RecordedModule
 from lightning_sv.scale.vector import ScaleVector
 
 #: Role of a matrix in the model, read by the optimizer. matrix: inside a block; router: scores
@@ -84,10 +84,10 @@ class ScaledLinear(RecordedModule):
         role: role of the matrix in the model
     """
 
-    recorded = (
+    recorded = Recorded(
         "norm_width",
-        "the width of the norm after the matrix",
-        "Use the strategy of the weights.",
+        name="the width of the norm after the matrix",
+        hint="Use the strategy of the weights.",
     )
 
     def __init__(

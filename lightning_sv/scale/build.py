@@ -213,7 +213,7 @@ class ScaleBuilder:
         )
 
     def _scale_out(self, owner: str, site: Site) -> ScaleVector:
-        """Build an output-side vector of a branch, which it owns or its norm, for several."""
+        """Build an output-side vector, owned by the branch, or by the norm if several share it."""
         branch = site.branch
         key = f"{owner}.scale_out"
         if not site.shares_heads or branch.n_head is None:
@@ -235,7 +235,7 @@ class ScaleBuilder:
     ) -> ScaleVector:
         """Build and record the vector 'site.side', with the role that the options give it."""
         role = cast(Role, self.options.role_at.get(key, role))  # checked by `ScaleOptions`
-        vector = self.strategy.vector(d, role, batch_dims)
+        vector = self.strategy.vector_class(d, role, batch_dims)
         self._vectors.append((key, vector))
         return vector
 

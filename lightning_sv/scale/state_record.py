@@ -1,10 +1,18 @@
 """Check of state dicts by a property that their keys do not show."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from torch import nn
 
 from lightning_sv.errors import expect
+
+
+class Recorded(NamedTuple):
+    """An attribute that state dicts record: its name in the class and in errors, and a hint."""
+
+    attribute: str
+    name: str
+    hint: str
 
 
 class RecordedModule(nn.Module):
@@ -14,12 +22,11 @@ class RecordedModule(nn.Module):
     accepted.
     """
 
-    #: attribute, its name in errors, and a hint
-    recorded: ClassVar[tuple[str, str, str]]
+    recorded: ClassVar[Recorded]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        attribute, *_ = self.recorded
+        attribute = self.recorded.attribute
         if hasattr(destination, "_metadata"):
             destination._metadata[prefix[:-1]][attribute] = getattr(self, attribute)
 

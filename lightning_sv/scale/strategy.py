@@ -161,7 +161,7 @@ class ScaleStrategy:
         return _row("placement", self.placement)
 
     @property
-    def vector(self) -> type[ScaleVector]:
+    def vector_class(self) -> type[ScaleVector]:
         """Class of the parameterization."""
         return _row("parameterization", self.parameterization)
 

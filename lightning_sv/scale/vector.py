@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.scale.shapes import Float
-from lightning_sv.scale.state_record import RecordedModule
+from lightning_sv.scale.state_record import Recorded, RecordedModule
 
 Role = Literal["input", "output"]
 ROLES: tuple[Role, ...] = ("input", "output")
@@ -37,10 +37,10 @@ class ScaleVector(RecordedModule, ABC):
     #: name in state dicts, because parameters of different formulas may have the same names; by
     #: default the class's
     form: ClassVar[str]
-    recorded = (
+    recorded = Recorded(
         "form",
-        "the parameterization",
-        "Use that of the weights. If only the name differs, set `form` in the class.",
+        name="the parameterization",
+        hint="Use that of the weights. If only the name differs, set `form` in the class.",
     )
 
     def __init_subclass__(cls, **settings: Any):
@@ -52,10 +52,11 @@ class ScaleVector(RecordedModule, ABC):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any
     ) -> None:
-        is_of_older_file = local_metadata.get("form", "") is None  # for classes that are not ours
-        if is_of_older_file:
-            local_metadata = {**local_metadata}
-            del local_metadata["form"]
+        # Earlier versions wrote None for classes that are not ours. A state without the entry is
+        # accepted.
+        has_none = "form" in local_metadata and local_metadata["form"] is None
+        if has_none:
+            local_metadata = {key: value for key, value in local_metadata.items() if key != "form"}
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     def __init__(self, d: int, role: Role, batch_dims: Sequence[int] = ()):

@@ -168,6 +168,7 @@ def check_trainer_keys(given: Any, *, complete: bool = False) -> None:
         ConfigError: names the key or callback, the reason and a hint
     """
     _check_refused_arguments(given)
+    _check_callbacks(given["callbacks"])
     for end in _early_ends(given):
         if complete:
             raise ConfigError(f"{end} {_BUDGET}; expected runs that can be compared. Remove it.")
@@ -175,16 +176,16 @@ def check_trainer_keys(given: Any, *, complete: bool = False) -> None:
     _check_followed_arguments(given)
 
 
+def _check_callbacks(callbacks: Any) -> None:
+    for name in map(class_name, entries_of(callbacks)):
+        if name in REFUSED_CALLBACKS:
+            raise ConfigError(f"trainer.callbacks: {name} {REFUSED_CALLBACKS[name]}.")
+
+
 def _early_ends(given: Any) -> list[str]:
-    """Return the keys with values that may end a run early, after a check of the callbacks."""
-    ends = []
-    for entry in entries_of(given["callbacks"]):
-        name = class_name(entry)
-        reason = REFUSED_CALLBACKS.get(name)
-        if reason is not None:
-            raise ConfigError(f"trainer.callbacks: {name} {reason}.")
-        if name in ENDING_CALLBACKS:
-            ends.append(f"trainer.callbacks: {name}")
+    """Return the keys, with values, that may end a run early."""
+    names = map(class_name, entries_of(given["callbacks"]))
+    ends = [f"trainer.callbacks: {name}" for name in names if name in ENDING_CALLBACKS]
     if given["max_time"] is not None:
         ends.append(f"trainer.max_time {given['max_time']}")
     return ends

@@ -224,14 +224,16 @@ def difference_sentence(a: str, b: str, d: PairedDifference) -> str:
         )
     n = digits(d.smallest_resolvable)
     level = f"{percent(d.confidence)} interval"
-    if below(d) != NOT_RESOLVED:
+    is_resolved = below(d) != NOT_RESOLVED
+    if is_resolved:
         low, high = sorted([abs(d.low), abs(d.high)])
         word = "lower" if d.mean < 0 else "higher"
         ends = f"{level} {low:.{n}f} to {high:.{n}f}, {pairs_words(d)}"
         return f"{b} is {word} than {a} by {abs(d.mean):.{n}f} nats per token ({ends})."
 
     ends = f"the {level} of {b} - {a}, {d.low:+.{n}f} to {d.high:+.{n}f} nats per token"
-    if inside(d, MARGIN) == HOLDS:
+    is_equal = inside(d, MARGIN) == HOLDS
+    if is_equal:
         equal = f"{b} and {a} are equal within {MARGIN:g}"
         return f"{equal}: {ends}, lies inside ({pairs_words(d)})."
     scatter = f" ({d.scatter})" if d.scatter else ""

@@ -23,7 +23,7 @@ from litdata.streaming import Cache
 from litdata.streaming.item_loader import TokensLoader
 
 from lightning_sv.cli.names import resolve_names
-from lightning_sv.cli.prepare import with_corpus
+from lightning_sv.cli.prepare import prepare_for_run
 from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, prepare
 from lightning_sv.corpus import duplicates as duplicates_module
 from lightning_sv.corpus.duplicates import keep_documents
@@ -163,7 +163,7 @@ def test_training_by_name_leaves_a_part_of_a_text_as_it_is(
     options = ["--config", str(model), "--trainer.max_steps=9"]
     options += ["--data.seq_len=8", "--data.global_batch=2"]
     for words in (["--data.corpus.max_tokens=4000"], []):
-        with_corpus(resolve_names(["--data", "some", *options, *words]))
+        prepare_for_run(resolve_names(["--data", "some", *options, *words]))
         manifest = Manifest.load("data/some")
         assert manifest.settings["max_tokens"] == 4000
         assert manifest.train.tokens + manifest.val.tokens <= 4000

@@ -174,7 +174,7 @@ class Change:
         role: Role = "input" if site.role == "input" else "output"
         origin = site.origin or 0.0
         self.norms[site.vector] = role, origin
-        has_form = self.strategy.vector is (OffsetScale if origin else DirectScale)
+        has_form = self.strategy.vector_class is (OffsetScale if origin else DirectScale)
         if site.is_tied or has_form:
             return
         can_move_signs = site.matrices and site.stays is None
@@ -191,7 +191,7 @@ class Change:
         if (gamma >= 0).all() or (gamma == 0).any():
             return gamma
         try:
-            self.strategy.vector(gamma.shape[-1], "input").set_gamma(gamma.cpu())
+            self.strategy.vector_class(gamma.shape[-1], "input").set_gamma(gamma.cpu())
         except ValueError:
             self._scale_columns(matrices, gamma.sign())
             if bias is not None:
@@ -262,7 +262,7 @@ class Change:
     def _vector(self, name: str, gamma: Tensor, role: Role) -> ScaleVector:
         """Return a vector with this gamma, on its device, frozen if the parameter `name` is."""
         with gamma.device:  # the caller may have set another default
-            vector = self.strategy.vector(gamma.shape[-1], role, gamma.shape[:-1])
+            vector = self.strategy.vector_class(gamma.shape[-1], role, gamma.shape[:-1])
         vector.to(gamma.dtype)
         try:
             vector.set_gamma(gamma)

@@ -216,12 +216,11 @@ def throughout(
     """
     student = STUDENTS[name]
     baseline = STUDENTS[behind]
-    below, curves = zip(
-        *(stays_below(student, baseline, teacher.matrix) for teacher in teachers), strict=True
-    )
-    lines = [Line(teacher.name, *curve) for teacher, curve in zip(teachers, curves, strict=True)][
-        :6
-    ]
+    results = [stays_below(student, baseline, teacher.matrix) for teacher in teachers]
+    below = [is_below for is_below, _ in results]
+    curves = [curve for _, curve in results]
+    shown = zip(teachers[:6], curves[:6], strict=True)
+    lines = [Line(teacher.name, *curve) for teacher, curve in shown]
     panel = ratio_panel(title, student.name, baseline.name, lines, (1e-6, 3))
     note = (
         f"{len(teachers)} teachers; just after t = 0 by exact series, "
