@@ -29,7 +29,7 @@ from lightning_sv.experiments.report.folder import check_replaceable
 from lightning_sv.experiments.report.results_csv import read_recorded
 from lightning_sv.experiments.resolver import RunResolver
 from lightning_sv.experiments.results import Figure, PlannedFigure, requests_of
-from lightning_sv.experiments.run_store import RunStore, context_of, train
+from lightning_sv.experiments.run_store import RunStore, context_of, train_missing
 from lightning_sv.experiments.spec import (
     Budget,
     budget_names,
@@ -191,17 +191,17 @@ class Recording:
 
     def train(self) -> int:
         """Train the missing runs, and evaluate all; return the exit code."""
-        runs = self._trained_runs()
-        check_replaceable(self.out, [self.out / "runs"])
+        runs = self._checked_runs()
+        check_replaceable(self.out, [self.out / "runs"])  # before hours of training
         if self.budget.gpu is not None:
             self._print_runs(self.console, runs)
         progress = Console(stderr=True)
-        failed = train(self.figures, runs, parallel=self.parallel, console=progress)
+        failed = train_missing(self.figures, runs, parallel=self.parallel, console=progress)
         return self._report(runs, failed)
 
     def print_array(self) -> int:
         """Print the missing runs as an sbatch array, submit it if asked; return the exit code."""
-        runs = self._trained_runs()
+        runs = self._checked_runs()
         console = self.console
         self._print_runs(Console(stderr=True, width=console.width), runs)
         missing = runs.missing(requests_of(self.figures))
@@ -222,7 +222,7 @@ class Recording:
     def _print_runs(self, console: Console, runs: RunStore) -> None:
         print_runs(console, self.figures, runs, self.budget, self.parallel)
 
-    def _trained_runs(self) -> RunStore:
+    def _checked_runs(self) -> RunStore:
         """Return the runs, after checks of the recordings that replace some of them."""
         requests = requests_of(self.figures)
         context = {}

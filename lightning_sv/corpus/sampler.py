@@ -293,9 +293,10 @@ class TokenLoader(DataLoader[Tensor]):
             found = "the checkpoint's data position has a different format"
             raise ConfigError(f"{found}; start a new run.")
         for name in ("corpus_hash", "seed", "seq_len", "global_batch"):
-            hint = "Resume with the same value, or start a new run."
-            expected = f"{state[name]}, as in the checkpoint. {hint}"
-            expect(state[name] == current[name], f"data.{name}", current[name], expected)
+            if state[name] != current[name]:
+                expected = f"{state[name]}, as in the checkpoint"
+                hint = "Resume with the same value, or start a new run."
+                raise ConfigError(f"data.{name} is {current[name]}; expected {expected}. {hint}")
         share = self.order.share
         if state["sequences"] % share.global_batch:
             found = "the checkpoint was saved inside an optimizer step"

@@ -36,7 +36,7 @@ from lightning_sv.experiments.report.folder import check_replaceable, reported_r
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure, PlannedFigure
 from lightning_sv.experiments.run_spec import ParsedRun
-from lightning_sv.experiments.run_store import RunStore, context_of, train
+from lightning_sv.experiments.run_store import RunStore, context_of, train_missing
 from lightning_sv.experiments.sources.from_runs import COMPARISON, described, print_pairs
 from lightning_sv.settings.yaml_file import to_args
 
@@ -106,7 +106,7 @@ def _train(
             continue
     """
     check_replaceable(out, [runs.out / "runs"])
-    failed = train([figure], runs, parallel=jobs, console=console)
+    failed = train_missing([figure], runs, parallel=jobs, console=console)
     for message in failed.values():
         raise RunError(message)
     (panel,) = load_panels(figure.panels, runs)

@@ -135,7 +135,7 @@ def _read_diverged(run_dir: Path, run_spec: RunSpec, seed: int) -> Run:
     return Run(run_dir, run_spec.strategy, read_config(run_dir), summary, {VAL_LOSS: losses})
 
 
-def train(
+def train_missing(
     figures: Sequence[PlannedFigure],
     runs: RunStore,
     *,

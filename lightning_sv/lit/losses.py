@@ -43,7 +43,8 @@ def log_training_loss(module: L.LightningModule, nats: Tensor, batch_size: int) 
     """Log train/loss, in nats per token."""
     trainer = module._trainer
     logger = None
-    # In manual optimization training_step may return nothing, for a TrainingMonitor to log.
+    # A TrainingMonitor logs what training_step returns. In manual optimization a subclass may
+    # return nothing, so the module logs the loss.
     if module.automatic_optimization:
         logger = _loggers_of(trainer)
     in_bar = _is_in_bar(trainer)

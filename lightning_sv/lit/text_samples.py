@@ -47,7 +47,7 @@ class TextSamples(L.Callback):
         """Check before training that the model and its tokenizer are known."""
         if stage != "fit" or self._sampling is None:
             return
-        if not has_known_model(trainer, pl_module):  # a model of the user may not generate
+        if not has_known_model(trainer, pl_module):  # a model of the user need not be able to
             expected = "a PretrainModule and a TokenDataModule, or tokens=0"
             raise ConfigError(f"TextSamples is set; expected {expected}.")
 

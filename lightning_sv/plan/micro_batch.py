@@ -162,12 +162,12 @@ def choose_micro_batch(
     micro-batch, and the description is None. Only the order of sums and the experts' balance loss
     depend on it, so a resumed run may change it.
     """
-    share = data.share(devices).micro_batch
+    share = data.share(devices).micro_batch  # refuses devices that cannot share a step
     if data.micro_batch is not None:
         return data, None
     memory = _total_memory(device)
-    logits = 4 * share * data.seq_len * run.backbone.vocab_size
-    is_small = 4 * logits <= memory
+    logits_bytes = share * data.seq_len * run.backbone.vocab_size * 4  # float32
+    is_small = logits_bytes <= memory / 4
     if device.type != "cuda" and is_small:
         return data, None
     micro_batch = fitting_micro_batch(run, data, trainer, memory, devices)

@@ -42,8 +42,10 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         axes.axhline(panel.level, color=GREY, linewidth=1, zorder=1)
     for place, line in enumerate(panel.lines):
         _draw_line(axes, line, place)
-    for axis in panel.scale:
-        axes.set(**{f"{axis}scale": "log"})
+    if "x" in panel.scale:
+        axes.set_xscale("log")
+    if "y" in panel.scale:
+        axes.set_yscale("log")
     if panel.limits is not None:
         axes.set_ylim(*panel.limits)
     if panel.x_limits is not None:

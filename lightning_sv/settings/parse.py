@@ -150,11 +150,16 @@ def _check_value(action: Action, value: Any) -> None:
 
 
 def _expand_paths(config: Any) -> None:
-    expanders = dict.fromkeys(PATHS, expand_path) | dict.fromkeys(WITH_PATHS, expand_variables)
-    for key, expand in expanders.items():
-        value = config.get(key)
-        if isinstance(value, str):
-            config[key] = expand(value, key)
+    for key in PATHS:
+        _expand(config, key, expand_path)
+    for key in WITH_PATHS:
+        _expand(config, key, expand_variables)
+
+
+def _expand(config: Any, key: str, expand: Callable[[str, str], str]) -> None:
+    value = config.get(key)
+    if isinstance(value, str):
+        config[key] = expand(value, key)
 
 
 def _is_nullable(action: Action) -> bool:

@@ -79,12 +79,13 @@ def number(
         expected += f" up to {most:,}"
 
     def read(text: str) -> float:
+        refusal = ArgumentTypeError(f"the value is {text:.40}; expected {expected}")
         try:
             value = kind(text)
         except (ValueError, OverflowError):
-            value = math.nan
-        if not (math.isfinite(value) and least <= value <= most):
-            raise ArgumentTypeError(f"the value is {text:.40}; expected {expected}")
+            raise refusal from None
+        if not math.isfinite(value) or not least <= value <= most:
+            raise refusal
         return value
 
     return read

@@ -77,9 +77,10 @@ class BlockModel:
         if own_df < 1 or others.df < 1 or not self.squares:
             return 1.0
         own_squares = max(self.squares - others.squares, 0.0)
-        if not others.squares:
-            return float(own_squares == 0.0)
-        return float(fdtrc(own_df, others.df, own_squares / own_df / others.variance))
+        if not others.squares:  # the other arms do not scatter at all
+            return 1.0 if own_squares == 0.0 else 0.0
+        own_variance = own_squares / own_df
+        return float(fdtrc(own_df, others.df, own_variance / others.variance))  # upper tail
 
     def difference(self, a: Hashable, b: Hashable) -> tuple[float, float]:
         """Return A - B, and its variance over that of one run.

@@ -27,7 +27,7 @@ from lightning_sv.experiments.report.tuned import write_tuned
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.resolver import RunResolver
 from lightning_sv.experiments.results import Figure, PlannedFigure
-from lightning_sv.experiments.run_store import RunStore, train
+from lightning_sv.experiments.run_store import RunStore, train_missing
 from lightning_sv.experiments.spec import Budget, PanelSpec, load_budget, load_figure
 from lightning_sv.runs.events import Curve, Run
 from lightning_sv.runs.job import Job
@@ -59,7 +59,7 @@ def plan(*names: str) -> list[PlannedFigure]:
 def train_all(figures: list[PlannedFigure], runs: RunStore) -> tuple[dict[str, str], str]:
     """Return the failures, and what was printed."""
     console = quiet()
-    failed = train(figures, runs, parallel=2, console=console)
+    failed = train_missing(figures, runs, parallel=2, console=console)
     return failed, console.file.getvalue()  # type: ignore[attr-defined]
 
 

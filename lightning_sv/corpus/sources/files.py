@@ -178,8 +178,10 @@ def _is_same(path: Path, then: Mapping[str, Any]) -> bool:
     It is hashed only if its time alone differs, as after a copy.
     """
     now = file_times(path)
+    if now["bytes"] != then.get("bytes"):
+        return False
     if now.items() <= then.items():
         return True
-    if now["bytes"] != then.get("bytes") or not os.access(path, os.R_OK):
-        return False
+    if not os.access(path, os.R_OK):
+        return False  # it cannot be compared
     return file_sha256(path) == then.get("sha256")

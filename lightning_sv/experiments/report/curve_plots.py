@@ -38,7 +38,9 @@ def _loss_plot(panel: LoadedPanel) -> Plot:
     for arm in panel.arms:
         curves += arm.curves
     ends = [float(curve.tokens[-1]) for curve in curves]
-    style.set_limits(axes, curves, from_share=0.2 * min(ends) / max(ends))
+    # the y axis leaves out the losses of the first fifth of the shortest run
+    first_shown = 0.2 * min(ends)
+    style.set_limits(axes, curves, from_share=first_shown / max(ends))
     style.set_token_axis(axes)
     title = "Which ends lowest?" if len(panel.arms) > 1 else "How low does the loss get?"
     axes.set(title=title, ylabel="validation loss, nats per token")

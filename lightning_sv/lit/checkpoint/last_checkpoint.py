@@ -51,12 +51,12 @@ class LastCheckpoint(Checkpoint):
         self.path: Path | None = None
         self.signals = StopSignals()
         self._guard: FiniteGuard | None = None
-        self._waits = False  # for a validation
+        self._waits_for_validation = False
         self._is_asked_to_stop = False
         self._ends_after_step = False
-        self._saved: int | None = None  # step of the latest checkpoint
-        self._written: Path | None = None  # sharded checkpoint of `_saved` that is being written
-        self._resumed: int | None = None  # first step of this start, until its first checkpoint
+        self._saved_step: int | None = None
+        self._being_written: Path | None = None  # sharded checkpoint of `_saved_step`
+        self._resumed_step: int | None = None  # until the first checkpoint of this start
 
     @property
     def _files(self) -> StepFiles:
@@ -68,8 +68,8 @@ class LastCheckpoint(Checkpoint):
         self._clock.start(trainer)
         if self.path is not None and trainer.is_global_zero:
             self._files.remove_partial()
-        self._resumed = trainer.global_step
-        self._saved = trainer.global_step
+        self._resumed_step = trainer.global_step
+        self._saved_step = trainer.global_step
         for guard in callbacks_of(trainer, FiniteGuard):
             self._guard = guard
             guard.agree_on_stop(self.signals.is_received)
@@ -95,8 +95,8 @@ class LastCheckpoint(Checkpoint):
             return
         # A resumed run would not repeat this step's validation. Lightning validates before an end.
         validates_before_end = ends and not self._is_asked_to_stop
-        self._waits = validates_before_end or validates_now(trainer)
-        if not self._waits:
+        self._waits_for_validation = validates_before_end or validates_now(trainer)
+        if not self._waits_for_validation:
             self._save(trainer)
 
     def _agreed_stop(self, trainer: L.Trainer) -> bool:
@@ -111,13 +111,13 @@ class LastCheckpoint(Checkpoint):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the checkpoint that waited for the validation, or if EarlyStopping ends the run."""
-        if trainer.state.fn == "fit" and (self._waits or trainer.should_stop):
+        if trainer.state.fn == "fit" and (self._waits_for_validation or trainer.should_stop):
             self._save(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Wait for a checkpoint that is being written; log how to resume a run that ended early."""
         is_inside_step = trainer.fit_loop.epoch_loop._should_accumulate()
-        if self._saved != trainer.global_step and not is_inside_step:  # at the end of an epoch
+        if self._saved_step != trainer.global_step and not is_inside_step:  # at the end of an epoch
             self._save(trainer)
         self._finish_write(trainer)
         if trainer.global_step < trainer.max_steps:
@@ -125,8 +125,8 @@ class LastCheckpoint(Checkpoint):
 
     def _save(self, trainer: L.Trainer) -> None:
         step = trainer.global_step
-        self._waits = False
-        self._saved = step
+        self._waits_for_validation = False
+        self._saved_step = step
         for logger in _run_loggers(trainer):
             logger.mark(SessionLog.CHECKPOINT, tokens_seen(trainer))
         for each in trainer.loggers:
@@ -144,33 +144,33 @@ class LastCheckpoint(Checkpoint):
         """Start to write a sharded checkpoint; wait for it only if the run ends."""
         self._finish_write(trainer)
         trainer.save_checkpoint(self._files.path(step))
-        self._written = strategy.writing
+        self._being_written = strategy.writing
         if self._is_asked_to_stop:
             self._finish_write(trainer)
 
     def _finish_write(self, trainer: L.Trainer, *, wait: bool = True) -> None:
         """Make a sharded checkpoint of `_save` the last one, once all ranks have written."""
         strategy = trainer.strategy
-        path = self._written
+        path = self._being_written
         if path is None or not isinstance(strategy, FullyShardedStrategy):
             return
         strategy.finish_write(wait=wait)
         if strategy.writing == path:
             return
-        self._written = None
+        self._being_written = None
         if trainer.is_global_zero:
             name_also(path, self._files.last)  # before the previous one is removed
         self._keep(trainer, self._files.step_of(path))
 
     def _keep(self, trainer: L.Trainer, step: int) -> None:
-        resumed = self._resumed
-        self._resumed = None
+        resumed = self._resumed_step
+        self._resumed_step = None
         if trainer.is_global_zero:
             self._files.add(step, resumed)
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Log how to resume after a signal or a failure, if the run has started."""
-        if self._saved is not None:
+        if self._saved_step is not None:
             self._log_stop(trainer)
 
     def _log_stop(self, trainer: L.Trainer) -> None:

@@ -133,17 +133,18 @@ def _shares(students: Mapping[str, Student]) -> tuple[list[float], str]:
 
     The mean is over random states, c = d = 3, balanced for a DLN.
     """
-    channel = np.arange(9) % 3
-    apart = channel[:, None] != channel
+    size = 3  # c = d
+    input_channel = np.arange(size * size) % size  # of each entry of W, row by row
+    apart = input_channel[:, None] != input_channel
     means = []
     for student in students.values():
         rng = np.random.default_rng(0)
         shares = []
         for _ in range(100):
-            blocks = [rng.standard_normal(block.shape) for block in student.initial(3, 3)]
-            k = student.preconditioner(
-                balanced(blocks[0]) if isinstance(student, DeepLinear) else blocks
-            )
+            blocks = [rng.standard_normal(block.shape) for block in student.initial(size, size)]
+            if isinstance(student, DeepLinear):
+                blocks = balanced(blocks[0])
+            k = student.preconditioner(blocks)
             shares.append((k[apart] ** 2).sum() / (k**2).sum())
         means.append(float(np.mean(shares)))
     listed = ", ".join(f"{name} {mean:.2f}" for name, mean in zip(students, means, strict=True))
