@@ -304,6 +304,7 @@ TABLES: dict[tuple[str, str], Callable[[pd.DataFrame], Rows]] = {
     ("cpu-100-protocol-lengths", "| rate of `tiny`, 27 "): rates(
         "cpu-100-protocol-lengths/results.csv", "Learning rate of llama, 27 tokens per parameter"
     ),
+    ("cpu-100-unified-rates", "| strategy and rate |"): losses("cpu-100-unified-rates"),
     ("results", "| difference to `llama` by length"): by_length,
 }
 
