@@ -20,13 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.corpus import TOKENIZER, write_text
-from benchmarks.ten_kills import complete_parts
+from benchmarks.corpus import train_tokenizer, write_text
+from benchmarks.ten_kills import add_result, complete_parts
 from lightning_sv.corpus import CorpusConfig, Manifest, prepare
 from lightning_sv.runs.provenance import Provenance
 
 RESULTS = Path(__file__).parent / "results/cluster.json"
-TRAINED_BYTES = 5_000_000
 PARTS = 40
 #: processes per machine
 WORKERS = 2
@@ -114,6 +113,30 @@ def encoded_again(target: Path, before: dict[str, int], engine: Slurm | Ray) -> 
     return len(again)
 
 
+def prepare_together(
+    folder: Path, text: Path, n_bytes: int, engine: Slurm | Ray, machines: int
+) -> dict[str, Any]:
+    """Prepare a text alone and by several machines, of which one is killed; return what happened."""
+    part_bytes = n_bytes // PARTS + 1
+    tokenizer = str(train_tokenizer(folder, text))
+    alone = CorpusConfig(str(folder / "alone"), f"files:{text}", tokenizer)
+    expected = prepare(alone, progress=False, workers=1, part_bytes=part_bytes).corpus_hash
+
+    target = folder / "together"
+    engine.start(CorpusConfig(str(target), f"files:{text}", tokenizer), part_bytes, machines)
+    before = wait_for_parts(target, KILL_AFTER)
+    engine.kill_one()
+    again = encoded_again(target, before, engine)
+    return {
+        "machines": machines,
+        "bytes": n_bytes,
+        "parts": PARTS,
+        "parts_complete_at_the_kill": len(before),
+        "complete_parts_encoded_again": again,
+        "is_equal": Manifest.load(target).corpus_hash == expected,
+    }
+
+
 def main() -> int:
     """Prepare, kill, compare, write; return 1 if the corpus differs."""
     parser = argparse.ArgumentParser(
@@ -131,38 +154,15 @@ def main() -> int:
     folder.mkdir(parents=True)
     text = folder / "text.jsonl"
     n_bytes = write_text(options.text, text, options.megabytes * 10**6)
-    part_bytes = n_bytes // PARTS + 1
-    sample = CorpusConfig(
-        str(folder / "sample"), f"files:{text}", TOKENIZER, max_bytes=TRAINED_BYTES
-    )
-    prepare(sample, progress=False, workers=1)
-    tokenizer = str(folder / "sample/tokenizer.json")
-    alone = CorpusConfig(str(folder / "alone"), f"files:{text}", tokenizer)
-    expected = prepare(alone, progress=False, workers=1, part_bytes=part_bytes).corpus_hash
-
-    together = CorpusConfig(str(folder / "together"), f"files:{text}", tokenizer)
     engine = ENGINES[options.engine](folder)
-    engine.start(together, part_bytes, options.machines)
-    before = wait_for_parts(folder / "together", KILL_AFTER)
-    engine.kill_one()
-    again = encoded_again(folder / "together", before, engine)
-    found = Manifest.load(folder / "together").corpus_hash
+    result = prepare_together(folder, text, n_bytes, engine, options.machines)
 
-    result = {
-        "machines": options.machines,
-        "bytes": n_bytes,
-        "parts": PARTS,
-        "parts_complete_at_the_kill": len(before),
-        "complete_parts_encoded_again": again,
-        "is_equal": found == expected,
-    }
+    print(json.dumps(result))
     command = shlex.join(["python", "-m", "benchmarks.cluster", *sys.argv[1:]])
     measured = Provenance.now()._asdict() | {"command": command}
-    content = json.loads(options.json.read_text()) if options.json.is_file() else {}
-    content[options.engine] = {"measured": measured, **result}
-    options.json.write_text(json.dumps(content, indent=2) + "\n")
-    print(json.dumps(result))
-    return int(found != expected or again != 0)
+    add_result(options.json, options.engine, {"measured": measured, **result})
+    is_good = result["is_equal"] and not result["complete_parts_encoded_again"]
+    return 0 if is_good else 1
 
 
 if __name__ == "__main__":

@@ -51,7 +51,8 @@ class Measured:
 
 def write_text(source: Path, target: Path, n_bytes: int) -> int:
     """Write JSON lines of the documents of `source`, numbered, up to a size; return the size."""
-    documents = [json.loads(line)["text"] for line in source.open()]
+    with source.open() as lines:
+        documents = [json.loads(line)["text"] for line in lines]
     written = 0
     number = 0
     with target.open("w") as file:
@@ -122,7 +123,7 @@ def main() -> None:
         "measured": provenance | {"command": command},
         "bytes": n_bytes,
         "by_processes": summary,
-        "rounds": {str(n): [asdict(found) for found in measured[n]] for n in counts},
+        "rounds": {str(workers): list(map(asdict, found)) for workers, found in measured.items()},
         "reading_tokens_per_s": tokens_per_s,
     }
     options.json.write_text(json.dumps(content, indent=2) + "\n")

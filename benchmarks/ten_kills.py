@@ -111,9 +111,9 @@ def disturbed(
 ) -> dict[str, object]:
     """Prepare with kills; return what happened.
 
-    `seconds` is the time of an undisturbed preparation. Every other kill comes at any time from the start on, also before the first part is complete.
-    The others come after this start has completed a part, because otherwise a slow machine would
-    never get on.
+    `seconds` is the time of an undisturbed preparation. Every other kill comes at any time from the
+    start on, also before the first part is complete. The others come after this start has completed
+    a part, because otherwise a slow machine would never get on.
     """
     generator = random.Random(workers)
     kills = 0

@@ -119,7 +119,8 @@ def _reads_curve(claim: ClaimSpec) -> bool:
 def _recorded_without_curve(claim: ClaimSpec, panel: PlannedPanel, runs: RunStore) -> str | None:
     """Return the name of the first recorded run of a claim's arms that has only its last loss."""
     compared = [arm for arm in panel.arms if (arm.series or arm.label) in claim.arms]
-    for request in chain.from_iterable(arm.requests for arm in compared):
+    requests = chain.from_iterable(arm.requests for arm in compared)
+    for request in requests:
         if not runs.is_recorded(*request):
             continue
         run = runs.read(*request)

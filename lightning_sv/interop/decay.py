@@ -8,7 +8,6 @@ difference          both ways, by family of names, with code that removes it
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -165,9 +164,10 @@ def _decays_by_id(optimizers: Sequence[Optimizer]) -> dict[int, bool]:
     usable = bool(optimizers) and all(hasattr(each, "param_groups") for each in optimizers)
     expect(usable, "optimizer", kinds, "an optimizer of torch, or a list of them.")
     decays: dict[int, bool] = {}
-    for group in chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
-        ids = map(id, group["params"])
-        decays |= dict.fromkeys(ids, bool(group.get("weight_decay")))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            ids = map(id, group["params"])
+            decays |= dict.fromkeys(ids, bool(group.get("weight_decay")))
     return decays
 
 

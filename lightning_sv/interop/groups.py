@@ -192,7 +192,8 @@ def _matched(names: list[str], roles: Roles) -> dict[str, ModelParameter]:
 def _prefix(names: list[str], known: Mapping[str, ModelParameter]) -> str | None:
     """Return the shortest prefix without which all names are known."""
     words = names[0].split(".")
-    for prefix in accumulate(f"{word}." for word in words[:-1]):
+    prefixes = accumulate(f"{word}." for word in words[:-1])
+    for prefix in prefixes:
         is_common = all(name.startswith(prefix) for name in names)
         inner = {name.removeprefix(prefix) for name in names}
         if is_common and inner <= known.keys():

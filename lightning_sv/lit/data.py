@@ -11,8 +11,7 @@ from torch import Tensor, distributed
 from torch.utils.data import DataLoader
 
 from lightning_sv.callbacks.run_state import settings_of
-from lightning_sv.corpus import CorpusConfig, TokenLoader, check_corpus, open_split
-from lightning_sv.corpus.sampler import Epochs
+from lightning_sv.corpus import CorpusConfig, Epochs, TokenLoader, check_corpus, open_split
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.lit.build import corpus_from
 from lightning_sv.lit.evaluation import ValidationLoader, prediction_loader, validation_loader

@@ -6,8 +6,7 @@ from typing import Any
 import lightning as L
 from torch.utils._pytree import tree_leaves
 
-from lightning_sv.corpus import TokenLoader
-from lightning_sv.corpus.sampler import Epochs
+from lightning_sv.corpus import Epochs, TokenLoader
 
 
 class CorpusPosition:

@@ -10,6 +10,7 @@ A constant vector is one that moved into the matrices behind it. Its norm keeps 
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -112,7 +113,7 @@ def _branches_of(
     blocks = rows.split(matrix.parts, -2)  # (*batch_dims, width, d_in) each
     after = _scale_after(matrix, scaled)
     inner = scaled.get(matrix.weight)
-    parts: Iterable[Any] = [_PLAIN] * len(blocks)
+    parts: Iterable[Any] = repeat(_PLAIN, len(blocks))
     if isinstance(inner, ScaledWeight):
         parts = inner.parts
     suffixes = [""]
