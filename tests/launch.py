@@ -23,6 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 
@@ -113,6 +114,8 @@ def _fork(rank: int, asked: dict) -> int:
     os.chdir(asked["cwd"])
     sys.argv[1:] = asked["args"]
     runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
+    if distributed.is_initialized():  # Lightning leaves it, and its threads may abort an exit
+        distributed.destroy_process_group()
     sys.exit()
 
 
