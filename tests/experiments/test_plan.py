@@ -34,6 +34,10 @@ Planned = tuple[str, dict[str, PlannedFigure]]
 LEAST = {"cpu": 6.5, "cpu-long": 26, "gpu": 20, "paper": 99.9}
 
 
+# strategies of some figures are the same model, which a run of the user warns about
+pytestmark = pytest.mark.filterwarnings("ignore:scale strategy .* is the same model")
+
+
 @pytest.fixture(scope="module", params=thinned(LEAST, []))
 def planned(request: pytest.FixtureRequest) -> Planned:
     conf = ROOT / "conf"
