@@ -19,7 +19,7 @@ def run_command(command: str, argv: list[str]) -> int:
     if "--dry_run" not in words:
         prepare_for_run(named)
         return _start(command, named.words)
-    check_run(named.now)
+    check_run(named.parseable)
     print("Keys, values and model are valid. Corpus, callbacks and loggers are checked by a run.")
     return 0
 

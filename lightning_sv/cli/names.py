@@ -71,9 +71,10 @@ class Resolved:
     corpus: NamedCorpus | None
 
     @property
-    def now(self) -> list[str]:
-        """The words that can be parsed now."""
-        return self.words if self.corpus is None or self.corpus.is_prepared else self.to_prepare
+    def parseable(self) -> list[str]:
+        """The words that a parser accepts before the corpus is prepared."""
+        is_prepared = self.corpus is None or self.corpus.is_prepared
+        return self.words if is_prepared else self.to_prepare
 
 
 def resolve_names(words: Sequence[str]) -> Resolved:

@@ -37,7 +37,7 @@ def run(argv: list[str]) -> int:
         f"model.{field.name}" for field in fields(PretrainConfig) if field.name not in MODEL_KEYS
     ]
     ignore_keys(parser, sections=["data", "trainer"], keys=["seed_everything", *others])
-    config = parser.parse_args(resolve_names(underscored(argv)).now)
+    config = parser.parse_args(resolve_names(underscored(argv)).parseable)
     model = parser.instantiate(config).model
     count = count_parameters(model.backbone, config.model.scale, model.scale_options, model.optim)
     if config.json:

@@ -56,7 +56,7 @@ def prepare_for_run(named: Resolved) -> None:
     if named.corpus is None or named.corpus.is_prepared:
         prepare_named(named.corpus)
         return
-    run = check_run(named.now)
+    run = check_run(named.parseable)
     if run is None:  # the sizes of a transformers model are known to `fit` alone
         prepare_named(named.corpus)
     else:

@@ -73,7 +73,7 @@ class TokenDataModule(L.LightningDataModule):
             full_last_validation=full_last_validation,
             seed=seed,
         )
-        self._is_fixed = global_batch is not None
+        self._has_global_batch = global_batch is not None
         self._save_arguments()
         self._share = self.batches.share(1)
         self._position = CorpusPosition()
@@ -103,7 +103,7 @@ class TokenDataModule(L.LightningDataModule):
             "corpus": asdict(batches.corpus),
             "seq_len": batches.seq_len,
             "batch_size": self.batch_size,
-            "global_batch": batches.global_batch if self._is_fixed else None,
+            "global_batch": batches.global_batch if self._has_global_batch else None,
             "num_workers": batches.num_workers,
             "val_sequences": batches.val_sequences,
             "full_last_validation": batches.full_last_validation,
@@ -134,21 +134,21 @@ class TokenDataModule(L.LightningDataModule):
             self._position = CorpusPosition()
         if trainer is None:
             rank = distributed.get_rank() if self._devices > 1 else 0
-            self._split(accumulate=1, rank=rank)
+            self._set_share(accumulate=1, rank=rank)
             return
         shared = run_values(trainer, self.batches, self._seed)
         check_same_on_all_ranks({**self._shared, **shared})
         self._check_corpus(trainer)
         accumulate = int(trainer.accumulate_grad_batches)
-        self._split(accumulate, trainer.global_rank)
+        self._set_share(accumulate, trainer.global_rank)
         if stage == "fit":
             self._check_accumulation(accumulate)
         self._save_arguments()  # the command line has chosen the micro-batch by now
         self.batches.check_validation(self._devices)
 
-    def _split(self, accumulate: int, rank: int) -> None:
+    def _set_share(self, accumulate: int, rank: int) -> None:
         devices = self._devices
-        if not self._is_fixed:
+        if not self._has_global_batch:
             global_batch = self.batch_size * accumulate * devices
             self.batches = replace(self.batches, global_batch=global_batch)
         self._share = self.batches.share(devices, rank)

@@ -72,7 +72,10 @@ def test_names_become_config_files_at_their_place(
 ) -> None:
     named = resolve_names(argv(words))
     assert stems(named.words) == expected
-    assert named.now == named.words or stems(named.now) == [*expected[: -len(OWN)], *TEXT]
+    assert named.parseable == named.words or stems(named.parseable) == [
+        *expected[: -len(OWN)],
+        *TEXT,
+    ]
 
 
 @pytest.mark.parametrize(

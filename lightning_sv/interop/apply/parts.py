@@ -181,7 +181,7 @@ class _Groups:
 
         found = set()
         for block, group in self._groups.items():
-            nearest = ends[bisect_right(ends, block.begin) - 1]
+            nearest = ends[bisect_right(ends, block.begin) - 1]  # the last end before this block
             neighbours = groups_by_end.get(nearest, [group])
             if group not in neighbours:
                 found.add(block.begin)
