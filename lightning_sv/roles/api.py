@@ -9,18 +9,18 @@ A parameter can have several uses: a tied embedding is also the head. Its role i
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.roles.axes import head_width
-from lightning_sv.roles.classify import Use, first_rule, uses_of_parameters
+from lightning_sv.roles.classify import LearnedUse, first_rule, uses_of_parameters
 from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers
 from lightning_sv.roles.dataflow import Dataflow, value_at
 from lightning_sv.roles.declared import Declared, declared_roles
 from lightning_sv.roles.example_inputs import example_of
-from lightning_sv.roles.graph import Node
+from lightning_sv.roles.graph import Node, Use
 from lightning_sv.roles.result import Roles
 from lightning_sv.roles.table import family
 from lightning_sv.roles.trace import trace
@@ -49,20 +49,6 @@ def weight_decay_roles(
     return TracedModel(model, example, known, every=True).roles
 
 
-class Product(NamedTuple):
-    """A product of a function of parameters and data.
-
-    Attributes:
-        node: the result
-        operand: the function of parameters
-        argument: name of its argument
-    """
-
-    node: Node
-    operand: Node
-    argument: str
-
-
 class TracedModel:
     """Roles of a model, with the uses of its parameters in one traced pass.
 
@@ -76,7 +62,7 @@ class TracedModel:
         inputs: (args, kwargs) of the pass
         uses: parameter -> one or more roles
         scaled: scale vector -> (scaled value, the factor)
-        products: matrix -> its products
+        products: matrix -> its uses in products with data
         roles: the result
 
     Raises:
@@ -102,7 +88,7 @@ class TracedModel:
         self.flow = Dataflow(trace(model, *self.inputs))
         self.uses: dict[str, set[ModelRole]] = defaultdict(set)
         self.scaled: dict[str, list[tuple[Node, Node]]] = defaultdict(list)
-        self.products: dict[str, list[Product]] = defaultdict(list)
+        self.products: dict[str, list[Use]] = defaultdict(list)
         given = {name: Declared(role) for name, role in self.known.items()}
         self._declared = declared_roles(model) | given
         self._scales_matrix: set[str] = set()
@@ -122,7 +108,7 @@ class TracedModel:
             is_usable = name in self.named and role in MODEL_ROLES
             expect(is_usable, f"known[{name!r}]", repr(role), wanted)
 
-    def _note(self, use: Use) -> None:
+    def _note(self, use: LearnedUse) -> None:
         """Record the role that one use gives to the parameters in its value."""
         rule = first_rule(use)
         if rule is None:
@@ -133,7 +119,7 @@ class TracedModel:
         elif rule.role is not None:
             self._note_role(use, rule.role)
 
-    def _check_declared(self, use: Use) -> None:
+    def _check_declared(self, use: LearnedUse) -> None:
         """Refuse an unknown operation, unless the roles of its parameters are given."""
         if use.names <= self._declared.keys():
             return
@@ -143,11 +129,12 @@ class TracedModel:
         )
         raise ConfigError(f"parameter {found}, an unknown operation; {hint}")
 
-    def _note_role(self, use: Use, role: ModelRole) -> None:
+    def _note_role(self, use: LearnedUse, role: ModelRole) -> None:
+        is_product_with_data = use.is_operand and not use.node.is_learned
         for name in use.names:
             self.uses[name].add(role)
-            if use.is_product:
-                self.products[name].append(Product(use.node, use.value, use.argument))
+            if is_product_with_data:
+                self.products[name].append(use)
 
         role_of_factors = role
         if role in WEIGHTS:
@@ -239,11 +226,7 @@ class TracedModel:
 
     def _in_axis(self, name: str) -> int | None:
         """Return the axis of a matrix's contractions; None if its products disagree."""
-        axes = set()
-        for product in self.products.get(name, ()):
-            operand = product.operand
-            axes.add(self.flow.contracted_axis(operand, product.node, product.argument))
-        return agreed(axes)
+        return agreed(set(map(self.flow.in_axis, self.products.get(name, ()))))
 
     def _head_width(self, name: str) -> int | None:
         """Return the width of a matrix's heads; None if its products disagree."""

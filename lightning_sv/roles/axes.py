@@ -17,17 +17,6 @@ from lightning_sv.roles.graph import Node
 from lightning_sv.roles.types import agreed
 
 
-def contraction(product: Node, name: str, operand: Node) -> int:
-    """Return the axis of `operand`, argument `name` of `product`, that the product sums over."""
-    _, matrix = ops.PRODUCTS[product.op]
-    axes = len(operand.shape)
-    if product.op in ops.CONVOLUTIONS:
-        return 1
-    if axes == 1 or name != matrix or product.op in ops.TRANSPOSED:
-        return axes - 1
-    return axes - 2
-
-
 def moved(source: Node, result: Node, axes: frozenset[int]) -> frozenset[int]:
     """Return the axes of `result`, a view or an elementwise result, that have `axes` of `source`.
 
@@ -169,7 +158,7 @@ def users_along(start: Node, axis: int) -> Iterator[UseAlong]:
 def _uses(place: _Place, size: int, seen: set[Node]) -> Iterator[UseAlong]:
     """Yield the uses of a value, but for parts that have others of its concatenation."""
     block = Block(place.begin, place.begin + size)
-    for _, user in place.value.users:
+    for user in (use.node for use in place.value.users):
         if not _splits(user, place):
             axes = _axes_after(user, place, seen)
             begin = place.begin + _length_before(user, place)

@@ -1,7 +1,7 @@
 """Classification of parameters: rules for every operation that reads a function of parameters.
 
-`Use` answers questions about one argument of one operation. `RULES` asks them in the order in which
-they matter; the first that applies gives the role:
+`LearnedUse` answers questions about one argument of one operation. `RULES` asks them in the order
+in which they matter; the first that applies gives the role:
 
     mm(x, W)        W is an operand: router? head? else a matrix
     xhat * gamma    gamma is a factor, and xhat is normalized: a scale vector
@@ -18,17 +18,14 @@ from typing import Literal, NamedTuple
 import lightning_sv.roles.ops as ops
 from lightning_sv.roles.dataflow import Dataflow
 from lightning_sv.roles.destinations import is_head, is_router
-from lightning_sv.roles.graph import Node, plain
+from lightning_sv.roles.graph import Node, Use, plain
 from lightning_sv.roles.types import ModelRole
 
 
-@dataclass
-class Use:
-    """An argument of an operation that depends on parameters only."""
+@dataclass(eq=False)
+class LearnedUse(Use):
+    """A use of a value that depends on parameters only."""
 
-    node: Node  #: result of the operation
-    argument: str  #: name of the argument
-    value: Node  #: node of the argument
     flow: Dataflow
 
     @property
@@ -42,24 +39,9 @@ class Use:
         return self.flow.factors_of(self.value)
 
     @property
-    def is_learned(self) -> bool:
-        """True if the result too depends on parameters only."""
-        return self.node.is_learned
-
-    @property
-    def is_operand(self) -> bool:
-        """True for an operand of a product."""
-        return self.argument in ops.PRODUCTS.get(self.node.op, ())
-
-    @property
-    def is_product(self) -> bool:
-        """True for an operand of a product with data."""
-        return self.is_operand and not self.is_learned
-
-    @property
     def is_learned_bias(self) -> bool:
         """True for the bias of a product of learned queries."""
-        return self.is_learned and self.node.op in ops.PRODUCTS and self.is_addend
+        return self.node.is_learned and self.node.op in ops.PRODUCTS and self.is_addend
 
     @property
     def is_norm_weight(self) -> bool:
@@ -163,13 +145,13 @@ class Rule(NamedTuple):
 
     name: str
     role: ModelRole | Literal["scale vector"] | None
-    applies: Callable[[Use], bool]
+    applies: Callable[[LearnedUse], bool]
 
 
 #: the first rule that applies to a use decides; docs/architecture.md gives the reasons
 RULES = (
     Rule("learned queries' bias", "bias", lambda use: use.is_learned_bias),
-    Rule("parameters alone", None, lambda use: use.is_learned),
+    Rule("parameters alone", None, lambda use: use.node.is_learned),
     Rule("lookup", "embedding", lambda use: use.node.op in ops.LOOKUPS),
     Rule("chosen rows", "embedding", lambda use: use.chooses_rows),
     Rule("added table", "embedding", lambda use: use.adds_table),
@@ -189,16 +171,16 @@ RULES = (
 )
 
 
-def first_rule(use: Use) -> Rule | None:
+def first_rule(use: LearnedUse) -> Rule | None:
     """Return the rule that decides a use; None for an unknown operation."""
     return next((rule for rule in RULES if rule.applies(use)), None)
 
 
-def uses_of_parameters(flow: Dataflow) -> Iterator[Use]:
+def uses_of_parameters(flow: Dataflow) -> Iterator[LearnedUse]:
     """Yield every argument that depends on parameters only, in the order of the pass."""
     for node in flow.graph.nodes:
         if node.is_const:
             continue
-        for argument, value in node.inputs:
-            if value.is_learned:
-                yield Use(node, argument, value, flow)
+        for use in node.inputs:
+            if use.value.is_learned:
+                yield LearnedUse(node, use.argument, use.value, flow)

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import lightning_sv.roles.ops as ops
 from lightning_sv.errors import ConfigError
-from lightning_sv.roles.axes import contraction, varying_axes
-from lightning_sv.roles.graph import DATA, Node, plain, users_in_order
-from lightning_sv.roles.linear import Axes, Inputs, LinearValues
+from lightning_sv.roles.axes import varying_axes
+from lightning_sv.roles.graph import DATA, Node, Use, plain, users_in_order
+from lightning_sv.roles.linear import Axes, LinearValues
 from lightning_sv.roles.measure import is_measurable
 
 _KNOWN = ops.MIXING | ops.PRODUCTS.keys() | ops.ROWS.keys() | ops.TERMS.keys()
@@ -100,22 +100,22 @@ class _LinearWalk:
 
     def _consumers_in(self, user: Node) -> Iterator[Consumer]:
         """Yield what consumes values in one operation; record its result if that is linear."""
-        others: Inputs = []
-        for argument, value in self.reached.inputs_of(user):
-            matrix = _matrix_of(argument, user)
-            if matrix is None:
-                others.append((argument, value))
+        others: list[Use] = []
+        for use in self.reached.uses_in(user):
+            if use.matrix is None:
+                others.append(use)
             else:
-                yield Consumer(user, matrix, self._is_along_channels(user, argument, value))
+                yield Consumer(user, use.matrix, self._is_along_channels(use))
 
         if others:
-            yield from self._other_consumers(user, others)
+            yield from self._other_consumers(others)
         elif self._is_linear(user):
             self.linear.axes[user] = _MIXED
 
-    def _other_consumers(self, user: Node, inputs: Inputs) -> Iterator[Consumer]:
+    def _other_consumers(self, uses: list[Use]) -> Iterator[Consumer]:
         """Yield an operation without a matrix, unless its result is linear in the vector."""
-        axes = self.reached.axes_after(user, inputs)
+        user = uses[0].node
+        axes = self.reached.axes_after(uses)
         if axes is None and self._is_linear(user):
             axes = _MIXED
         if axes is None:
@@ -137,31 +137,23 @@ class _LinearWalk:
             f"{what}, and it is unknown whether that is a linear map; {hint}"
         )
 
-    def _is_along_channels(self, product: Node, argument: str, value: Node) -> bool:
-        axis = contraction(product, argument, value)
+    def _is_along_channels(self, use: Use) -> bool:
+        """Return True if a product sums over a value's channels, and over them alone."""
+        axis = use.contracted_axis
         allowed = {axis}
-        if product.op in ops.BATCHED and len(value.shape) == 3:
+        if use.node.op in ops.BATCHED and len(use.value.shape) == 3:
             allowed.add(0)  # one vector per matrix
-        channels = self.reached.axes[value]
+        channels = self.reached.axes[use.value]
         return axis in channels and channels <= allowed
 
     def _is_linear(self, user: Node) -> bool:
         """Return True if a result is linear in the vector, with channels mixed by matrices."""
-        inputs = self.linear.inputs_of(user)
+        uses = self.linear.uses_in(user)
         if user.op in ops.PRODUCTS:
-            return len(inputs) == 1 and user.reads_only(self.linear.axes)
+            return len(uses) == 1 and user.reads_only(self.linear.axes)
         if user.moves or user.op in _SUMS_OF_ROWS:
-            return self.linear.axes_after(user, inputs) is not None
+            return self.linear.axes_after(uses) is not None
         return False
-
-
-def _matrix_of(argument: str, product: Node) -> Node | None:
-    """Return the parameters that multiply `argument` in a product; None if there are none."""
-    operands = {*ops.PRODUCTS.get(product.op, ())}
-    if argument not in operands:
-        return None
-    (other,) = product.arguments(operands - {argument})
-    return other if other.is_learned else None
 
 
 def _channels(start: Node, factor: Node) -> Axes:

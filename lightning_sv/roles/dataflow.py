@@ -12,8 +12,8 @@ from operator import attrgetter
 
 import torch
 
-from lightning_sv.roles.axes import contraction, moved
-from lightning_sv.roles.graph import Graph, Node, plain
+from lightning_sv.roles.axes import moved
+from lightning_sv.roles.graph import Graph, Node, Use, plain
 from lightning_sv.roles.norms import Norms
 from lightning_sv.roles.ops import CHOICES_OF_ROWS, MULTIPLIED, PRODUCTS
 
@@ -102,12 +102,13 @@ class Dataflow:
                 return False
         return self.is_linear(matrix)
 
-    def contracted_axis(self, operand: Node, product: Node, name: str) -> int | None:
-        """Return the parameter's own axis over which `product` sums, from its strides.
+    def in_axis(self, use: Use) -> int | None:
+        """Return the parameter's own axis over which a product of it sums, from its strides.
 
         None if the axis is mixed with others.
         """
-        axes = frozenset({contraction(product, name, operand)})
+        axes = frozenset({use.contracted_axis})
+        operand = use.value
         while operand.op != "parameter":
             source = _main_source(operand)
             axes = _source_axes(source, operand, axes)
@@ -198,7 +199,7 @@ def _computes_one_number(operation: Node) -> bool:
 def _applied(factor: Node, base: float) -> float:
     """Return a pointwise operation of one number and of ones."""
     numbers = {}
-    for name, value in factor.inputs:
-        number = base if value.is_learned else 1.0
-        numbers[name] = torch.tensor(number, dtype=torch.float64)
+    for use in factor.inputs:
+        number = base if use.value.is_learned else 1.0
+        numbers[use.argument] = torch.tensor(number, dtype=torch.float64)
     return float(factor.call(**numbers, **factor.scalars))

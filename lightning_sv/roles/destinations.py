@@ -7,8 +7,10 @@ logits:
     W x -> div -> tanh -> mul          a head: nothing but the output reads it
 """
 
+from collections.abc import Collection
+
 import lightning_sv.roles.ops as ops
-from lightning_sv.roles.graph import Node, users_in_order
+from lightning_sv.roles.graph import Node, follow
 
 _ARITHMETIC = frozenset({"mul", "div", "add", "sub"})
 _OF_LOGITS_ALONE = ops.SCORES | ops.POWERS | ops.STATISTICS
@@ -17,32 +19,25 @@ _KEEPING_LOGITS = ops.LOSSES | ops.NORMS.keys() | ops.ROWS.keys() | {"where", "m
 
 def is_router(product: Node) -> bool:
     """Return True if a product reaches a selection (top-k, sort, argmax) as scores."""
-    scores = {product}
-    for user in users_in_order(scores):
-        if user.op in ops.CHOICES and user.argument("self") in scores:
-            return True
-        if user.moves or _keeps_scores(user, scores):
-            scores.add(user)
-    return False
+    scores = follow(product, _keeps_scores)
+    choices = [end for end in scores.ends if end.op in ops.CHOICES]
+    return any(choice.argument("self") in scores.values for choice in choices)
 
 
-def _keeps_scores(user: Node, scores: set[Node]) -> bool:
+def _keeps_scores(user: Node, scores: Collection[Node]) -> bool:
+    """Return True if an operation returns scores again."""
     if user.op in _ARITHMETIC:
         return user.reads_only(scores)
-    return user.op in ops.SCORES
+    return user.moves or user.op in ops.SCORES
 
 
 def is_head(product: Node, outputs: set[Node]) -> bool:
     """Return True if a product reaches only the output, but for a scale, cap, norm or loss."""
-    logits = {product}
-    for user in users_in_order(logits):
-        if not _keeps_logits(user, logits):
-            return False
-        logits.add(user)
-    return not outputs.isdisjoint(logits)
+    logits = follow(product, _keeps_logits)
+    return not logits.ends and not outputs.isdisjoint(logits.values)
 
 
-def _keeps_logits(user: Node, logits: set[Node]) -> bool:
+def _keeps_logits(user: Node, logits: Collection[Node]) -> bool:
     """Return True if an operation returns logits again, or a number computed from them."""
     if user.moves or user.op in _KEEPING_LOGITS:
         return True

@@ -1,20 +1,20 @@
-"""Graph of a traced pass, and the order in which its values are read.
+"""Graph of a traced pass, and walks along its values.
 
-A node is one tensor. Its inputs are the tensors that an operation read, its users the tensors that
-operations made of it:
+A node is one tensor, with the operation that made it. A use is an edge: one tensor that an
+operation read, as one of its arguments.
 
-    weight (parameter) -> t -> mm -> relu -> ...
+    weight (parameter) -> t -> mm -> relu -> ...       the uses of mm: self is x, mat2 is t
     x (input) ---------------> mm
 """
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
-from lightning_sv.roles.ops import COPIES
+from lightning_sv.roles.ops import CONVOLUTIONS, COPIES, PRODUCTS, TRANSPOSED
 
 #: dependence of a value, as bits: on neither, parameters, the example, or both
 CONST = 0
@@ -23,13 +23,52 @@ INPUT = 2
 DATA = PARAM | INPUT
 
 
+@dataclass(eq=False)
+class Use:
+    """One tensor that an operation reads."""
+
+    node: "Node"  #: result of the operation
+    argument: str  #: name of the argument
+    value: "Node"  #: the tensor
+
+    @property
+    def is_operand(self) -> bool:
+        """True for an operand of a product."""
+        return self.argument in PRODUCTS.get(self.node.op, ())
+
+    @property
+    def other_operand(self) -> "Node":
+        """The operand that a product multiplies the value by."""
+        others = set(PRODUCTS[self.node.op]) - {self.argument}
+        (other,) = self.node.arguments(others)
+        return other
+
+    @property
+    def matrix(self) -> "Node | None":
+        """The operand of a linear map of the value, if it depends on parameters alone."""
+        if self.is_operand and self.other_operand.is_learned:
+            return self.other_operand
+        return None
+
+    @property
+    def contracted_axis(self) -> int:
+        """Axis of the value that the product sums over."""
+        n_axes = len(self.value.shape)
+        if self.node.op in CONVOLUTIONS:
+            return 1
+        _, matrix = PRODUCTS[self.node.op]
+        is_in_out = self.argument == matrix and self.node.op not in TRANSPOSED
+        if is_in_out and n_axes > 1:
+            return n_axes - 2
+        return n_axes - 1
+
+
 @dataclass(slots=True, eq=False)
 class Node:
     """One tensor of the pass."""
 
     #: operation that created it, 'mm' or 'namespace::name'; of a source 'parameter' or 'input'
     op: str
-    inputs: list[tuple[str, "Node"]]  #: (name of the argument, node) of each input tensor
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype = torch.float32
@@ -39,8 +78,14 @@ class Node:
     kind: int = CONST  #: CONST, PARAM, INPUT or DATA
     order: int = 0  #: position in the pass
     call: Any = None  #: the operation itself
-    #: (name of the argument, node) created from it
-    users: list[tuple[str, "Node"]] = field(default_factory=list)
+    inputs: list[Use] = field(default_factory=list)  #: what the operation read
+    users: list[Use] = field(default_factory=list)  #: by operations that read this tensor
+
+    def read(self, argument: str, value: "Node") -> None:
+        """Record that the operation read a tensor."""
+        use = Use(self, argument, value)
+        self.inputs.append(use)
+        value.users.append(use)
 
     @property
     def moves(self) -> bool:
@@ -75,7 +120,7 @@ class Node:
     @property
     def values(self) -> list["Node"]:
         """Input tensors."""
-        return [value for _, value in self.inputs]
+        return [use.value for use in self.inputs]
 
     @property
     def learned_values(self) -> list["Node"]:
@@ -85,20 +130,15 @@ class Node:
     @property
     def first(self) -> "Node":
         """First input tensor."""
-        return self.inputs[0][1]
-
-    @property
-    def by_argument(self) -> dict[str, "Node"]:
-        """Name of an argument -> its first tensor; a write in place adds the old value behind."""
-        return dict(reversed(self.inputs))
+        return self.inputs[0].value
 
     def argument(self, name: str) -> "Node | None":
-        """Return the input tensor of the argument `name`."""
-        return self.by_argument.get(name)
+        """Return the input tensor of the argument `name`, the first if a write added another."""
+        return next(iter(self.arguments({name})), None)
 
     def arguments(self, names: Collection[str]) -> list["Node"]:
         """Return the input tensors of the arguments `names`."""
-        return [value for argument, value in self.inputs if argument in names]
+        return [use.value for use in self.inputs if use.argument in names]
 
     def others(self, node: "Node") -> list["Node"]:
         """Return the input tensors except `node`."""
@@ -110,7 +150,8 @@ class Node:
 
     def users_by_order(self) -> dict[int, "Node"]:
         """Return position in the pass -> operation that reads the value and depends on it."""
-        return {user.order: user for _, user in self.users if not user.is_const}
+        users = [use.node for use in self.users if not use.node.is_const]
+        return {user.order: user for user in users}
 
     def reads_only(self, known: Collection["Node"]) -> bool:
         """Return True if all inputs of the operation are fixed or `known` values."""
@@ -141,6 +182,29 @@ def users_in_order(values: Collection[Node]) -> Iterator[Node]:
             yield user
         if user in values:  # followed; its users are later in the pass
             waiting |= user.users_by_order()
+
+
+class Region(NamedTuple):
+    """Values that are alike in some way, and the operations at which that ends.
+
+    Attributes:
+        values: a value, and the results of all followed operations
+        ends: operations that read one of the values and are not followed
+    """
+
+    values: set[Node]
+    ends: list[Node]
+
+
+def follow(start: Node, keeps: Callable[[Node, Collection[Node]], bool]) -> Region:
+    """Follow a value through all operations for which `keeps(operation, values)` is True."""
+    region = Region({start}, [])
+    for user in users_in_order(region.values):
+        if keeps(user, region.values):
+            region.values.add(user)
+        else:
+            region.ends.append(user)
+    return region
 
 
 def plain(node: Node) -> Node:

@@ -11,14 +11,13 @@ values. What an operation does to it depends on the operation's table in `ops`:
 """
 
 import lightning_sv.roles.ops as ops
-from lightning_sv.roles.axes import contraction, moved, varying_axes
-from lightning_sv.roles.graph import DATA, Node
+from lightning_sv.roles.axes import moved, varying_axes
+from lightning_sv.roles.graph import DATA, Node, Use
 from lightning_sv.roles.measure import channels_of_result, is_measurable
 from lightning_sv.roles.types import agreed
 
 #: axes of a value
 Axes = frozenset[int]
-Inputs = list[tuple[str, Node]]
 
 
 class LinearValues:
@@ -33,61 +32,57 @@ class LinearValues:
         self.axes = axes
         self.through_gates = through_gates
 
-    def inputs_of(self, user: Node) -> Inputs:
-        """Return the inputs of an operation that are linear in the vector."""
-        return [(argument, value) for argument, value in user.inputs if value in self.axes]
+    def uses_in(self, user: Node) -> list[Use]:
+        """Return the uses of values that are linear in the vector by one operation."""
+        return [use for use in user.inputs if use.value in self.axes]
 
-    def axes_after(self, user: Node, inputs: Inputs) -> Axes | None:
-        """Return the axes of the channels in a result of linear `inputs`; None if not linear."""
-        argument, value = inputs[0]
+    def axes_after(self, uses: list[Use]) -> Axes | None:
+        """Return the axes of the channels in the result of these uses; None if not linear."""
+        first = uses[0]
+        user = first.node
+        axes = self.axes[first.value]
         if user.moves:
-            return moved(value, user, self.axes[value])
+            return moved(first.value, user, axes)
         if user.op in ops.ATTENTION or user.op in ops.PRODUCTS:
-            is_average = len(inputs) == 1 and self._is_average(user, argument, value)
-            return self.axes[value] if is_average else None
+            is_average = len(uses) == 1 and self._is_average(first)
+            return axes if is_average else None
         if user.op in ops.ROWS:
-            return self._axes_of_rows(user, inputs)
+            is_index = any(use.argument not in ops.ROWS[user.op] for use in uses)
+            return None if is_index else self._agreed(uses)
         if user.op in ops.TERMS:
-            return self._axes_of_sum(user, inputs)
+            return self._axes_of_sum(user, uses)
         if is_measurable(user):
-            return channels_of_result(user, self.axes[value])
+            return channels_of_result(user, axes)
         return None
 
-    def _is_average(self, user: Node, argument: str, value: Node) -> bool:
+    def _is_average(self, use: Use) -> bool:
         """Return True for a sum of a value's positions, with weights that are independent of it."""
-        if user.op in ops.ATTENTION:
-            is_average = argument == "value" and user.output == 0
+        product = use.node
+        if product.op in ops.ATTENTION:
+            is_average = use.argument == "value" and product.output == 0
             return is_average and self.through_gates
-        if user.op not in ("mm", "bmm"):
+        if product.op not in ("mm", "bmm") or use.contracted_axis in self.axes[use.value]:
             return False
-        if contraction(user, argument, value) in self.axes[value]:
-            return False
-        (weights,) = user.others(value)
-        return self.through_gates or weights.kind != DATA
+        return self.through_gates or use.other_operand.kind != DATA
 
-    def _axes_of_rows(self, user: Node, inputs: Inputs) -> Axes | None:
-        """Return the axes in rows of linear values; None if these are an index, too."""
-        arguments = {argument for argument, _ in inputs}
-        is_index = not arguments.issubset(ops.ROWS[user.op])
-        return None if is_index else self._agreed(user, inputs)
-
-    def _axes_of_sum(self, user: Node, inputs: Inputs) -> Axes | None:
-        axes = self._agreed(user, inputs)
+    def _axes_of_sum(self, user: Node, uses: list[Use]) -> Axes | None:
+        axes = self._agreed(uses)
         if axes is None:
             return None
         terms = ops.TERMS[user.op]
         is_linear = all(self._is_linear_term(user, term, axes) for term in terms)
         return axes if is_linear else None
 
-    def _agreed(self, user: Node, inputs: Inputs) -> Axes | None:
-        """Return the axes of the channels of all inputs in a result; None if they differ."""
-        return agreed({self._place(user, value) for _, value in inputs})
+    def _agreed(self, uses: list[Use]) -> Axes | None:
+        """Return the axes of the channels of all values in their result; None if they differ."""
+        return agreed(set(map(self._place, uses)))
 
-    def _place(self, user: Node, value: Node) -> Axes:
-        """Return the axes of a value's channels in a result."""
-        axes = self.axes[value]
+    def _place(self, use: Use) -> Axes:
+        """Return the axes of a value's channels in the result of a use."""
+        user = use.node
+        axes = self.axes[use.value]
         if user.op != "stack":
-            return moved(value, user, axes)
+            return moved(use.value, user, axes)
         new = int(user.scalars.get("dim", 0)) % len(user.shape)
         before = frozenset(range(new))
         shifted = {axis + 1 for axis in axes - before}

@@ -81,8 +81,8 @@ def _results(node: Node, channels: frozenset[int]) -> Iterator[Any]:
 
 
 def _run(node: Node, value: Tensor) -> Any:
-    ((name, _),) = node.inputs
-    out = node.call(**{name: value.clone(), **node.scalars})
+    (use,) = node.inputs
+    out = node.call(**{use.argument: value.clone(), **node.scalars})
     if isinstance(out, (list, tuple)):
         return out[node.output]
     return out

@@ -14,11 +14,11 @@ A scale vector may multiply x, or 1 / |x|, before the other half of the norm doe
 gamma * x * rsqrt(mean(x^2)) is a norm, too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import reduce
 from typing import NamedTuple
 
-from lightning_sv.roles.graph import Graph, Node, plain, users_in_order
+from lightning_sv.roles.graph import Graph, Node, Region, follow, plain
 from lightning_sv.roles.ops import NORMS, STATISTICS
 from lightning_sv.roles.types import agreed
 
@@ -166,32 +166,34 @@ class Norms:
         """
         if product.op != "mul":
             return []
-        ends: list[Node] = []
-        multiples = {product}
-        for user in users_in_order(multiples):
-            is_multiple = _source_of_multiple(user) in multiples
-            if self._completes(user, multiples, data):
-                ends.append(user)
-            elif is_multiple and user.shape == product.shape:
-                multiples.add(user)
-            else:
+        multiples = follow(product, _is_multiple)
+        for end in multiples.ends:
+            if not self._completes(end, multiples.values, data):
                 return []
-        return [] if multiples & self._outputs else ends
+        return self._unless_returned(multiples)
 
     def products_with(self, total: Node) -> list[Node]:
         """Return the products of a sum with outputs of norms; empty if anything else reads it."""
-        products: list[Node] = []
-        sums = {total}
-        for user in users_in_order(sums):
-            scales_norm = not self.normalized.isdisjoint(user.outside(sums))
-            keeps_sum = user.op in _KEEP_SUM and user.reads_only(sums)
-            if scales_norm and user.op == "mul":
-                products.append(user)
-            elif keeps_sum or user.moves:
-                sums.add(user)
-            else:
+        sums = follow(total, self._keeps_sum)
+        for end in sums.ends:
+            if not self._scales_norm(end, sums.values):
                 return []
-        return [] if sums & self._outputs else products
+        return self._unless_returned(sums)
+
+    def _unless_returned(self, region: Region) -> list[Node]:
+        """Return the ends of a region; none if the model returns one of its values."""
+        is_returned = not region.values.isdisjoint(self._outputs)
+        return [] if is_returned else region.ends
+
+    def _keeps_sum(self, user: Node, sums: Collection[Node]) -> bool:
+        """Return True if an operation returns a sum again, also with fixed values."""
+        if user.op in _KEEP_SUM and not self._scales_norm(user, sums):
+            return user.reads_only(sums)
+        return user.moves
+
+    def _scales_norm(self, user: Node, sums: Collection[Node]) -> bool:
+        """Return True for a product of sums and the output of a norm."""
+        return user.op == "mul" and not self.normalized.isdisjoint(user.outside(sums))
 
     def _completes(self, user: Node, multiples: set[Node], data: Node) -> bool:
         """Return True if an operation multiplies multiples of one half of a norm by the other."""
@@ -204,6 +206,12 @@ class Norms:
         if of_data.exponents == _INVERSE:
             return user.op == "mul" and of_data.x in self.bases(half)
         return factors[half].exponents == _INVERSE and factors[half].x in self.bases(data)
+
+
+def _is_multiple(user: Node, multiples: Collection[Node]) -> bool:
+    """Return True for a multiple of one of some values, in its shape."""
+    source = _source_of_multiple(user)
+    return source in multiples and user.shape == source.shape
 
 
 def _is_plain_norm(node: Node) -> bool:

@@ -86,7 +86,7 @@ class Tracer(TorchDispatchMode):
     def source(self, tensor: Tensor, op: str) -> Node:
         """Return the node of a tensor that exists before the pass."""
         kind = _SOURCES.get(op, CONST)
-        node = Node(op, [], tuple(tensor.shape), strides(tensor), tensor.dtype, kind=kind)
+        node = Node(op, tuple(tensor.shape), strides(tensor), tensor.dtype, kind=kind)
         self._put(tensor, node)
         return node
 
@@ -158,7 +158,6 @@ class Tracer(TorchDispatchMode):
         """Return a new node of a call, known to its inputs."""
         node = Node(
             call.op.name,
-            list(call.inputs),
             tuple(tensor.shape),
             strides(tensor),
             tensor.dtype,
@@ -169,8 +168,8 @@ class Tracer(TorchDispatchMode):
             len(self.nodes),
             call.func,
         )
-        for name, source in call.inputs:
-            source.users.append((name, node))
+        for name, value in call.inputs:
+            node.read(name, value)
         return node
 
     def _write(self, tensor: Tensor, node: Node, name: str) -> None:
@@ -178,8 +177,7 @@ class Tracer(TorchDispatchMode):
         storage = _storage(tensor)
         previous = self._whole.get(storage)
         if previous is not None and previous not in node.values:
-            node.inputs.append((name, previous))
-            previous.users.append((name, node))
+            node.read(name, previous)
             node.kind |= previous.kind
         self._values[storage] = {_geometry(tensor): node}
         self._whole[storage] = node

@@ -54,7 +54,7 @@ def _is_of_rows(norm: Node, norms: Norms) -> bool:
 
 def _linear_ends(norm: Node) -> list[Consumer]:
     """Return the linear maps over the channels of a norm; empty if anything else reads it."""
-    ones = Node("parameter", [], norm.shape[-1:], (1,))
+    ones = Node("parameter", norm.shape[-1:], (1,))
     try:
         ends = list(consumers([(norm, ones)], "a bare norm", through_gates=False))
     except UnknownConsumerError:

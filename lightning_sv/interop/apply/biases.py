@@ -5,11 +5,11 @@ bias must be known: norm(x) * gamma + b is (norm(x) + b / gamma) * gamma. Anythi
 added, such as positions, a class token or the number of a mask, keeps the vector in its norm.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from lightning_sv.roles.api import TracedModel
-from lightning_sv.roles.graph import Node, plain, users_in_order
+from lightning_sv.roles.graph import Node, follow, plain
 from lightning_sv.roles.ops import NO_NORM, NORMS, PRODUCTS, SUMS
 
 #: operations that may insert other numbers
@@ -17,7 +17,7 @@ _INSERTING = frozenset({"cat", "addcmul", "addcdiv", "lerp", "where", "masked_fi
 #: operation -> its argument with a number that it adds or inserts
 _NUMBERS = {"constant_pad_nd": "value"} | dict.fromkeys(SUMS, "other")
 #: stands for numbers that an operation adds or inserts
-_NUMBER = Node("number", [], (), ())
+_NUMBER = Node("number", (), ())
 #: stands for the name of anything but a bias of the vector's shape
 _OTHER = ""
 
@@ -61,19 +61,20 @@ def _names_added(node: Node, shape: tuple[int, ...], traced: TracedModel) -> fro
 def _addends(node: Node) -> Iterator[Node]:
     """Yield what is added to a scaled value, or inserted into it, anywhere before a matrix."""
     yield from _added_by(node)
-    reached = {node}
-    for user in users_in_order(reached):
-        others = user.outside(reached)
-        is_matrix = user.op in PRODUCTS and any(other.is_learned for other in others)
-        if is_matrix:
-            continue
-        reached.add(user)
+    reached = follow(node, _passes).values
+    for user in reached - {node}:
         if user.op == "addcmul" and user.argument("self") not in reached:
             yield from _added_by(user)
         elif _inserts_numbers(user):
             yield _NUMBER
         elif user.op in SUMS:
-            yield from others
+            yield from user.outside(reached)
+
+
+def _passes(user: Node, reached: Collection[Node]) -> bool:
+    """Return True but for the products of a value and a matrix."""
+    others = user.outside(reached)
+    return user.op not in PRODUCTS or not any(other.is_learned for other in others)
 
 
 def _added_by(node: Node) -> list[Node]:

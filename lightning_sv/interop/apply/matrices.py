@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from lightning_sv.interop.apply.parts import Layout, layout_of
-from lightning_sv.roles.api import Product, TracedModel
+from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.consumers import Consumer
-from lightning_sv.roles.graph import Node, plain
+from lightning_sv.roles.graph import Node, Use, plain
 from lightning_sv.roles.ops import CONVOLUTIONS, NORMS, SUMS
 from lightning_sv.roles.types import ModelParameter, ModelRole, agreed
 
@@ -86,7 +86,7 @@ class Matrices:
         if axes not in (2, 3) or row.in_axis not in (axes - 1, axes - 2):
             return False
         products = self.traced.products[name]
-        operands = {plain(product.operand).op for product in products}
+        operands = {plain(product.value).op for product in products}
         reads = {product.node.op for product in products}
         return operands == {"parameter"} and reads.isdisjoint(CONVOLUTIONS)
 
@@ -114,7 +114,7 @@ class Matrices:
             role=row.role,
         )
 
-    def _norms_after(self, products: list[Product]) -> set[bool]:
+    def _norms_after(self, products: list[Use]) -> set[bool]:
         """Return for the norms that read products whether they read all channels."""
         read: set[Node] = set()
         for product in products:
@@ -162,8 +162,8 @@ def _read_by_norms(traced: TracedModel) -> Iterator[tuple[Node, Node]]:
             yield norms.powers[node].x, node.first
 
 
-def _layout(row: ModelParameter, products: list[Product]) -> Layout:
+def _layout(row: ModelParameter, products: list[Use]) -> Layout:
     """Return the matrices in a weight, which all its products must show alike."""
     d_out = row.shape[-2] if row.in_axis == len(row.shape) - 1 else row.shape[-1]
-    layouts = {layout_of(product.node, product.argument, d_out) for product in products}
+    layouts = {layout_of(product, d_out) for product in products}
     return agreed(layouts) or Layout((d_out,), mixed=True)

@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from lightning_sv.roles.axes import Block, UseAlong, block_of, users_along
-from lightning_sv.roles.graph import DATA, PARAM, Node, users_in_order
+from lightning_sv.roles.graph import DATA, PARAM, Node, Use, users_in_order
 from lightning_sv.roles.ops import (
     ATTENTION,
     CHOICES_OF_ROWS,
@@ -51,9 +51,11 @@ class Layout(NamedTuple):
     mixed: bool
 
 
-def layout_of(product: Node, argument: str, d_out: int) -> Layout:
-    """Return the matrices in a weight of `d_out` rows, an `argument` of a product."""
-    is_last = argument == PRODUCTS[product.op][1]
+def layout_of(use: Use, d_out: int) -> Layout:
+    """Return the matrices in a weight of `d_out` rows, from its use in a product."""
+    product = use.node
+    _, last = PRODUCTS[product.op]
+    is_last = use.argument == last
     axis = len(product.shape) - (1 if is_last else 2)
     n = product.shape[axis]
     if n != d_out:  # a longer axis has stacked matrices, each with its own vectors
