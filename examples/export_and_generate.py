@@ -20,17 +20,21 @@ from lightning_sv.runs.events import read_run
 
 def ours(run: Path, prompt: str, tokens: int) -> str:
     """Continue the prompt with the run, taking the most likely token."""
-    greedy, context = Sampling(tokens, temperature=0), read_run(run, complete=False).seq_len
-    return generate(*load_trained(run), prompt, greedy, context=context)
+    model, tokenizer = load_trained(run)
+    greedy = Sampling(tokens, temperature=0)
+    context = read_run(run, complete=False).seq_len
+    return generate(model, tokenizer, prompt, greedy, context=context)
 
 
 def theirs(folder: Path, prompt: str, tokens: int) -> str:
     """Continue the prompt with transformers, from the exported folder."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=any(folder.glob("*.py")))
-    ids = tokenizer(prompt, return_tensors="pt")
-    out = model.generate(**ids, max_new_tokens=tokens, do_sample=False)
-    return tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+    has_code = any(folder.glob("*.py"))
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=has_code)
+    inputs = tokenizer(prompt, return_tensors="pt")
+    output = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
+    n_prompt = inputs["input_ids"].shape[1]
+    return tokenizer.decode(output[0, n_prompt:], skip_special_tokens=True)
 
 
 def main() -> None:
@@ -50,16 +54,13 @@ def main() -> None:
     options = parser.parse_args()
     if lightning_sv(["export", str(options.run), "--to", "hf", str(options.out)]):
         raise SystemExit(1)  # it has printed the reason
-    found, expected = (
-        theirs(options.out, options.prompt, options.tokens),
-        ours(options.run, options.prompt, options.tokens),
-    )
+    found = theirs(options.out, options.prompt, options.tokens)
+    expected = ours(options.run, options.prompt, options.tokens)
     print(f"transformers: {options.prompt}{found}")
-    print(
-        "the run says the same"
-        if found == expected
-        else f"the run:      {options.prompt}{expected}"
-    )
+    if found == expected:
+        print("the run says the same")
+    else:
+        print(f"the run:      {options.prompt}{expected}")
 
 
 if __name__ == "__main__":

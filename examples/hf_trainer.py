@@ -26,7 +26,9 @@ from transformers import (
 
 from lightning_sv.interop import apply_strategy, decayed_names, fold_applied
 
-SEQ_LEN, BATCH = 64, 16
+SEQ_LEN = 64
+BATCH = 16
+N_VALIDATION = 128  # sequences
 
 
 class IwdTrainer(Trainer):
@@ -40,11 +42,16 @@ class IwdTrainer(Trainer):
 def text() -> Tensor:
     """Return blocks of bytes, (n, SEQ_LEN)."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    ids = torch.frombuffer(
-        bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8
-    )
-    blocks = ids[: len(ids) // SEQ_LEN * SEQ_LEN].view(-1, SEQ_LEN).long()
-    return blocks[torch.randperm(len(blocks), generator=torch.Generator().manual_seed(0))]
+    python_text = bytearray(b"".join(file.read_bytes() for file in files))
+    ids = torch.frombuffer(python_text, dtype=torch.uint8).long()
+    blocks = ids.unfold(0, SEQ_LEN, SEQ_LEN)
+    order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(0))
+    return blocks[order]
+
+
+def dataset(blocks: Tensor) -> list[dict[str, Tensor]]:
+    """Return blocks as the Trainer reads them; the model shifts the labels."""
+    return [{"input_ids": block, "labels": block} for block in blocks]
 
 
 def small_llama() -> LlamaForCausalLM:
@@ -83,12 +90,11 @@ def train(model: LlamaForCausalLM, blocks: Tensor, steps: int) -> float:
             seed=0,
             dataloader_pin_memory=torch.cuda.is_available(),
         )
-        parts = blocks[128 : 128 + steps * BATCH], blocks[:128]
-        train_set, val_set = (
-            [{"input_ids": block, "labels": block} for block in part] for part in parts
-        )
         trainer = IwdTrainer(
-            model=model, args=arguments, train_dataset=train_set, eval_dataset=val_set
+            model=model,
+            args=arguments,
+            train_dataset=dataset(blocks[N_VALIDATION : N_VALIDATION + steps * BATCH]),
+            eval_dataset=dataset(blocks[:N_VALIDATION]),
         )
         trainer.train()
         return trainer.evaluate()["eval_loss"]

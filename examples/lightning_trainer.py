@@ -14,9 +14,8 @@ from lightning_sv import BranchNorms, PretrainModule, Sharpness, TokenDataModule
 
 def main(corpus: str = "data/stdlib", out: str = "out", steps: int = 200) -> None:
     """Train a tiny Llama with scale vectors, load its best checkpoint, print logits' shape."""
-    module = PretrainModule.from_preset(
-        "tiny", scale="hg+dp+or"
-    )  # or PretrainModule(backbone=..., scale=..., lr=...)
+    # or PretrainModule(backbone=..., scale=..., lr=...)
+    module = PretrainModule.from_preset("tiny", scale="hg+dp+or")
     data = TokenDataModule(corpus, seq_len=64, batch_size=8)
     trainer = L.Trainer(
         max_steps=steps,
@@ -32,18 +31,13 @@ def main(corpus: str = "data/stdlib", out: str = "out", steps: int = 200) -> Non
         ],
     )
     trainer.fit(module, data)
-    restored = PretrainModule.load_from_checkpoint(
-        trainer.checkpoint_callback.best_model_path, weights_only=True
-    )
-    tokens = next(iter(data.val_dataloader()))[:, :-1].to(
-        restored.device
-    )  # the device of the restored model
-    print(
-        "val/loss",
-        float(trainer.callback_metrics["val/loss"]),
-        "logits",
-        tuple(restored(tokens).shape),
-    )
+    print("val/loss", float(trainer.callback_metrics["val/loss"]))
+
+    best = trainer.checkpoint_callback.best_model_path
+    restored = PretrainModule.load_from_checkpoint(best, weights_only=True)
+    blocks = next(iter(data.val_dataloader()))  # (B, T + 1) token ids
+    logits = restored(blocks[:, :-1].to(restored.device))
+    print("logits", tuple(logits.shape))
 
 
 if __name__ == "__main__":

@@ -10,16 +10,21 @@ from torch.nn import functional as F
 
 from lightning_sv import BranchNorms, Sharpness, TrainingMonitor, apply_strategy, param_groups
 
+EXAMPLE = torch.zeros(1, 8, dtype=torch.long)  # any batch of token ids
+
 
 class Net(nn.Module):
     """A language model of one gated layer, without scale vectors."""
 
     def __init__(self, vocab_size: int = 256, width: int = 32):
         super().__init__()
-        self.embed, self.norm = nn.Embedding(vocab_size, width), nn.RMSNorm(width)
-        self.gate_proj, self.up_proj = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
+        self.embed = nn.Embedding(vocab_size, width)
+        self.norm = nn.RMSNorm(width)
+        self.gate_proj = nn.Linear(width, 2 * width, bias=False)
+        self.up_proj = nn.Linear(width, 2 * width, bias=False)
         self.down_proj = nn.Linear(2 * width, width, bias=False)
-        self.final_norm, self.head = nn.RMSNorm(width), nn.Linear(width, vocab_size, bias=False)
+        self.final_norm = nn.RMSNorm(width)
+        self.head = nn.Linear(width, vocab_size, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return logits (B, T, V)."""
@@ -31,25 +36,26 @@ class Net(nn.Module):
 
 
 class OwnModule(L.LightningModule):
-    """A usual LightningModule with two new lines."""
+    """A usual LightningModule with two new calls."""
 
     def __init__(self) -> None:
         super().__init__()
         self.net = Net()
-        apply_strategy(self.net, "hg+dp+or+iwd", example=torch.zeros(1, 8, dtype=torch.long))  # new
+        apply_strategy(self.net, "hg+dp+or+iwd", example=EXAMPLE)  # new
 
     def training_step(self, block: torch.Tensor, batch_idx: int) -> torch.Tensor:
         """Return the next-token loss of a (B, T + 1) block."""
-        loss = F.cross_entropy(self.net(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten())
+        logits = self.net(block[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), block[:, 1:].flatten())
         self.log("loss", loss)
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Decay the parameters of the strategy's decayed roles."""
-        example = torch.zeros(1, 8, dtype=torch.long)
-        return torch.optim.AdamW(
-            param_groups(self.net, 3e-3, weight_decay=0.1, policy="iwd", example=example)
+        groups = param_groups(
+            self.net, 3e-3, weight_decay=0.1, policy="iwd", example=EXAMPLE
         )  # new
+        return torch.optim.AdamW(groups)
 
 
 def main(out: str = "out", steps: int = 60) -> None:

@@ -17,7 +17,13 @@ from torch.nn import functional as F
 from lightning_sv.optim import role_groups
 from lightning_sv.scale import Branch, ScaleBuilder, ScaleStrategy
 
-D, N_HEAD, N_KEY_HEAD, N_LAYER, SEQ_LEN, BATCH = 64, 8, 2, 2, 64, 16
+D = 64
+N_HEAD = 8
+N_KEY_HEAD = 2
+N_LAYER = 2
+SEQ_LEN = 64
+BATCH = 16
+N_VALIDATION = 256  # sequences
 
 
 class GroupedQueryAttention(nn.Module):
@@ -26,10 +32,8 @@ class GroupedQueryAttention(nn.Module):
     def __init__(self, d: int, n_head: int, n_key_head: int, build: ScaleBuilder):
         super().__init__()
         self.d_head = d // n_head
-        queries, keys = (
-            Branch(d, norm_width=self.d_head),
-            Branch(n_key_head * self.d_head, norm_width=self.d_head),
-        )
+        queries = Branch(d, norm_width=self.d_head)
+        keys = Branch(n_key_head * self.d_head, norm_width=self.d_head)
         self.qkv = build.group("attn_norm", d, {"q_proj": queries, "k_proj": keys, "v_proj": keys})
         self.o_proj = nn.Linear(d, d, bias=False)
 
@@ -60,11 +64,10 @@ class ByteModel(nn.Module):
     def __init__(self, build: ScaleBuilder):
         super().__init__()
         self.embed = nn.Embedding(256, D)
-        layers = [
-            (GroupedQueryAttention(D, N_HEAD, N_KEY_HEAD, build), SquaredReLU(D, build))
-            for _ in range(N_LAYER)
-        ]
-        self.layers = nn.ModuleList(part for layer in layers for part in layer)
+        self.layers = nn.ModuleList()
+        for _ in range(N_LAYER):
+            self.layers.append(GroupedQueryAttention(D, N_HEAD, N_KEY_HEAD, build))
+            self.layers.append(SquaredReLU(D, build))
         self.head = build.group(
             "final_norm", D, {"lm_head": Branch(256, norm_width=256, role="head")}
         )
@@ -83,13 +86,15 @@ def blocks() -> Tensor:
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text = bytearray(b"".join(file.read_bytes() for file in files)[:2_000_000])
     ids = torch.frombuffer(text, dtype=torch.uint8).long()
-    rows = ids[: len(ids) // (SEQ_LEN + 1) * (SEQ_LEN + 1)].view(-1, SEQ_LEN + 1)
-    return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
+    rows = ids.unfold(0, SEQ_LEN + 1, SEQ_LEN + 1)
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
+    return rows[order]
 
 
 def loss(model: nn.Module, batch: Tensor) -> Tensor:
     """Return the loss of the next byte in nats."""
-    return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+    logits = model(batch[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
 
 
 def train(scale: str, rows: Tensor, steps: int) -> float:
@@ -104,15 +109,17 @@ def train(scale: str, rows: Tensor, steps: int) -> float:
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, 3e-3, steps, pct_start=0.1, cycle_momentum=False
     )
+    validation_rows = rows[:N_VALIDATION]
+    train_rows = rows[N_VALIDATION:]
     for step in range(steps):
-        batch = rows[256:][torch.arange(step * BATCH, (step + 1) * BATCH) % (len(rows) - 256)]
+        chosen = torch.arange(step * BATCH, (step + 1) * BATCH) % len(train_rows)
         optimizer.zero_grad()
-        loss(model, batch).backward()
+        loss(model, train_rows[chosen]).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
     with torch.no_grad():
-        return loss(model, rows[:256]).item()
+        return loss(model, validation_rows).item()
 
 
 def main() -> None:
@@ -132,10 +139,8 @@ def main() -> None:
     options = parser.parse_args()
     rows = blocks()
     for scale in options.scale:
-        print(
-            f"{scale:<16} {train(scale, rows, options.steps):.3f} nats per byte after"
-            f" {options.steps} steps"
-        )
+        final_loss = train(scale, rows, options.steps)
+        print(f"{scale:<16} {final_loss:.3f} nats per byte after {options.steps} steps")
 
 
 if __name__ == "__main__":
