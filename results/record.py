@@ -19,23 +19,36 @@ def row(comparison: dict[str, Any]) -> str:
     baseline, challenger = comparison["arms"]
     (pair,) = comparison["differences"]
     difference = "{mean:+.3f} ({low:+.3f} to {high:+.3f})".format(**pair["difference"])
-    ours = [run for run in comparison["runs"] if run["arm"] == challenger["label"]]
-    theirs = [run for run in comparison["runs"] if run["arm"] == baseline["label"]]
+    ours = runs_of(challenger, comparison)
+    theirs = runs_of(baseline, comparison)
     ratio = total_seconds(ours) / total_seconds(theirs)
     if pair["difference"]["high"] >= 0 or ratio > LIMIT:
         sys.exit(
             f"not a record: {pair['b']} is {difference} nats per token and took {ratio:.2f} times"
             f" as long; expected an interval below 0 and at most {LIMIT:.2f}"
         )
-    words = ours[0]["command"].replace("=", " ").split()[::-1]  # the last value counts
-    settings = ", ".join(words[words.index(key) - 1] if key in words else "default" for key in KEYS)
     cells = [
         comparison["date"][:10],
         f"`{challenger['scale']}`",
-        settings,
+        ", ".join(value_of(key, ours[0]["command"]) for key in KEYS),
         difference.replace("-", "−"),
+        f"{challenger['val_loss']:.3f}",
     ]
-    return f"| {' | '.join(cells)} | {challenger['val_loss']:.3f} |"
+    return f"| {' | '.join(cells)} |"
+
+
+def runs_of(arm: dict[str, Any], comparison: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return an arm's runs, one per seed."""
+    return [run for run in comparison["runs"] if run["arm"] == arm["label"]]
+
+
+def value_of(key: str, command: str) -> str:
+    """Return the value of a key in a command; the last one counts."""
+    words = command.replace("=", " ").split()
+    if key not in words:
+        return "default"
+    last = len(words) - 1 - words[::-1].index(key)
+    return words[last + 1]
 
 
 def total_seconds(runs: list[dict[str, Any]]) -> float:

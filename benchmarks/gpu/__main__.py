@@ -7,13 +7,13 @@ import os
 import signal
 import sys
 import tempfile
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
 from benchmarks.gpu.process import ROOT
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect_known
 
 #: oldest supported torch
 OLDEST = (2, 11)
@@ -21,6 +21,19 @@ OLDEST = (2, 11)
 
 def main(argv: list[str] | None = None) -> int:
     """Run the report; exit code 0 even if a stage failed, 1 if all failed, 2 for wrong input."""
+    options = _parser().parse_args(argv)
+    problem = _problem(options.device)
+    if problem is not None:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    try:
+        return _report(options)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--out", default="results/gpu", help="folder of report.json and report.md")
     parser.add_argument("--seconds", type=float, default=560, help="time limit of the report")
@@ -31,58 +44,64 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--toy", action="store_true", help="use toy sizes, to test that it runs")
     parser.add_argument("--work", help="folder for everything else")
-    options = parser.parse_args(argv)
-    problem = _problem(options.device)
-    if problem is not None:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
+    return parser
+
+
+def _report(options: Namespace) -> int:
+    """Run the chosen stages and write the page, also if the report is stopped."""
+    # These import torch, whose absence has its own message.
     from benchmarks.gpu import markdown
-    from benchmarks.gpu.plan import STAGES
     from benchmarks.gpu.runner import Runner
     from benchmarks.gpu.stages import cache
 
-    names = options.stages.split(",") if options.stages else None
-    unknown = sorted(set(names or ()) - {stage.name for stage in STAGES})
-    if unknown:
-        print(
-            f"error: unknown stage {unknown[0]!r}; known: {' '.join(s.name for s in STAGES)}.",
-            file=sys.stderr,
-        )
-        return 2
-    work = Path(options.work or Path(tempfile.gettempdir()) / "lightning_sv_gpu").resolve()
-    out = Path(options.out).resolve()
-    for option, folder in {"--out": out, "--work": work}.items():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            print(
-                f"error: {option} {folder} cannot be written ({error.strerror}); name another.",
-                file=sys.stderr,
-            )
-            return 2
+    names = _chosen_stages(options.stages)
+    out = _writable("--out", options.out)
+    work = _writable("--work", options.work or Path(tempfile.gettempdir()) / "lightning_sv_gpu")
     missing = _missing()
     if missing is not None:
         print(missing, flush=True)
+
     cache.set_place(work)
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     print(cache.load(out / cache.FILE), flush=True)
+
     signal.signal(signal.SIGTERM, _stop)
+    runner = Runner(
+        out, work, options.device, options.toy, options.seconds, options.again,
+        tell=lambda line: print(line, flush=True),
+    )  # fmt: skip
     try:
-        runner = Runner(
-            out, work, options.device, options.toy, options.seconds, options.again,
-            tell=lambda line: print(line, flush=True),
-        )  # fmt: skip
-        try:
-            report = runner.run(names)
-        finally:
-            markdown.write(out, runner.report)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        report = runner.run(names)
+    finally:
+        markdown.write(out, runner.report)
+
     states = [stage["state"] for stage in report["stages"].values()]
     print(f"{out / 'report.md'}: {states.count('done')} of {len(states)} stages done", flush=True)
     return 0 if "done" in states else 1
+
+
+def _chosen_stages(names: str | None) -> list[str] | None:
+    """Return the names of --stages; None means all."""
+    from benchmarks.gpu.plan import STAGES
+
+    if not names:
+        return None
+    chosen = names.split(",")
+    for name in chosen:
+        expect_known("stage", name, [stage.name for stage in STAGES])
+    return chosen
+
+
+def _writable(option: str, path: str | Path) -> Path:
+    """Make a folder, and return its absolute path."""
+    folder = Path(path).resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        reason = f"expected a folder to write to ({error.strerror})"
+        raise ConfigError(f"{option} is {folder}; {reason}") from None
+    return folder
 
 
 def _stop(*_: object) -> NoReturn:

@@ -143,20 +143,30 @@ class Running:
 
     def outcome(self) -> dict[str, Any]:
         """Return state (running, done, failed, deadline), seconds, results, and end of a failure."""
-        code = self.process.poll()
-        late = code == -signal.SIGKILL and time.monotonic() >= self.deadline
-        state = (
-            "running" if code is None else "done" if code == 0 else "deadline" if late else "failed"
-        )
+        state = self._state()
         seconds = round(time.monotonic() - self.began, 1)
         found = {"state": state, "seconds": seconds, "figures": read_json(self.result)}
         if state in ("failed", "deadline"):
-            lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-            last = "ended at its deadline" if late else f"ended with exit status {code}"
-            found["error"] = [line[:400] for line in lines[-LAST_LINES:]] + (
-                [last] if late or not lines else []
-            )
+            found["error"] = self._last_lines(state)
         return found
+
+    def _state(self) -> str:
+        code = self.process.poll()
+        if code is None:
+            return "running"
+        if code == 0:
+            return "done"
+        if code == -signal.SIGKILL and time.monotonic() >= self.deadline:
+            return "deadline"
+        return "failed"
+
+    def _last_lines(self, state: str) -> list[str]:
+        """Return the end of the log of a failure, and what ended the process if the log does not tell."""
+        log = self.log.read_text(errors="replace") if self.log.exists() else ""
+        lines = [line[:400] for line in log.splitlines()[-LAST_LINES:]]
+        if state == "deadline":
+            return [*lines, "ended at its deadline"]
+        return lines or [f"ended with exit status {self.process.returncode}"]
 
 
 @dataclass(frozen=True)
@@ -192,10 +202,10 @@ def at_once(
         while waiting or running:
             for job in list(waiting):
                 taken = sum(other.gib for other, _ in running.values())
-                if len(running) < most and (not running or taken + job.gib <= gib):
+                fits = not running or taken + job.gib <= gib
+                if fits and len(running) < most:
                     waiting.remove(job)
-                    task = replace(job.task, seconds=max(0.0, job.task.left))
-                    running[job.name] = job, Running(job.target, task, job.name, leads=False)
+                    running[job.name] = (job, _start(job))
             for name, (_, process) in list(running.items()):
                 if process.over():
                     del running[name]
@@ -204,6 +214,11 @@ def at_once(
     finally:
         for _, process in running.values():
             process.end()
+
+
+def _start(job: Job) -> Running:
+    task = replace(job.task, seconds=max(0.0, job.task.left))
+    return Running(job.target, task, job.name, leads=False)
 
 
 def main() -> None:

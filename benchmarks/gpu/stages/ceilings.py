@@ -90,7 +90,7 @@ def copy_tb_s(clock: Clock, toy: bool) -> float:
     n = (1 << 20) if toy else (4 << 30)
     source, target = (torch.empty(n, dtype=torch.uint8, device=clock.device) for _ in range(2))
     source.random_()
-    return round(2 * n / median_ms(clock, lambda: target.copy_(source)) / 1e9, 3)
+    return round(2 * n / median_ms(clock, lambda: target.copy_(source)) / 1e9, 4)
 
 
 def square_tflops(clock: Clock, toy: bool) -> float:

@@ -8,8 +8,10 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,45 +29,65 @@ SAVE = 10
 DIE = 13
 
 
+#: runs whose results are compared, if both have ended
+COMPARED = (
+    ("again", "uninterrupted"),
+    ("resumed", "uninterrupted"),
+    ("resumed deterministic", "uninterrupted deterministic"),
+)
+_DETERMINISTIC = ("--trainer.deterministic", "true")
+
+
 def run(task: Task) -> dict[str, Any]:
     """Prepare a corpus, then train: once, again, killed and resumed, also deterministically."""
     folder = Path(task.work) / "fit"
     found: dict[str, Any] = {"steps": STEPS, "saved_at": SAVE, "killed_after": DIE, "runs": {}}
+    corpus = _corpus(folder / "corpus", task.toy)
     began = time.monotonic()
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[: 40 if task.toy else 400]
-    corpus = CorpusConfig(
-        dir=str(folder / "corpus"), source="files:" + ",".join(map(str, files)),
-        tokenizer="bpe:300" if task.toy else "bpe:1024", val_fraction=0.2 if task.toy else 0.05,
-        max_bytes=100_000 if task.toy else 4_000_000,
-    )  # fmt: skip
     manifest = prepare(corpus, progress=False)
     found["corpus"] = {
         "train_tokens": manifest.train.tokens,
         "seconds": round(time.monotonic() - began, 1),
     }
     task.save(found)
+
     runs = _Runs(task, folder, corpus)
-    plans = [("uninterrupted", ()), ("resumed", ())]
-    if not task.toy:
-        plans += [("again", ()), ("uninterrupted", _DETERMINISTIC), ("resumed", _DETERMINISTIC)]
-    with ThreadPoolExecutor(len(plans)) as pool:
-        several = map if task.toy else pool.map
-        for name, outcome in several(lambda plan: runs.take(*plan), plans):
-            found["runs"][name] = outcome
-            task.save(found)
-    for name, other in (
-        ("again", "uninterrupted"),
-        ("resumed", "uninterrupted"),
-        ("resumed deterministic", "uninterrupted deterministic"),
-    ):
-        if all(found["runs"].get(run, {}).get("exit") == 0 for run in (name, other)):
+    for name, outcome in _trained(runs, task.toy):
+        found["runs"][name] = outcome
+        task.save(found)
+
+    for name, other in COMPARED:
+        if _ended(found["runs"], name) and _ended(found["runs"], other):
             found[f"{name} against {other}"] = compare(runs.folder(name), runs.folder(other))
     counts = read_json(folder / "counts.json")
     found["synchronizations"] = counts or "not counted: the run that counts did not get there"
     return found
 
 
-_DETERMINISTIC = ("--trainer.deterministic", "true")
+def _corpus(folder: Path, toy: bool) -> CorpusConfig:
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[: 40 if toy else 400]
+    return CorpusConfig(
+        dir=str(folder),
+        source="files:" + ",".join(map(str, files)),
+        tokenizer="bpe:300" if toy else "bpe:1024",
+        val_fraction=0.2 if toy else 0.05,
+        max_bytes=100_000 if toy else 4_000_000,
+    )
+
+
+def _trained(runs: "_Runs", toy: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield name and outcome of each run; all but toy runs train at the same time."""
+    plans: list[tuple[str, tuple[str, ...]]] = [("uninterrupted", ()), ("resumed", ())]
+    if toy:
+        yield from starmap(runs.take, plans)
+        return
+    plans += [("again", ()), ("uninterrupted", _DETERMINISTIC), ("resumed", _DETERMINISTIC)]
+    with ThreadPoolExecutor(len(plans)) as pool:
+        yield from pool.map(lambda plan: runs.take(*plan), plans)
+
+
+def _ended(runs: dict[str, Any], name: str) -> bool:
+    return runs.get(name, {}).get("exit") == 0
 
 
 class _Runs:
