@@ -1,14 +1,20 @@
 """Norms of W, gamma and the effective W per branch (paper, Figure 4)."""
 
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import Any, ClassVar
 
 import lightning as L
 import torch
 from torch import Tensor, nn
 
 from lightning_sv.callbacks.branches import BranchCallback, means_over_layers, scaled_branches
-from lightning_sv.callbacks.logging import write_figures
-from lightning_sv.callbacks.tensorboard_layout import Pages, chart_layout
+from lightning_sv.callbacks.tensorboard_layout import (
+    BRANCH_PAGES,
+    BranchCurve,
+    Pages,
+    add_curve,
+    branch_curves,
+)
 from lightning_sv.optim import full_tensor
 from lightning_sv.scale.definitions import effective_weight
 
@@ -48,6 +54,45 @@ def _norms(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:
     return norms
 
 
+#: order of the charts of a page of branches
+_KINDS = ("effective", "W", "gamma_in", "gamma_out", "gamma")
+
+
+def norm_pages(tag: str, norms: Iterable[str]) -> Pages:
+    """Return a page per group of branches, with a chart per place and kind of these norms.
+
+    Q, K and V also have one chart each: with several runs, colours stand for runs, and
+    TensorBoard's markers of a branch differ between runs.
+    """
+    pages: Pages = {}
+    curves = [curve for curve in branch_curves(norms) if curve.figure in _KINDS]
+    for curve in curves:
+        is_mean = curve.place == "mean" and curve.figure == "effective"
+        if is_mean and curve.page == "Q, K, V":
+            chart = f"{curve.branch}, effective, mean"
+            add_curve(pages, curve.page, chart, f"{tag}/{curve.key}")
+    for curve in sorted(curves, key=_chart_order):
+        add_curve(pages, curve.page, f"{curve.figure}, {curve.place}", f"{tag}/{curve.key}")
+
+    for branch in BRANCH_PAGES["experts, mean"]:
+        for place in _places_with_experts(branch, norms):
+            page = f"experts, {branch.removeprefix('expert_').removesuffix('_proj')}"
+            add_curve(pages, page, place, f"{tag}/{place}/{branch}/effective/expert.*")
+    return pages
+
+
+def _chart_order(curve: BranchCurve) -> tuple[bool, int, str, int]:
+    """Sort key: the mean, then layer0, layer1, ..., layer10, and in each the kinds."""
+    place = curve.place
+    return place != "mean", len(place), place, _KINDS.index(curve.figure)
+
+
+def _places_with_experts(branch: str, norms: Iterable[str]) -> list[str]:
+    """Return the layers in which each expert of a branch has a norm."""
+    end = f"/{branch}/effective/expert0"
+    return [key.removesuffix(end) for key in norms if key.endswith(end)]
+
+
 class BranchNorms(BranchCallback):
     """Log `branch_norms` under branch_norm/, with Q, K and V together in one TensorBoard chart.
 
@@ -59,15 +104,15 @@ class BranchNorms(BranchCallback):
         ConfigError: every_n_steps is below 1
     """
 
-    #: first parts of the tags that it writes
-    tags: ClassVar[tuple[str, ...]] = ("branch_norm",)
+    tag: ClassVar[str] = "branch_norm"
 
     def __init__(self, every_n_steps: int = 50, model: str | None = None):
-        super().__init__("every_n_steps of BranchNorms", every_n_steps, model)
+        super().__init__(every_n_steps, model)
 
     def charts(self) -> Pages:
         """Return one page per group of branches."""
-        return chart_layout(branch_norms(self._model))
+        return norm_pages(self.tag, branch_norms(self._model))
 
-    def _write(self, trainer: L.Trainer) -> None:
-        write_figures(trainer, "branch_norm", branch_norms(self._model))
+    def act(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Write the norms."""
+        self.write(trainer, branch_norms(self._model))

@@ -10,7 +10,8 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.callbacks.run_state import StepTrigger, model_of
+from lightning_sv.callbacks.run_state import model_of
+from lightning_sv.callbacks.step_callback import StepCallback
 from lightning_sv.errors import ConfigError
 from lightning_sv.optim import full_tensor
 from lightning_sv.scale import output_norms, scaled_linears
@@ -110,15 +111,11 @@ def means_over_layers(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"mean/{key}": torch.stack(values).mean() for key, values in over_layers.items()}
 
 
-class BranchCallback(L.Callback):
-    """Callback that writes figures of a model's branches at the steps of `StepTrigger`.
+class BranchCallback(StepCallback):
+    """Callback that writes figures of a model's branches, also before the first step."""
 
-    It also writes them before the first step.
-    """
-
-    def __init__(self, key: str, every_n_steps: int, model: str | None):
-        self._clock = StepTrigger(key, every_n_steps)
-        self.model = model
+    def __init__(self, every_n_steps: int, model: str | None):
+        super().__init__(every_n_steps, model)
         self._model = nn.Module()  # until on_fit_start
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -128,36 +125,19 @@ class BranchCallback(L.Callback):
             ConfigError: a model without scale vectors, or a second callback, which would write the
                 same tags
         """
-        name = type(self).__name__
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         n_alike = [type(callback) for callback in callbacks].count(type(self))
         if n_alike != 1:
             hint = "Leave out `model`: then it measures all models of the module."
-            raise ConfigError(f"number of {name} callbacks is {n_alike}; expected 1. {hint}")
+            raise ConfigError(f"number of {self.name} callbacks is {n_alike}; expected 1. {hint}")
 
         self._model = model_of(pl_module, self.model)
-        branches = scaled_branches(self._model)
-        has_parts = any(branch.vectors or branch.weight is not None for branch in branches)
-        if not has_parts:
+        if not _has_parts(self._model):
             found = f"{type(self._model).__name__}, without scale vectors"
             expected = "a Backbone, a model built with ScaleBuilder, or one after apply_strategy"
-            raise ConfigError(f"the model of {name} is {found}; expected {expected}.")
+            raise ConfigError(f"the model of {self.name} is {found}; expected {expected}.")
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the initial figures, unless the run is resumed."""
-        self._clock.start(trainer)
-        if trainer.global_step == 0:
-            self._write(trainer)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Write if the batch completed a step that is due."""
-        if self._clock.ended(trainer) and self._is_due(trainer.global_step):
-            self._write(trainer)
-
-    def _is_due(self, step: int) -> bool:
-        return self._clock.is_due(step)
-
-    def _write(self, trainer: L.Trainer) -> None:
-        raise NotImplementedError
+def _has_parts(model: nn.Module) -> bool:
+    """Return True if a model has a matrix or a vector of a strategy."""
+    return any(branch.vectors or branch.weight is not None for branch in scaled_branches(model))

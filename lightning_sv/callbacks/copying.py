@@ -13,7 +13,6 @@ from lightning_sv.callbacks.held_out_probe import HeldOutProbe
 from lightning_sv.callbacks.run_state import data_of, model_of
 from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.nn import document_ids
 from lightning_sv.runs.tags import COPYING
 from lightning_sv.scale.shapes import Bool, Float, Int
 
@@ -76,7 +75,10 @@ def token_losses(
 
 
 def copying_losses(
-    model: nn.Module, block: Int[Tensor, "B S"], repeat_length: int, eot: int | None = None
+    model: nn.Module,
+    block: Int[Tensor, "B S"],
+    repeat_length: int,
+    documents: Int[Tensor, "B S"] | None = None,
 ) -> dict[str, float]:
     """Split the mean next-token loss by `token_kinds`, and measure it on repeated text.
 
@@ -91,12 +93,12 @@ def copying_losses(
             `logits`
         block: (B, T + 1) token ids
         repeat_length: length of the repeated text in tokens, at most (T + 1) / 2
-        eot: id of the end-of-text token if attention is restricted to a document
+        documents: (B, T + 1) document of each token if attention is restricted to it, the result of
+            `document_ids`
     """
     most = block.shape[1] // 2
     expected = f"from 2 to {most}, half of a sequence."
     expect(2 <= repeat_length <= most, "repeat_length", repeat_length, expected)
-    documents = None if eot is None else document_ids(block, eot)
     losses = token_losses(model, block, documents)  # B T
     kinds = token_kinds(block, documents)
     means = {}
@@ -137,8 +139,7 @@ class CopyingMonitor(HeldOutProbe):
             data.seq_len
     """
 
-    #: first parts of the tags that it writes
-    tags: ClassVar[tuple[str, ...]] = ("copying",)
+    tag: ClassVar[str] = COPYING.removesuffix("/")
 
     def __init__(
         self,
@@ -148,8 +149,8 @@ class CopyingMonitor(HeldOutProbe):
         model: str | None = None,
     ):
         super().__init__(points, sequences, model)
-        fits = repeat_length is None or repeat_length >= 2
-        expect(fits, "repeat_length of CopyingMonitor", repeat_length, "at least 2.")
+        if repeat_length is not None:
+            self.expect_at_least("repeat_length", repeat_length, 2)
         self.repeat_length = repeat_length
 
     def charts(self) -> Pages:
@@ -161,7 +162,7 @@ class CopyingMonitor(HeldOutProbe):
         }
         page = {}
         for name, keys in charts.items():
-            page[name] = ["Multiline", [f"{COPYING}{key}" for key in keys]]
+            page[name] = [f"{COPYING}{key}" for key in keys]
         return {"copying": page}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -184,8 +185,8 @@ class CopyingMonitor(HeldOutProbe):
             raise ConfigError(f"{found}; expected {expected}.")
 
     def measure(
-        self, model: nn.Module, block: Int[Tensor, "B S"], eot: int | None
+        self, model: nn.Module, block: Int[Tensor, "B S"], documents: Int[Tensor, "B S"] | None
     ) -> dict[str, float]:
         """Return `copying_losses`."""
-        losses = copying_losses(model, block, self.repeat_length or block.shape[1] // 2, eot)
-        return {f"{COPYING}{key}": value for key, value in losses.items()}
+        repeat_length = self.repeat_length or block.shape[1] // 2
+        return copying_losses(model, block, repeat_length, documents)

@@ -39,15 +39,6 @@ def _number(value: float | Tensor) -> float:
     return float(value)
 
 
-def write_figures(trainer: L.Trainer, prefix: str, figures: Mapping[str, Tensor]) -> None:
-    """Log scalar tensors of one device as 'PREFIX/KEY', with one transfer from the device."""
-    if not figures:
-        return
-    numbers = torch.stack(list(figures.values())).tolist()
-    tags = [f"{prefix}/{key}" for key in figures]
-    write_scalars(trainer, dict(zip(tags, numbers, strict=True)))
-
-
 class ThroughputClock(L.Callback):
     """Callback that measures the speed of a run; `idle` has the seconds that do not count."""
 

@@ -6,18 +6,18 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lightning_sv.callbacks.run_state import StepTrigger
+from lightning_sv.callbacks.step_callback import StepCallback
 
 
-class MetricAccumulator(L.Callback):
-    """Callback that sums values of micro-batches on the device between writes.
+class MetricAccumulator(StepCallback):
+    """Callback that sums values of micro-batches on the device, and writes them at some steps.
 
     Checkpoints have the sums of all devices. After a resume rank 0 continues them, and the other
     ranks start at zero.
     """
 
-    def __init__(self, every_n_steps: int):
-        self._clock = StepTrigger(f"every_n_steps of {type(self).__name__}", every_n_steps)
+    def __init__(self, every_n_steps: int, model: str | None = None):
+        super().__init__(every_n_steps, model)
         self._trainer: L.Trainer | None = None
         #: sums of the current step, which counts if it ends; "sequences" has their number
         self._open: dict[str, Tensor] = {}
@@ -26,7 +26,7 @@ class MetricAccumulator(L.Callback):
         self._is_restored = False  # True if the sums are those of a checkpoint
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start, or continue a checkpoint's sums."""
+        """Start, or continue a checkpoint's sums; nothing is written before the first step."""
         self._trainer = trainer
         self._clock.start(trainer)
         self._open = {}

@@ -14,15 +14,15 @@ from lightning_sv.callbacks.branches import (
     means_over_layers,
     scaled_branches,
 )
-from lightning_sv.callbacks.logging import axis, measuring, write_figures
+from lightning_sv.callbacks.logging import axis, measuring
 from lightning_sv.callbacks.run_state import known_steps, log_spaced
 from lightning_sv.callbacks.tensorboard_layout import (
-    BRANCH_PAGES,
     Pages,
+    add_curve,
+    branch_curves,
     tag_of,
     tensorboard_loggers,
 )
-from lightning_sv.errors import expect
 from lightning_sv.optim import full_tensor
 from lightning_sv.scale.vector import ExponentialScale, HeadShared, OriginalSpaceScale
 
@@ -233,77 +233,52 @@ class Preconditioner(BranchCallback):
         ConfigError: a value out of range
     """
 
-    #: first parts of the tags that it writes
-    tags: ClassVar[tuple[str, ...]] = ("preconditioner",)
+    tag: ClassVar[str] = "preconditioner"
 
     def __init__(self, every_n_steps: int = 100, histograms: int = 9, model: str | None = None):
-        expect(histograms >= 2, "histograms of Preconditioner", histograms, "at least 2.")
-        super().__init__("every_n_steps of Preconditioner", every_n_steps, model)
+        super().__init__(every_n_steps, model)
+        self.expect_at_least("histograms", histograms, 2)
         self.histograms = histograms
         self._gradients: dict[str, Tensor] = {}
+
+    def chosen_steps(self, trainer: L.Trainer) -> list[int]:
+        """Return the steps of the histograms."""
+        return log_spaced(known_steps(trainer, self.name), self.histograms)
 
     def charts(self) -> Pages:
         """Return a page per group of branches.
 
-        It has a chart per metric and side, with a line per branch, averaged over layers.
+        It has a chart per metric and side, with a curve per branch, averaged over layers.
         """
         pages: Pages = {}
-        for key in preconditioner_figures(self._model):
-            place, name, figure = key.split("/")
-            page = _page_of(name)
-            if place != "mean" or page is None:
+        for curve in branch_curves(preconditioner_figures(self._model)):
+            if curve.place != "mean":
                 continue
-            charts = pages.setdefault(f"preconditioner: {page}", {})
-            _add_line(charts, name, figure)
-            if figure.startswith("beta_"):
-                _add_line(charts, name, f"{figure}_grad")
+            page = f"{self.tag}: {curve.page}"
+            tag = f"{self.tag}/{curve.key}"
+            add_curve(pages, page, curve.figure, tag)
+            if curve.figure.startswith("beta_"):
+                add_curve(pages, page, f"{curve.figure}_grad", f"{tag}_grad")
         return pages
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Choose the steps of the histograms, and write the initial metrics."""
-        self._histogram_steps = frozenset(
-            log_spaced(known_steps(trainer, "Preconditioner"), self.histograms)
-        )
-        super().on_train_start(trainer, pl_module)
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
     ) -> None:
         """Save the gradients of beta if the step will be written."""
-        if self._is_due(trainer.global_step + 1):
+        if self._clock.is_due(trainer.global_step + 1):
             self._gradients = beta_gradients(self._model)
 
-    def _is_due(self, step: int) -> bool:
-        return super()._is_due(step) or self._is_drawn(step)
-
-    def _is_drawn(self, step: int) -> bool:
-        passed = step == self._clock.step and self._clock.has_passed(self._histogram_steps)
-        return passed or step in self._histogram_steps
-
-    def _write(self, trainer: L.Trainer) -> None:
+    def act(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Write the metrics, and at some steps the histograms."""
         with measuring(trainer):
-            figures = preconditioner_figures(self._model) | self._gradients
-            write_figures(trainer, "preconditioner", figures)
-            if self._is_drawn(trainer.global_step):
+            self.write(trainer, preconditioner_figures(self._model) | self._gradients)
+            if self._clock.is_chosen(trainer.global_step):
                 self._write_histograms(trainer)
 
     def _write_histograms(self, trainer: L.Trainer) -> None:
         for branch in _scaled(self._model):
             for key, values in _histograms(branch).items():
-                _add_histogram(trainer, f"preconditioner/{branch.name}/{key}", values)
-
-
-def _add_line(charts: dict[str, list[Any]], branch: str, figure: str) -> None:
-    _, lines = charts.setdefault(figure, ["Multiline", []])
-    lines.append(f"preconditioner/mean/{branch}/{figure}")
-
-
-def _page_of(name: str) -> str | None:
-    """Return the page of the charts of a branch; None for one that has none."""
-    for page, members in BRANCH_PAGES.items():
-        if name in members:
-            return page
-    return None
+                _add_histogram(trainer, f"{self.tag}/{branch.name}/{key}", values)
 
 
 def _histograms(branch: ScaledBranch) -> dict[str, Tensor]:

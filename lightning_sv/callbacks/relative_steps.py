@@ -8,9 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv.callbacks.branches import BranchCallback, means_over_layers, scaled_branches
-from lightning_sv.callbacks.logging import measuring, write_figures
+from lightning_sv.callbacks.logging import measuring
 from lightning_sv.callbacks.run_state import was_skipped
-from lightning_sv.callbacks.tensorboard_layout import BRANCH_PAGES, Pages, charts_of
+from lightning_sv.callbacks.tensorboard_layout import (
+    BRANCH_PAGES,
+    BranchCurve,
+    Pages,
+    add_curve,
+    branch_curves,
+)
 from lightning_sv.optim import PARAMETER_ROLES, full_tensor
 
 #: name of a measurement -> tensors that change together
@@ -96,36 +102,33 @@ class RelativeSteps(BranchCallback):
         ConfigError: every_n_steps is below 1
     """
 
-    #: first parts of the tags that it writes
-    tags: ClassVar[tuple[str, ...]] = ("relative_step",)
+    tag: ClassVar[str] = "relative_step"
 
     def __init__(self, every_n_steps: int = 100, model: str | None = None):
-        super().__init__("every_n_steps of RelativeSteps", every_n_steps, model)
+        super().__init__(every_n_steps, model)
         self._before: Tensors = {}
 
     def charts(self) -> Pages:
-        """Return a chart with a line per role, and one per group of branches and kind of tensor."""
-        roles = [f"relative_step/role/{role}" for role in PARAMETER_ROLES]
-        charts = {"relative step of each role": ["Multiline", roles]}
-        zeros = dict.fromkeys(branch_tensors(self._model), torch.zeros(()))
-        means = means_over_layers(zeros).keys()
-        possible: dict[str, list[str]] = {}
-        for page, members in BRANCH_PAGES.items():
-            for kind in _KINDS:
-                title = f"relative step, {page}: {kind}"
-                possible[title] = [f"mean/{name}/{kind}" for name in members]
-        return {"steps": charts | charts_of(possible, means, "relative_step")}
+        """Return a chart of the roles, and one per group of branches and kind of tensor."""
+        roles = [f"{self.tag}/role/{role}" for role in PARAMETER_ROLES]
+        pages: Pages = {"steps": {"relative step of each role": roles}}
+        layers = dict.fromkeys(branch_tensors(self._model), torch.zeros(()))
+        curves = branch_curves(means_over_layers(layers))
+        for curve in sorted(curves, key=_chart_order):
+            chart = f"relative step, {curve.page}: {curve.figure}"
+            add_curve(pages, "steps", chart, f"{self.tag}/{curve.key}")
+        return pages
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock; there is no step before the first."""
-        self._clock.start(trainer)
+        """Start the clock; before the first step there is nothing to compare."""
         self._before = {}
+        super().on_train_start(trainer, pl_module)
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
     ) -> None:
         """Copy the parameters if the step will be measured, before the first optimizer steps."""
-        if self._before or not self._is_due(trainer.global_step + 1):
+        if self._before or not self._clock.is_due(trainer.global_step + 1):
             return
         with torch.no_grad(), measuring(trainer):
             self._before = copied(self._tensors(trainer))
@@ -133,13 +136,19 @@ class RelativeSteps(BranchCallback):
     def _tensors(self, trainer: L.Trainer) -> Tensors:
         return role_tensors(trainer) | branch_tensors(self._model)
 
-    def _write(self, trainer: L.Trainer) -> None:
+    def act(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Write the changes since `on_before_optimizer_step`, unless the step was skipped."""
         before = self._before
         self._before = {}
-        if not before or was_skipped(trainer.lightning_module):
+        if not before or was_skipped(pl_module):
             return
         with torch.no_grad(), measuring(trainer):
             after = self._tensors(trainer)
             changes = {key: relative_change(before[key], after[key]) for key in before}
             changes |= means_over_layers(changes)
-        write_figures(trainer, "relative_step", changes)
+        self.write(trainer, changes)
+
+
+def _chart_order(curve: BranchCurve) -> tuple[int, int]:
+    """Sort key: the group of branches, then the kind of tensor."""
+    return list(BRANCH_PAGES).index(curve.page), _KINDS.index(curve.figure)

@@ -12,7 +12,6 @@ from lightning_sv.callbacks.held_out_probe import HeldOutProbe
 from lightning_sv.callbacks.run_state import model_of
 from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.errors import ConfigError
-from lightning_sv.nn import document_ids
 from lightning_sv.nn.backbone import Block
 from lightning_sv.scale.shapes import Int
 
@@ -101,16 +100,15 @@ class ResidualMonitor(HeldOutProbe):
         ConfigError: a value below 1, or a model without blocks of a `Backbone`
     """
 
-    #: first parts of the tags that it writes
-    tags: ClassVar[tuple[str, ...]] = ("residual",)
+    tag: ClassVar[str] = "residual"
 
     def __init__(self, points: int = 24, sequences: int = 32, model: str | None = None):
         super().__init__(points, sequences, model)
 
     def charts(self) -> Pages:
         """Return one page with the means over layers."""
-        tags = [f"residual/mean/{sublayer}/ratio" for sublayer in SUBLAYERS]
-        return {"residual stream": {"RMS of output / RMS of residual": ["Multiline", tags]}}
+        tags = [f"{self.tag}/mean/{sublayer}/ratio" for sublayer in SUBLAYERS]
+        return {"residual stream": {"RMS of output / RMS of residual": tags}}
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Check that the model has blocks."""
@@ -120,10 +118,9 @@ class ResidualMonitor(HeldOutProbe):
             raise ConfigError(f"the model of {self.name} is {found}; expected a Backbone.")
 
     def measure(
-        self, model: nn.Module, block: Int[Tensor, "B S"], eot: int | None
-    ) -> dict[str, float]:
+        self, model: nn.Module, block: Int[Tensor, "B S"], documents: Int[Tensor, "B S"] | None
+    ) -> dict[str, Tensor]:
         """Return `residual_ratios`."""
-        tokens = block[:, :-1]
-        documents = None if eot is None else document_ids(tokens, eot)
-        ratios = residual_ratios(model, tokens, documents)
-        return {f"residual/{key}": value.item() for key, value in ratios.items()}
+        if documents is not None:
+            documents = documents[:, :-1]
+        return residual_ratios(model, block[:, :-1], documents)

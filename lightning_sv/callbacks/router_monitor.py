@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lightning_sv.callbacks.branches import place_of, unique_names, unique_place
-from lightning_sv.callbacks.logging import write_scalars
 from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
 from lightning_sv.callbacks.run_state import model_of, settings_of, was_skipped
 from lightning_sv.callbacks.tensorboard_layout import Pages
@@ -35,12 +34,10 @@ class RouterMonitor(MetricAccumulator):
         ConfigError: every_n_steps is below 1
     """
 
-    #: first parts of the tags that it writes
-    tags: ClassVar[tuple[str, ...]] = ("moe",)
+    tag: ClassVar[str] = "moe"
 
     def __init__(self, every_n_steps: int = 50, model: str | None = None):
-        super().__init__(every_n_steps)
-        self.model = model
+        super().__init__(every_n_steps, model)
         self._mixtures: dict[str, MixtureOfExperts] = {}
         #: routing of the last call in training mode, noted by hooks
         self._seen: dict[str, Routing] = {}
@@ -64,7 +61,7 @@ class RouterMonitor(MetricAccumulator):
             return {}
         charts = {}
         for name in self._mixtures:
-            charts[name] = ["Multiline", [f"moe/{name}/load/expert.*"]]
+            charts[name] = [f"{self.tag}/{name}/load/expert.*"]
         return {"expert load": charts}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -100,7 +97,7 @@ class RouterMonitor(MetricAccumulator):
         n = len(batch) if isinstance(batch, Tensor) else 1
         is_due = self.add(_sums(routings, n), n, keep=not was_skipped(pl_module))
         if is_due:
-            self._write(trainer)
+            self.act(trainer, pl_module)
 
     def _routings(self, outputs: Any) -> list[Routing]:
         """Return the routing of each mixture, as a `PretrainModule` returns it, or from hooks."""
@@ -114,7 +111,8 @@ class RouterMonitor(MetricAccumulator):
             self._watch()
         return [self._seen[name] for name in self._mixtures if name in self._seen]
 
-    def _write(self, trainer: L.Trainer) -> None:
+    def act(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Write the means since the last write."""
         sums, n = self.take()
         if not n:  # every step was skipped
             return
@@ -122,14 +120,14 @@ class RouterMonitor(MetricAccumulator):
         balance = sums["balance_loss"] / n  # blocks
         entropy = sums["entropy"] / n  # blocks
         scalars = {
-            "moe/mean/balance_loss": balance.mean().item(),
-            "moe/mean/entropy": entropy.mean().item(),
+            "mean/balance_loss": balance.mean().item(),
+            "mean/entropy": entropy.mean().item(),
         }
         for number, name in enumerate(self._measured()):
-            scalars |= _load_scalars(f"moe/{name}", load[number].tolist())
-            scalars[f"moe/{name}/balance_loss"] = balance[number].item()
-            scalars[f"moe/{name}/entropy"] = entropy[number].item()
-        write_scalars(trainer, scalars)
+            scalars |= _load_scalars(name, load[number].tolist())
+            scalars[f"{name}/balance_loss"] = balance[number].item()
+            scalars[f"{name}/entropy"] = entropy[number].item()
+        self.write(trainer, scalars)
 
     def _measured(self) -> list[str]:
         """Return the names of the mixtures that have a routing, those in training mode."""
@@ -162,9 +160,9 @@ def _sums(routings: list[Routing], n: int) -> dict[str, Tensor]:
     }
 
 
-def _load_scalars(prefix: str, loads: list[float]) -> dict[str, float]:
+def _load_scalars(name: str, loads: list[float]) -> dict[str, float]:
     """Return the load of each expert of a block, with their extremes."""
-    scalars = {f"{prefix}/load/expert{expert}": load for expert, load in enumerate(loads)}
-    scalars[f"{prefix}/load_max"] = max(loads)
-    scalars[f"{prefix}/load_min"] = min(loads)
+    scalars = {f"{name}/load/expert{expert}": load for expert, load in enumerate(loads)}
+    scalars[f"{name}/load_max"] = max(loads)
+    scalars[f"{name}/load_min"] = min(loads)
     return scalars

@@ -165,27 +165,35 @@ def validates_now(trainer: L.Trainer) -> bool:
 class StepTrigger:
     """Count optimizer steps for a callback that Lightning calls after every micro-batch.
 
-    The last step of the run is always due.
+    The callback acts after every n-th step, after chosen steps, and after the last one. A batch may
+    complete several steps, so the question is always which of them it has passed.
+
+    Args:
+        key: name of `every_n_steps` in the config
+        every_n_steps: optimizer steps between two acts; None for chosen steps only
 
     Raises:
-        ConfigError: every_n_steps is below 1; `key` is its name in the config
+        ConfigError: every_n_steps is below 1
     """
 
-    def __init__(self, key: str, every_n_steps: int = 1):
-        expect(every_n_steps >= 1, key, every_n_steps, "at least 1.")
+    def __init__(self, key: str, every_n_steps: int | None = None):
+        if every_n_steps is not None:
+            expect(every_n_steps >= 1, key, every_n_steps, "at least 1.")
         self.every = every_n_steps
+        self.chosen: frozenset[int] = frozenset()
         #: last completed step
         self.step = 0
-        #: last completed step at the end of the batch before
-        self.previous = 0
+        #: last completed step at the end of the batch before; -1 before the first batch
+        self.previous = -1
         #: last step of the run; None if it ends by time only
         self.last: int | None = None
 
-    def start(self, trainer: L.Trainer) -> None:
-        """Set the first step of a new or resumed run."""
+    def start(self, trainer: L.Trainer, chosen: Collection[int] = ()) -> None:
+        """Set the first step of a new or resumed run, and the chosen steps."""
         self.step = trainer.global_step
-        self.previous = trainer.global_step
+        self.previous = trainer.global_step - 1
         self.last = total_steps(trainer)
+        self.chosen = frozenset(chosen)
 
     def ended(self, trainer: L.Trainer) -> bool:
         """Return True if the last micro-batch completed a step; True once per step."""
@@ -195,17 +203,23 @@ class StepTrigger:
         self.step = trainer.global_step
         return True
 
-    def has_passed(self, steps: Collection[int]) -> bool:
-        """Return True if one of `steps` was completed; a batch may complete several."""
-        return any(self.previous < step <= self.step for step in steps)
-
     def is_due(self, step: int) -> bool:
-        """Return True if the callback acts after this step; a batch may complete several."""
-        if self.is_last(step):
+        """Return True if the callback acts after this step, the last completed one or a later."""
+        if self.is_last(step) or self.is_chosen(step):
             return True
-        before = self.previous if step == self.step else step - 1
-        return before // self.every < step // self.every
+        return self.every is not None and self._before(step) // self.every < step // self.every
+
+    def is_chosen(self, step: int) -> bool:
+        """Return True if a chosen step was completed with this one."""
+        return any(self._passes(chosen, step) for chosen in self.chosen)
 
     def is_last(self, step: int) -> bool:
         """Return True if the run ends with this step."""
-        return self.last is not None and self.previous < self.last <= step
+        return self.last is not None and self._passes(self.last, step)
+
+    def _passes(self, goal: int, step: int) -> bool:
+        return self._before(step) < goal <= step
+
+    def _before(self, step: int) -> int:
+        """Return the step at the end of the batch before that of `step`."""
+        return self.previous if step == self.step else step - 1

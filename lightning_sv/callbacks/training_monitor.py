@@ -1,7 +1,7 @@
 """The callback `TrainingMonitor`: loss, learning rate, gradient norm, speed and memory."""
 
 import time
-from typing import Any, ClassVar
+from typing import Any
 
 import lightning as L
 import torch
@@ -47,9 +47,6 @@ class TrainingMonitor(MetricAccumulator, ThroughputClock):
         ConfigError: every_n_steps is below 1
     """
 
-    #: first parts of the tags that it writes
-    tags: ClassVar[tuple[str, ...]] = ("clipped_steps", "grad_norm", "lr", "memory", "throughput")
-
     def __init__(self, every_n_steps: int = 10):
         super().__init__(every_n_steps)
         #: time and step of the last write
@@ -73,7 +70,7 @@ class TrainingMonitor(MetricAccumulator, ThroughputClock):
         """Return the chart of the share of clipped steps; none if the run does not clip by norm."""
         if self._clip_norm is None:
             return {}
-        return {"steps": {"share that is clipped": ["Multiline", ["clipped_steps"]]}}
+        return {"steps": {"share that is clipped": ["clipped_steps"]}}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the chart layout of all callbacks, and start the clock."""
@@ -117,7 +114,7 @@ class TrainingMonitor(MetricAccumulator, ThroughputClock):
             n = 0
         values = {"loss": loss * n} | self._clipped(trainer, pl_module)
         if self.add(values, n, keep=not was_skipped(pl_module)):
-            self._write(trainer, pl_module)
+            self.act(trainer, pl_module)
 
     def _clipped(self, trainer: L.Trainer, module: Any) -> dict[str, Tensor]:
         """Return 1 if the batch completed a step, and 1 if its gradient was clipped; else 0."""
@@ -130,23 +127,24 @@ class TrainingMonitor(MetricAccumulator, ThroughputClock):
             "clipped": torch.full((), float(is_clipped), device=module.device),
         }
 
-    def _write(self, trainer: L.Trainer, module: Any) -> None:
+    def act(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Write the means since the last write, and the present speed and memory."""
         sums, n = self.take()
         scalars: dict[str, float] = {}
         if self.lr is not None:
             scalars["lr"] = self.lr
-        norm = getattr(module, "grad_norm", None)
+        norm = getattr(pl_module, "grad_norm", None)
         if isinstance(norm, float | Tensor):
             scalars["grad_norm"] = float(norm)
         scalars |= self._throughput(trainer)
-        scalars["memory/peak_gib"] = peak_memory(module.device) / 2**30
+        scalars["memory/peak_gib"] = peak_memory(pl_module.device) / 2**30
         if n:  # not if every step was skipped, or without a loss
             self.last_loss = sums["loss"].item() / n
             scalars[TRAIN_LOSS] = self.last_loss
             # a subclass may clip without setting grad_norm
-            if "clipped" in sums and module.grad_norm is not None:
+            if "clipped" in sums and pl_module.grad_norm is not None:
                 scalars["clipped_steps"] = (sums["clipped"] / sums["steps"]).item()
-        n_skipped = skipped_steps(module)
+        n_skipped = skipped_steps(pl_module)
         if n_skipped:
             scalars["skipped_steps"] = n_skipped
         # speed and memory differ between ranks, but callbacks of all ranks must monitor the same

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lightning_sv import Backbone, BackboneConfig, ScaleOptions
 from lightning_sv.callbacks import branch_norms, preconditioner_figures
+from lightning_sv.callbacks.branch_norms import norm_pages
 from lightning_sv.callbacks.preconditioner import beta_gradients, parameterization_preconditioner
-from lightning_sv.callbacks.tensorboard_layout import chart_layout
 from lightning_sv.nn import RouterConfig, next_token_loss
 from lightning_sv.scale.branch import BranchGroup
 from lightning_sv.scale.vector import ExponentialScale, OriginalSpaceScale, ScaleVector
@@ -58,10 +58,9 @@ def test_branch_norms_equal_norms_of_dense_matrices(text: str, config: BackboneC
         torch.testing.assert_close(norms[f"mean/{name}/effective"], torch.stack(per_layer).mean())
     assert "head/lm_head/effective" in norms
     drawn: set[str] = set()
-    for page in chart_layout(norms).values():
-        for _, tags in page.values():
-            drawn.update(tag.removeprefix("branch_norm/") for tag in tags)
-    assert drawn <= set(norms)
+    for charts in norm_pages("branch_norm", norms).values():
+        drawn.update(*charts.values())
+    assert drawn <= {f"branch_norm/{key}" for key in norms}
 
 
 def test_branch_norms_of_experts_and_gemma_norms_equal_dense_ones(config: BackboneConfig) -> None:

@@ -80,7 +80,8 @@ def test_copying_losses_induction_is_near_zero_on_repeats() -> None:
 def test_copying_losses_of_masked_documents_copy_within_their_document() -> None:
     text = torch.stack([1 + torch.randperm(V - 1)[:16] for _ in range(8)])
     text[:, 7] = 0
-    losses = copying_losses(Induction(), torch.cat([text, text], 1), 16, eot=0)
+    block = torch.cat([text, text], 1)
+    losses = copying_losses(Induction(), block, 16, document_ids(block, eot=0))
     assert losses["second_copy"] < 0.3 * losses["first_copy"]
     assert losses["repeat_share"] == 0  # the second reading is a document of its own
 

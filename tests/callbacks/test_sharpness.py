@@ -84,7 +84,7 @@ def test_sharpness_beyond_its_budget_is_skipped(
         spent += seconds
         return {"all/trace": 1.0}
 
-    monkeypatch.setattr(callback, "_measure", measure)
+    monkeypatch.setattr(callback.loss, "figures", measure)
     callback.time.clock = lambda: trainer.global_step + spent
     callback.on_train_start(trainer, module)
     for step in range(1, 1001):
@@ -102,9 +102,7 @@ def test_sharpness_beyond_its_budget_is_skipped(
 def batch_of(callback: Sharpness, data: TokenDataModule, devices: int) -> int:
     """Return the sequences that a run of 200,000 steps on these devices measures."""
     trainer: Any = SimpleNamespace(datamodule=data, world_size=devices, is_global_zero=False)
-    callback._total = 200_000
-    callback._steps = frozenset(range(9))
-    callback._take_batch(trainer, module())
+    callback.loss.start(trainer, module(), [*range(8), 200_000])
     return callback.time.so_far.sequences
 
 
@@ -146,7 +144,7 @@ def test_sharpness_loss_is_that_of_training_in_float32(
 
 
 def test_sharpness_loss_not_finite_is_logged_without_curvature() -> None:
-    figures = Sharpness()._measure({}, lambda: torch.tensor(math.nan))
+    figures = Sharpness().measurement.figures({}, lambda: torch.tensor(math.nan))
     assert list(figures) == ["loss"] and math.isnan(figures["loss"])
 
 
@@ -155,6 +153,6 @@ def test_sharpness_full_memory_names_the_cheaper_method(monkeypatch: pytest.Monk
         raise torch.OutOfMemoryError
 
     callback = Sharpness(loss=lambda module: torch.zeros(()))
-    monkeypatch.setattr(callback, "_measure", full)
+    monkeypatch.setattr(callback.loss, "figures", full)
     with pytest.raises(ConfigError, match="^method of Sharpness"):
         callback.on_train_start(trainer_stub({}), LightningModule())

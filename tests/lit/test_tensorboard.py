@@ -39,7 +39,7 @@ class OwnPage(L.Callback):
     """A user's callback with a page; it stands before those of every run."""
 
     def charts(self) -> Pages:
-        return {"own": {"rate": ["Multiline", ["lr"]]}}
+        return {"own": {"rate": ["lr"]}}
 
 
 def test_fit_tensorboard_has_the_loss_first_and_hparams(

@@ -1,10 +1,13 @@
 """Sharpness of the held-out loss in all parameters and in the scale vectors, during a run.
 
-subsets      which parameters a measurement is about: a role, a block, a branch
-batch_size   how many sequences a measurement can afford, from the run's plan
-model_copy   an eager float32 copy of the weights, on which our backbone is measured
-measure      the figures of one measurement
-callback     when to measure, on what, and where the figures go
+callback       when to measure, and where the figures go
+time_budget    the share of the run's time that measurements may take
+measure        the figures of one measurement
+subsets        which parameters a measurement is about: a role, a block, a branch
+held_out_loss  the loss of our backbone on held-out text, by default
+batch_size     how many sequences of it a measurement can afford, from the run's plan
+model_copy     an eager float32 copy of the weights, on which our backbone is measured
+own_loss       a loss of the user, on the model that is trained
 """
 
 from lightning_sv.callbacks.sharpness.callback import Sharpness

@@ -9,8 +9,7 @@ The budget is a share of the run's plan, not of measured times, so that all comp
 same batch.
 """
 
-from collections.abc import Sequence
-
+from lightning_sv.callbacks.sharpness.measure import Measurement
 from lightning_sv.nn import BackboneConfig, activated_parameters, flops_per_token, meta_backbone
 
 #: Costs in passes: the maximum over strategies in benchmarks/results/curvature.json. Products for
@@ -51,8 +50,7 @@ def fitting_sequences(
     seq_len: int,
     work: float,
     points: int,
-    subsets: Sequence[str],
-    products: int,
+    measurement: Measurement,
 ) -> int:
     """Return the number of sequences per measurement, from the run's plan only.
 
@@ -64,13 +62,12 @@ def fitting_sequences(
         seq_len: tokens per sequence
         work: budget of all measurements, in passes over one sequence of `seq_len` tokens
         points: number of measurements
-        subsets: names of the subsets
-        products: maximum number of products per subset
+        measurement: its subsets, and the products of each
     """
     cost = GRAPH
-    for name in subsets:
+    for name in measurement.subsets:
         product = SCALE_PRODUCT if name.startswith("scale_") else PRODUCT
-        cost += products * product
+        cost += measurement.n_products * product
     parameters = activated_parameters(meta_backbone(config), config)
     pass_flops = seq_len * flops_per_token(parameters, config, seq_len)
     overhead = OVERHEAD * config.n_layer / pass_flops

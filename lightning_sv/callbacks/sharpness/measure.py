@@ -1,14 +1,13 @@
-"""The figures of one measurement of sharpness."""
+"""The figures of one measurement of sharpness, and the losses that can be measured."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
+import lightning as L
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from lightning_sv.callbacks.sharpness.subsets import Subsets
 from lightning_sv.curvature import DifferenceProduct, HessianProduct, hutchinson, lanczos
@@ -34,6 +33,11 @@ class Measurement:
     method: Method
     lanczos_steps: int
     hutchinson_probes: int
+
+    @property
+    def n_products(self) -> int:
+        """Maximum number of products per subset."""
+        return self.lanczos_steps + self.hutchinson_probes
 
     def figures(self, parameters: Subsets, loss: Callable[[], Tensor]) -> dict[str, float]:
         """Return loss, 'SUBSET/FIGURE' with its error, and the number of products."""
@@ -73,17 +77,19 @@ class Measurement:
             yield name, product.subset(parameters[name])
 
 
-@contextmanager
-def metrics_kept(module: nn.Module) -> Iterator[None]:
-    """Leave the metrics of `module` as they are, although a training_step inside updates them."""
-    kept: dict[Metric, dict[str, Any]] = {}
-    for metric in module.modules():
-        if isinstance(metric, Metric):
-            kept[metric] = dict(vars(metric))
-            # an update may change the states in place, so that it gets copies
-            vars(metric).update(metric._copy_state_dict())
-    try:
-        yield
-    finally:
-        for metric, values in kept.items():
-            vars(metric).update(values)
+class MeasuredLoss:
+    """A loss whose sharpness is measured, and the model whose parameters it depends on."""
+
+    def planned_model(self, trainer: L.Trainer, module: L.LightningModule) -> nn.Module | None:
+        """Return the model without storage before it is built, if its settings are known."""
+        return None
+
+    def check_model(self, model: nn.Module) -> None:
+        """Raise ConfigError if the model cannot be measured."""
+
+    def start(self, trainer: L.Trainer, module: L.LightningModule, steps: Collection[int]) -> None:
+        """Prepare the measurements after these steps, the last of which ends the run."""
+
+    def figures(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, float]:
+        """Measure, called on every rank; the figures of the first rank are written."""
+        raise NotImplementedError

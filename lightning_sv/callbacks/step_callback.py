@@ -1,0 +1,71 @@
+"""Base of callbacks that measure a run at some of its optimizer steps, and log figures.
+
+A subclass says what it does at a step in `act`, and logs figures with `write`. Which steps these
+are follows from `every_n_steps`, from `chosen_steps`, or both; the last step is always one of them.
+Step 0 is before training.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lightning_sv.callbacks.logging import write_scalars
+from lightning_sv.callbacks.run_state import StepTrigger
+from lightning_sv.errors import expect
+
+
+class StepCallback(L.Callback):
+    """Callback that acts at some steps of a run, on every device.
+
+    Args:
+        every_n_steps: optimizer steps between two acts; None for `chosen_steps` only
+        model: dotted name of the submodule that is measured; None to find it
+
+    Raises:
+        ConfigError: every_n_steps is below 1
+    """
+
+    #: first part of the tags of its figures
+    tag: ClassVar[str]
+
+    def __init__(self, every_n_steps: int | None = None, model: str | None = None):
+        self.name = type(self).__name__
+        self.model = model
+        self._clock = StepTrigger(f"every_n_steps of {self.name}", every_n_steps)
+
+    def act(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Measure and write; called on every device, because a sharded model needs all of them."""
+        raise NotImplementedError
+
+    def chosen_steps(self, trainer: L.Trainer) -> Collection[int]:
+        """Return steps of the run after which the callback acts."""
+        return ()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Choose the steps; act before the first step, unless the run is resumed."""
+        self._clock.start(trainer, self.chosen_steps(trainer))
+        if trainer.global_step == 0 and self._clock.is_due(0):
+            self.act(trainer, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Act if the batch completed a step that is due."""
+        if self._clock.ended(trainer) and self._clock.is_due(trainer.global_step):
+            self.act(trainer, pl_module)
+
+    def write(self, trainer: L.Trainer, figures: Mapping[str, float | Tensor]) -> None:
+        """Log numbers, or scalar tensors of one device, as 'TAG/KEY'."""
+        if not figures:
+            return
+        values = [torch.as_tensor(figure, dtype=torch.float64) for figure in figures.values()]
+        numbers = torch.stack(values).tolist()  # one transfer from the device
+        tags = [f"{self.tag}/{key}" for key in figures]
+        write_scalars(trainer, dict(zip(tags, numbers, strict=True)))
+
+    def expect_at_least(self, key: str, value: int, least: int) -> None:
+        """Raise ConfigError if an argument is too small."""
+        expect(value >= least, f"{key} of {self.name}", value, f"at least {least}.")
