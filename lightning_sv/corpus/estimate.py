@@ -111,7 +111,7 @@ def describe_need(job: Job, needed: int, workers: int) -> Iterator[str]:
     if needed > total:
         yield f"the run reads it {needed / total:.1f} times: {needed:,} tokens"
         return
-    count = _first_parts(job, estimate.bytes_per_token * needed)
+    count = job.first_parts(estimate.bytes_per_token * needed)
     parts = f"{count:,} of {len(job.parts):,} parts"
     yield f"the run needs {needed:,} tokens, {parts}; {estimate.describe(needed)}"
     limit = job.config.max_tokens
@@ -119,13 +119,3 @@ def describe_need(job: Job, needed: int, workers: int) -> Iterator[str]:
         yield f"--data.corpus.max_tokens {needed} prepares only these; parts that exist are kept"
     elif limit < needed:
         yield f"max_tokens is {limit:,}, which the run reads {needed / limit:.1f} times"
-
-
-def _first_parts(job: Job, n_bytes: float) -> int:
-    """Return the number of first parts that have `n_bytes` of text."""
-    total = 0
-    for number, part in enumerate(job.parts, 1):
-        total += part.n_bytes
-        if total >= n_bytes:
-            return number
-    return len(job.parts)

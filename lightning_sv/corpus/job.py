@@ -7,9 +7,11 @@ NAME.
 
 import json
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 
 from lightning_sv.atomic import read_json, remove, write_atomically
@@ -69,6 +71,11 @@ class Job:
         slices = list(self.source.slices)
         limit = self.config.limit
         return plan_parts(self.folder, slices, self.encoding, limit, self.part_bytes)
+
+    def first_parts(self, n_bytes: float) -> int:
+        """Return the number of first parts that have `n_bytes` of text; all if they have less."""
+        ends = list(accumulate(part.n_bytes for part in self.parts))
+        return min(bisect_left(ends, n_bytes) + 1, len(ends))
 
     def is_open(self) -> bool:
         """Return False after the corpus has been published."""

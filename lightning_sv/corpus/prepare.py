@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning_sv.atomic import file_sha256, locked, remove
-from lightning_sv.corpus.assemble import encode_enough, publish
+from lightning_sv.corpus.assemble import publish
 from lightning_sv.corpus.config import LAYER, CorpusConfig
+from lightning_sv.corpus.enough import encode_enough
 from lightning_sv.corpus.estimate import describe_need
 from lightning_sv.corpus.job import FILENAME as JOB
 from lightning_sv.corpus.job import GROWING, Job, open_job, parts_folder

@@ -18,7 +18,7 @@ import numpy as np
 
 from lightning_sv.atomic import file_sha256, locked, regular, write_atomically
 from lightning_sv.corpus.config import LAYER
-from lightning_sv.corpus.manifest import CHECKSUM, SPLITS, Manifest, Shard, SplitInfo
+from lightning_sv.corpus.manifest import CHECKSUM, SPLITS, Manifest, Shard
 from lightning_sv.corpus.progress import in_threads
 from lightning_sv.corpus.tokenizer import read_file, tokenizer_file
 from lightning_sv.errors import ConfigError
@@ -67,98 +67,178 @@ def check_corpus(
     Raises:
         ConfigError: the first failed check, with the file and a hint
     """
-    root = Path(dir)
-    _check_tokenizer(manifest, root, tokenizer)
+    corpus = _Corpus(manifest, Path(dir))
+    corpus.check_tokenizer(tokenizer)
     if vocab_size is not None:
-        _check_vocabulary(manifest, root, vocab_size)
+        corpus.check_vocabulary(vocab_size)
     for name in SPLITS:
-        _check_split(manifest, root, name)
+        corpus.check_split(name)
         if seq_len is not None:
-            _check_length(manifest.splits[name], root / name, seq_len)
+            corpus.check_length(name, seq_len)
     if checksums:
-        _check_contents(manifest, root)
+        corpus.check_contents()
 
 
-def _check_vocabulary(manifest: Manifest, root: Path, vocab_size: int) -> None:
-    if vocab_size < manifest.vocab_size:
-        expected = f"at least {manifest.vocab_size}, for the corpus in {root}"
-        hint = f"Set model.backbone.vocab_size{_by_layer(root)}."
-        raise ConfigError(f"vocab_size is {vocab_size}; expected {expected}. {hint}")
+class _Corpus:
+    """A folder, and the manifest that it must match."""
 
+    def __init__(self, manifest: Manifest, root: Path):
+        self.manifest = manifest
+        self.root = root
 
-def _check_length(split: SplitInfo, folder: Path, seq_len: int) -> None:
-    """Check that a split has a sequence of seq_len + 1 tokens."""
-    if split.sequences(seq_len):
-        return
-    longest = max((shard.tokens for shard in split.shards), default=0)
-    expected = f"at most {longest - 1}, the largest shard minus 1"
-    settings = "val_fraction, max_bytes, chunk_bytes"
-    hint = f"Lower seq_len, or prepare more text or larger shards ({settings})."
-    raise ConfigError(f"{folder}: seq_len is {seq_len}; expected {expected}. {hint}")
+    def damaged(self, found: str) -> ConfigError:
+        """Return the error of a corpus that is not the one that was prepared."""
+        return ConfigError(f"{found}; delete {self.root} and prepare it again.")
 
+    def file(self, name: str) -> Path:
+        """Return a file of the corpus, which must be inside its folder, also behind links."""
+        path = self.root / name
+        if not path.is_file():
+            raise self.damaged(f"{path} is missing")
+        if not path.resolve().is_relative_to(self.root.resolve()):
+            raise ConfigError(
+                f"{path} is a link out of {self.root}; copy the file, or link the folder."
+            )
+        return path
 
-def _check_tokenizer(manifest: Manifest, root: Path, spec: str | None) -> None:
-    path = _file(root, manifest.tokenizer_file)
-    if file_sha256(path) != manifest.tokenizer_sha256:
-        raise ConfigError(f"{path} is not the tokenizer that made the shards; {_again(root)}")
-    if spec is None or spec == manifest.tokenizer:
-        return
-    file = tokenizer_file(spec)
-    if file is not None:
-        digest = hashlib.sha256(read_file(file)).hexdigest()
-        if digest == manifest.tokenizer_sha256:
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Check that a model has all ids of the corpus."""
+        if vocab_size < self.manifest.vocab_size:
+            expected = f"at least {self.manifest.vocab_size}, for the corpus in {self.root}"
+            hint = f"Set model.backbone.vocab_size{self._by_layer()}."
+            raise ConfigError(f"vocab_size is {vocab_size}; expected {expected}. {hint}")
+
+    def check_length(self, name: str, seq_len: int) -> None:
+        """Check that a split has a sequence of seq_len + 1 tokens."""
+        split = self.manifest.splits[name]
+        if split.sequences(seq_len):
             return
-    expected = f"{manifest.tokenizer}, with which the corpus in {root} was prepared"
-    hint = f"Use that one{_by_layer(root)}, or prepare a different folder."
-    raise ConfigError(f"tokenizer is {spec}; expected {expected}. {hint}")
+        longest = max((shard.tokens for shard in split.shards), default=0)
+        expected = f"at most {longest - 1}, the largest shard minus 1"
+        settings = "val_fraction, max_bytes, chunk_bytes"
+        hint = f"Lower seq_len, or prepare more text or larger shards ({settings})."
+        folder = self.root / name
+        raise ConfigError(f"{folder}: seq_len is {seq_len}; expected {expected}. {hint}")
 
+    def check_tokenizer(self, spec: str | None) -> None:
+        """Check the tokenizer's file, and that a specification names this tokenizer."""
+        manifest = self.manifest
+        path = self.file(manifest.tokenizer_file)
+        if file_sha256(path) != manifest.tokenizer_sha256:
+            raise self.damaged(f"{path} is not the tokenizer that made the shards")
+        if spec is None or spec == manifest.tokenizer:
+            return
+        file = tokenizer_file(spec)
+        if file is not None:
+            digest = hashlib.sha256(read_file(file)).hexdigest()
+            if digest == manifest.tokenizer_sha256:
+                return
+        expected = f"{manifest.tokenizer}, with which the corpus in {self.root} was prepared"
+        hint = f"Use that one{self._by_layer()}, or prepare a different folder."
+        raise ConfigError(f"tokenizer is {spec}; expected {expected}. {hint}")
 
-def _by_layer(root: Path) -> str:
-    """Return how to take a value from the corpus's layer; empty if there is none."""
-    layer = root / LAYER
-    if not layer.is_file():
-        return ""
-    return f" (--config {layer} sets it)"
+    def _by_layer(self) -> str:
+        """Return how to take a value from the corpus's layer; empty if there is none."""
+        layer = self.root / LAYER
+        if not layer.is_file():
+            return ""
+        return f" (--config {layer} sets it)"
 
+    def check_split(self, name: str) -> None:
+        """Check litdata's index of a split, the sizes of its files, and its totals."""
+        split = self.manifest.splits[name]
+        self._check_index(name)
+        for shard in split.shards:
+            self._check_size(shard)
 
-def _check_split(manifest: Manifest, root: Path, name: str) -> None:
-    """Check litdata's index of a split, the sizes of its files, and its totals."""
-    split = manifest.splits[name]
-    _check_index(manifest, root, name)
-    for shard in split.shards:
-        _check_size(manifest, root, shard)
+        n_tokens = sum(shard.tokens for shard in split.shards)
+        n_documents = sum(shard.documents for shard in split.shards)
+        where = f"{self.root}/manifest.json"
+        if (n_tokens, n_documents) != (split.tokens, split.documents):
+            raise self.damaged(f"{where}: the shards of {name} do not add up to its totals")
 
-    n_tokens = sum(shard.tokens for shard in split.shards)
-    n_documents = sum(shard.documents for shard in split.shards)
-    if (n_tokens, n_documents) != (split.tokens, split.documents):
-        found = f"{root}/manifest.json: the shards of {name} do not add up to its totals"
-        raise ConfigError(f"{found}; {_again(root)}")
+        vocab_size = self.manifest.vocab_size
+        eot = self.manifest.eot
+        largest = max(split.largest_token, eot)
+        most = np.iinfo(self.manifest.dtype).max + 1
+        if not 0 <= largest < vocab_size <= most:
+            found = f"token {split.largest_token} of {name} or the end-of-text token {eot}"
+            outside = f"is outside the vocabulary of {vocab_size}"
+            raise self.damaged(f"{where}: {found} {outside}")
 
-    largest = max(split.largest_token, manifest.eot)
-    most = np.iinfo(manifest.dtype).max + 1
-    if not 0 <= largest < manifest.vocab_size <= most:
-        found = f"token {split.largest_token} of {name} or the end-of-text token {manifest.eot}"
-        outside = f"is outside the vocabulary of {manifest.vocab_size}"
-        raise ConfigError(f"{root}/manifest.json: {found} {outside}; {_again(root)}")
+    def _check_index(self, name: str) -> None:
+        """Check that litdata's index lists the shards of the manifest, as plain tokens."""
+        path = self.file(f"{name}/index.json")
+        dtype = self.manifest.dtype
+        try:
+            index = json.loads(path.read_text())
+            listed = [_listed_shard(name, chunk) for chunk in index["chunks"]]
+            is_plain = _is_plain(index["config"], dtype)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise self.damaged(f"{path} is damaged ({error!r:.200})") from None
+        if not is_plain:
+            raise self.damaged(f"{path} does not describe plain {dtype} tokens")
+        shards = self.manifest.splits[name].shards
+        if listed != [(s.file, s.bytes, s.documents, s.tokens) for s in shards]:
+            raise self.damaged(f"{path} does not list the shards of manifest.json")
 
+    def _check_size(self, shard: Shard) -> None:
+        """Check the bytes of a shard: its header and its tokens."""
+        path = self.file(shard.file)
+        size = path.stat().st_size
+        expected = _header_bytes(shard) + np.dtype(self.manifest.dtype).itemsize * shard.tokens
+        if not size == shard.bytes == expected:
+            raise self.damaged(f"{path} has {size:,} bytes; expected {expected:,}")
 
-def _check_index(manifest: Manifest, root: Path, name: str) -> None:
-    """Check that litdata's index lists the shards of the manifest, as plain tokens."""
-    path = _file(root, f"{name}/index.json")
-    try:
-        index = json.loads(path.read_text())
-        config = index["config"]
-        listed = [_listed_shard(name, chunk) for chunk in index["chunks"]]
-        expected = _plain_config(manifest, config)
-        is_plain = all(config[key] == value for key, value in expected.items())
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged ({error!r:.200}); {_again(root)}") from None
-    if not is_plain:
-        raise ConfigError(f"{path} does not describe plain {manifest.dtype} tokens; {_again(root)}")
-    shards = manifest.splits[name].shards
-    expected_shards = [(s.file, s.bytes, s.documents, s.tokens) for s in shards]
-    if listed != expected_shards:
-        raise ConfigError(f"{path} does not list the shards of manifest.json; {_again(root)}")
+    def check_contents(self) -> None:
+        """Hash the shards, unless the stamp in their folder is current.
+
+        A lock in the folder and not the rank selects the process that hashes, because ranks do not
+        know which nodes share a disk. Nodes that share the folder share its lock and stamp, so one
+        hashes for all. Other nodes hash their copy.
+        """
+        stamp = _Stamp(self.manifest, self.root)
+        if not stamp.unverified():
+            return
+        with ExitStack() as stack:
+            # after the time-out, or if it is not writable, each process hashes
+            with suppress(OSError):
+                lock = locked(stamp.path, f"process that checks {self.root}", timeout=_WAIT_S)
+                stack.enter_context(lock)
+            shards = stamp.unverified()
+            if shards:
+                self._hash(shards, stamp)
+
+    def _hash(self, shards: list[Shard], stamp: "_Stamp") -> None:
+        """Check the shards, and write the stamp from time to time, so that a restart continues."""
+        left = {shard.file for shard in shards}
+        lock = Lock()
+        stamped = time.monotonic()
+
+        def check(shard: Shard) -> int:
+            nonlocal stamped
+            self._check_shard(shard)
+            with lock:
+                left.remove(shard.file)
+                if not left or time.monotonic() - stamped >= _STAMP_S:
+                    stamp.write(left)
+                    stamped = time.monotonic()
+            return shard.bytes
+
+        size = sum(shard.bytes for shard in shards)
+        in_threads("checking shards", check, shards, size, shown=size > SHOWN_BYTES)
+
+    def _check_shard(self, shard: Shard) -> None:
+        """Check the hash and the largest token of a shard."""
+        path = self.root / shard.file
+        if file_sha256(path) != shard.sha256:
+            raise self.damaged(f"{path} does not match its sha256 in manifest.json")
+        if not shard.tokens:
+            return
+        tokens = np.memmap(path, self.manifest.dtype, mode="r", offset=_header_bytes(shard))
+        largest = tokens.max()
+        if largest >= self.manifest.vocab_size:
+            raise self.damaged(f"{path} has token {largest}, outside the vocabulary")
 
 
 def _listed_shard(name: str, chunk: Mapping[str, Any]) -> tuple[str, Any, Any, Any]:
@@ -167,47 +247,16 @@ def _listed_shard(name: str, chunk: Mapping[str, Any]) -> tuple[str, Any, Any, A
     return file, chunk["chunk_bytes"], chunk["chunk_size"], chunk["dim"]
 
 
-def _plain_config(manifest: Manifest, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys and values of an index of uncompressed tokens."""
-    expected = _PLAIN | {"data_format": DATA_FORMATS[manifest.dtype]}
-    for key in config:
-        if "compression" in key:
-            expected[key] = None
-    return expected
-
-
-def _check_size(manifest: Manifest, root: Path, shard: Shard) -> None:
-    """Check the bytes of a shard: its header and its tokens."""
-    path = _file(root, shard.file)
-    size = path.stat().st_size
-    expected = _header_bytes(shard) + np.dtype(manifest.dtype).itemsize * shard.tokens
-    if not size == shard.bytes == expected:
-        found = f"{path} has {size:,} bytes; expected {expected:,}"
-        raise ConfigError(f"{found}: {_again(root)}")
+def _is_plain(config: Mapping[str, Any], dtype: str) -> bool:
+    """Return True if an index is one of uncompressed tokens."""
+    expected = _PLAIN | {"data_format": DATA_FORMATS[dtype]}
+    expected |= dict.fromkeys((key for key in config if "compression" in key), None)
+    return all(config[key] == value for key, value in expected.items())
 
 
 def _header_bytes(shard: Shard) -> int:
     """Return the bytes before the tokens: number of documents, offsets and the end, in uint32."""
     return 4 * (shard.documents + 2)
-
-
-def _check_contents(manifest: Manifest, root: Path) -> None:
-    """Hash the shards, unless the stamp in their folder is current.
-
-    A lock in the folder and not the rank selects the process that hashes, because ranks do not know
-    which nodes share a disk. Nodes that share the folder share its lock and stamp, so one hashes
-    for all. Other nodes hash their copy.
-    """
-    stamp = _Stamp(manifest, root)
-    if not stamp.unverified():
-        return
-    with ExitStack() as stack:
-        with suppress(OSError):  # after the time-out, or if it is not writable, each process hashes
-            lock = locked(stamp.path, f"process that checks {root}", timeout=_WAIT_S)
-            stack.enter_context(lock)
-        shards = stamp.unverified()
-        if shards:
-            _hash_shards(manifest, root, shards, stamp)
 
 
 class _Stamp:
@@ -250,50 +299,3 @@ class _Stamp:
         text = json.dumps({CHECKSUM: self._checksum, "files": states})
         with suppress(OSError):  # e.g. not writable
             write_atomically(self.path, text)
-
-
-def _hash_shards(manifest: Manifest, root: Path, shards: list[Shard], stamp: _Stamp) -> None:
-    """Check the shards, and write the stamp from time to time, so that a restart continues."""
-    left = {shard.file for shard in shards}
-    lock = Lock()
-    stamped = time.monotonic()
-
-    def check(shard: Shard) -> int:
-        nonlocal stamped
-        _check_shard(manifest, root, shard)
-        with lock:
-            left.remove(shard.file)
-            if not left or time.monotonic() - stamped >= _STAMP_S:
-                stamp.write(left)
-                stamped = time.monotonic()
-        return shard.bytes
-
-    size = sum(shard.bytes for shard in shards)
-    in_threads("checking shards", check, shards, size, shown=size > SHOWN_BYTES)
-
-
-def _check_shard(manifest: Manifest, root: Path, shard: Shard) -> None:
-    """Check the hash and the largest token of a shard."""
-    path = root / shard.file
-    if file_sha256(path) != shard.sha256:
-        raise ConfigError(f"{path} does not match its sha256 in manifest.json; {_again(root)}")
-    if not shard.tokens:
-        return
-    tokens = np.memmap(path, manifest.dtype, mode="r", offset=_header_bytes(shard))
-    largest = tokens.max()
-    if largest >= manifest.vocab_size:
-        raise ConfigError(f"{path} has token {largest}, outside the vocabulary; {_again(root)}")
-
-
-def _file(root: Path, name: str) -> Path:
-    """Return a file of a corpus, which must be inside its folder, also after resolving links."""
-    path = root / name
-    if not path.is_file():
-        raise ConfigError(f"{path} is missing; {_again(root)}")
-    if not path.resolve().is_relative_to(root.resolve()):
-        raise ConfigError(f"{path} is a link out of {root}; copy the file, or link the folder.")
-    return path
-
-
-def _again(root: Path) -> str:
-    return f"delete {root} and prepare it again."

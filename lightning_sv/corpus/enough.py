@@ -1,0 +1,64 @@
+"""As many parts as a corpus needs, encoded until its limit is reached."""
+
+import math
+
+from lightning_sv.corpus.job import Job
+from lightning_sv.corpus.parts import Part
+from lightning_sv.corpus.progress import PartsLog, phase
+from lightning_sv.corpus.selection import Selection
+from lightning_sv.corpus.work import encode_parts
+
+#: log file in the folder of the parts
+LOG = "prepare.log"
+#: bytes of text per token before any part is encoded; English with GPT-2's tokens has 4.5
+_BYTES_PER_TOKEN = 3.0
+
+
+def encode_enough(job: Job, workers: int, *, shown: bool) -> int:
+    """Encode the first parts of a job until they have `max_bytes` or `max_tokens`.
+
+    Returns:
+        their number
+    """
+    count = 0
+    while count < len(job.parts):
+        count = _enough(job, count)
+        _encode(job, count, workers, shown=shown)
+        # not of all parts, because another process may have published and removed them
+        if count < len(job.parts) and Selection.of_first(job, count).is_limited:
+            break
+    return count
+
+
+def _enough(job: Job, count: int) -> int:
+    """Return a number of parts, above `count`, that should reach the limit of the corpus."""
+    config = job.config
+    needed = math.inf
+    if config.limit is not None:
+        needed = config.limit
+    if config.max_tokens is not None:
+        needed = min(needed, _bytes_per_token(job.parts[:count]) * config.max_tokens)
+    return max(count + 1, job.first_parts(needed))
+
+
+def _bytes_per_token(encoded: list[Part]) -> float:
+    if not encoded:
+        return _BYTES_PER_TOKEN
+    summaries = [part.summary() for part in encoded]
+    n_bytes = sum(summary["bytes"] for summary in summaries)
+    n_tokens = sum(summary["tokens"] for summary in summaries)
+    return n_bytes / max(1, n_tokens)
+
+
+def _encode(job: Job, count: int, workers: int, *, shown: bool) -> None:
+    report = PartsLog(job.folder / LOG, job.parts[:count], job.tokenizer.dtype.itemsize)
+    with phase("encoding", report.total_bytes, shown=shown) as advance:
+
+        def step(n_bytes: int) -> None:
+            advance(n_bytes)
+            report.update()
+
+        advance(report.done_bytes)
+        encode_parts(job, count, workers, step)
+    if job.is_open():
+        report.update(is_last=True)

@@ -1,0 +1,91 @@
+"""The documents of a corpus: those of its parts that are no duplicates, up to its limit."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightning_sv.corpus.duplicates import keep_documents
+from lightning_sv.corpus.job import Job
+from lightning_sv.corpus.parts import NAMED, Part
+
+
+@dataclass(frozen=True)
+class KeptPart:
+    """A part, and which of its documents are in the corpus.
+
+    Attributes:
+        part: a complete part
+        rows: True for each document that is kept (n,)
+    """
+
+    part: Part
+    rows: np.ndarray
+
+    def total(self, column: str) -> int:
+        """Return the sum of a column of the part's table, over the documents that are kept."""
+        return int(self.part.documents()[column][self.rows].sum(dtype=np.int64))
+
+    def tokens(self, split: str) -> np.ndarray:
+        """Return the tokens of each document in a split (n,), 0 if it is dropped."""
+        return self.part.documents()[f"{split}_tokens"] * self.rows.astype(np.int64)
+
+    def held_out(self) -> list[str]:
+        """Return the names of its first validation documents."""
+        n_held_out = int((self.tokens("val") > 0).sum())
+        return self.part.summary()["held_out"][:n_held_out]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The documents of a corpus.
+
+    Attributes:
+        parts: its parts, in order
+        duplicates: number of documents dropped because of equal text
+        is_limited: True if the limit ends the corpus before the last document
+    """
+
+    parts: list[KeptPart]
+    duplicates: int
+    is_limited: bool
+
+    @classmethod
+    def of_first(cls, job: Job, count: int) -> "Selection":
+        """Return the documents of the first `count` parts of a job."""
+        parts = job.parts[:count]
+        limit = job.config.limit
+        kept = keep_documents(parts, max_bytes=limit, max_tokens=job.config.max_tokens)
+        kept_parts = list(map(KeptPart, parts, kept.rows))
+        return cls(kept_parts, kept.duplicates, kept.is_limited)
+
+    def total(self, column: str) -> int:
+        """Return the sum of a column of the tables of all parts."""
+        return sum(part.total(column) for part in self.parts)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of both splits."""
+        return self.total("train_tokens") + self.total("val_tokens")
+
+    def text_bytes(self, split: str) -> int:
+        """Return the bytes of the text of a split; of validation text what the tokenizer keeps."""
+        val_bytes = self.total("val_bytes")
+        if split == "val":
+            return val_bytes
+        return self.total("n_bytes") - val_bytes - self.total("lost_bytes")
+
+    def held_out(self) -> list[str]:
+        """Return the names of the first validation documents."""
+        names: list[str] = []
+        for part in self.parts:
+            names += part.held_out()
+            if len(names) >= NAMED:
+                break
+        return names[:NAMED]
+
+    def unreadable(self) -> set[str]:
+        """Return the places of text that is not UTF-8."""
+        places: set[str] = set()
+        for kept in self.parts:
+            places.update(kept.part.summary()["unreadable"])
+        return places

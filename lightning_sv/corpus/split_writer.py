@@ -1,0 +1,98 @@
+"""Writer of the shards of one split, from the parts of a preparation."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+
+from lightning_sv.atomic import write_atomically
+from lightning_sv.corpus.job import Job
+from lightning_sv.corpus.manifest import Shard, SplitInfo
+from lightning_sv.corpus.selection import Selection
+from lightning_sv.corpus.shards import Span, plan_shards, write_index, write_shard
+
+
+class SplitWriter:
+    """Writer of the shards of one split.
+
+    A shard that an interrupted preparation completed is kept: a file next to it has its
+    description, with a hash of its documents.
+    """
+
+    def __init__(self, job: Job, selection: Selection, split: str, folder: Path) -> None:
+        self.selection = selection
+        self.split = split
+        self.folder = folder / split
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.dtype = job.tokenizer.dtype
+        self.chunk_bytes = job.config.chunk_size
+        tokens = (part.tokens(split) for part in selection.parts)
+        self.plan = plan_shards((n * self.dtype.itemsize for n in tokens), self.chunk_bytes)
+
+    def write(self, number: int) -> int:
+        """Write a shard, unless it exists; return its bytes."""
+        described = self._description(number)
+        key = self._key(number)
+        if described.is_file():
+            content = json.loads(described.read_text())
+            if content["key"] == key:
+                return int(content["bytes"])
+            described.unlink()
+        spans = self.plan[number]
+        sizes = [self._sizes(span) for span in spans]
+        path = self.folder / f"chunk-0-{number}.bin"
+        content = write_shard(path, sizes, map(self._span_tokens, spans))
+        write_atomically(described, json.dumps(content | {"key": key}))
+        return int(content["bytes"])
+
+    def _description(self, number: int) -> Path:
+        return self.folder / f"chunk-0-{number}.json"
+
+    def _key(self, number: int) -> str:
+        """Return a hash of the documents of a shard."""
+        digest = hashlib.sha256()
+        for span in self.plan[number]:
+            kept = self.selection.parts[span.part]
+            digest.update(f"{kept.part.path.name} {span.start} {span.stop}".encode())
+            digest.update(kept.rows[span.start : span.stop].tobytes())
+        return digest.hexdigest()
+
+    def _sizes(self, span: Span) -> np.ndarray:
+        """Return the bytes of the tokens of each document of a span that is in the split."""
+        tokens = self.selection.parts[span.part].tokens(self.split)
+        in_span = tokens[span.start : span.stop]
+        return in_span[in_span > 0] * self.dtype.itemsize
+
+    def _span_tokens(self, span: Span) -> np.ndarray:
+        """Return the tokens of the documents of a span that are kept."""
+        kept = self.selection.parts[span.part]
+        lengths = kept.part.documents()[f"{self.split}_tokens"].astype(np.int64)
+        first = int(lengths[: span.start].sum())
+        lengths = lengths[span.start : span.stop]
+        stop = first + int(lengths.sum())
+        tokens = kept.part.tokens(self.split, self.dtype)[first:stop]
+        rows = kept.rows[span.start : span.stop]
+        if rows.all():
+            return tokens
+        return tokens[np.repeat(rows, lengths)]
+
+    def finish(self) -> SplitInfo:
+        """Write the index, remove all other files, and return the split's description."""
+        shards: list[Shard] = []
+        largest = 0
+        for number in range(len(self.plan)):
+            described = self._description(number)
+            content = json.loads(described.read_text())
+            largest = max(largest, content.pop("largest_token"))
+            del content["key"]
+            shards.append(Shard(file=f"{self.split}/chunk-0-{number}.bin", **content))
+        names = {Path(shard.file).name for shard in shards}
+        for path in self.folder.iterdir():
+            if path.name not in names:
+                path.unlink()
+        write_index(self.folder, shards, self.chunk_bytes, self.dtype)
+        documents = sum(shard.documents for shard in shards)
+        tokens = sum(shard.tokens for shard in shards)
+        n_bytes = self.selection.text_bytes(self.split)
+        return SplitInfo(documents, tokens, n_bytes, largest, tuple(shards))
