@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from lightning_sv.callbacks.branches import BranchCallback, means_over_layers, scaled_branches
 from lightning_sv.callbacks.tensorboard_layout import (
-    BRANCH_PAGES,
     BranchCurve,
     Pages,
     add_curve,
@@ -66,19 +65,16 @@ def norm_pages(tag: str, norms: Iterable[str]) -> Pages:
     """
     pages: Pages = {}
     curves = [curve for curve in branch_curves(norms) if curve.figure in _KINDS]
-    for curve in curves:
-        is_mean = curve.place == "mean" and curve.figure == "effective"
-        if is_mean and curve.page == "Q, K, V":
-            chart = f"{curve.branch}, effective, mean"
-            add_curve(pages, curve.page, chart, f"{tag}/{curve.key}")
+    for curve in filter(_has_own_chart, curves):
+        add_curve(pages, curve.page, f"{curve.branch}, effective, mean", f"{tag}/{curve.key}")
     for curve in sorted(curves, key=_chart_order):
         add_curve(pages, curve.page, f"{curve.figure}, {curve.place}", f"{tag}/{curve.key}")
+    return pages | _expert_pages(tag, norms)
 
-    for branch in BRANCH_PAGES["experts, mean"]:
-        for place in _places_with_experts(branch, norms):
-            page = f"experts, {branch.removeprefix('expert_').removesuffix('_proj')}"
-            add_curve(pages, page, place, f"{tag}/{place}/{branch}/effective/expert.*")
-    return pages
+
+def _has_own_chart(curve: BranchCurve) -> bool:
+    is_mean = curve.place == "mean" and curve.figure == "effective"
+    return is_mean and curve.page == "Q, K, V"
 
 
 def _chart_order(curve: BranchCurve) -> tuple[bool, int, str, int]:
@@ -87,10 +83,18 @@ def _chart_order(curve: BranchCurve) -> tuple[bool, int, str, int]:
     return place != "mean", len(place), place, _KINDS.index(curve.figure)
 
 
-def _places_with_experts(branch: str, norms: Iterable[str]) -> list[str]:
-    """Return the layers in which each expert of a branch has a norm."""
-    end = f"/{branch}/effective/expert0"
-    return [key.removesuffix(end) for key in norms if key.endswith(end)]
+def _expert_pages(tag: str, norms: Iterable[str]) -> Pages:
+    """Return a page per branch of experts, with a chart per layer and a curve per expert."""
+    pages: Pages = {}
+    for side in ("gate", "up"):
+        branch = f"expert_{side}_proj"
+        first_expert = f"/{branch}/effective/expert0"
+        for key in norms:
+            if key.endswith(first_expert):
+                place = key.removesuffix(first_expert)
+                pattern = f"{tag}/{place}/{branch}/effective/expert.*"
+                add_curve(pages, f"experts, {side}", place, pattern)
+    return pages
 
 
 class BranchNorms(BranchCallback):

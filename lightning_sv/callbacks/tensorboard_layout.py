@@ -48,13 +48,14 @@ class BranchCurve(NamedTuple):
 
 
 def branch_curves(keys: Iterable[str]) -> Iterator[BranchCurve]:
-    """Yield the figures whose branch is on a page, in the order of `BRANCH_PAGES`."""
-    parts = [(key, key.split("/", 2)) for key in keys]
+    """Yield the figures whose branch is on a page, in their order."""
+    page_of: dict[str, str] = {}
     for page, members in BRANCH_PAGES.items():
-        for branch in members:
-            for key, (place, name, figure) in parts:
-                if name == branch:
-                    yield BranchCurve(page, key, place, branch, figure)
+        page_of |= dict.fromkeys(members, page)
+    for key in keys:
+        place, branch, figure = key.split("/", 2)
+        if branch in page_of:
+            yield BranchCurve(page_of[branch], key, place, branch, figure)
 
 
 def add_curve(pages: Pages, page: str, chart: str, tag: str) -> None:
