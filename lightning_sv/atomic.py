@@ -171,6 +171,12 @@ def reading(path: str | Path) -> Iterator[None]:
         ) from error
 
 
+def check_readable(path: Path) -> None:
+    """Raise UnreadableError unless a file can be opened, for readers that call it damaged."""
+    with reading(path), path.open("rb") as file:
+        file.read(1)
+
+
 def _owner(path: str | Path) -> str:
     with suppress(OSError, KeyError, NotImplementedError):  # a user without a name
         return f", owner {Path(path).owner()}"

@@ -24,7 +24,8 @@ from lightning_sv.optim import group_table, parameter_table
 from lightning_sv.own_code import modules_named
 from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE, config_value, read_config
 from lightning_sv.runs.job import program
-from lightning_sv.runs.provenance import Provenance, schedule_lengths
+from lightning_sv.runs.provenance import Provenance
+from lightning_sv.runs.segments import schedule_lengths
 from lightning_sv.runs.trust import allow_words
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.data import DataConfig

@@ -9,13 +9,13 @@ from zipfile import ZIP_STORED, ZipFile
 import torch
 from torch import Tensor
 
-from lightning_sv.atomic import reading
+from lightning_sv.atomic import check_readable, reading
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError, UnreadableError
 from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
 from lightning_sv.own_code import modules_named
 from lightning_sv.runs.directory import LAST, config_value, read_config, read_summary, run_of
-from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded
+from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded, unusable
 from lightning_sv.runs.trust import check_trusted
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.scale.strategy import own_words
@@ -62,15 +62,15 @@ def _read_file(path: str, *, checksums: bool) -> Any:
         found = "is not a file" if Path(path).exists() else "does not exist"
         expected = f"a file such as RUN/{LAST}."
         raise ConfigError(f"the checkpoint is {path}, which {found}; expected {expected}")
-    with reading(path), Path(path).open("rb") as file:
-        file.read(1)  # torch reports a file that it cannot open as damaged
+    check_readable(Path(path))
     if checksums:
         check_archive(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
-        found = f"not a readable checkpoint ({type(error).__name__})"
-        raise ConfigError(f"{path} is {found}; use a different one.") from error
+        raise ConfigError(
+            unusable(path, f"is not a readable checkpoint ({type(error).__name__})")
+        ) from error
 
 
 def _check_entries(path: str, entries: Mapping[str, Any]) -> None:
@@ -83,8 +83,7 @@ def _check_entries(path: str, entries: Mapping[str, Any]) -> None:
     try:
         json.dumps(description)  # plain values; a tensor could pass for a setting
     except (TypeError, ValueError, RecursionError) as error:
-        found = f"does not describe its model ({error})"
-        raise ConfigError(f"{path} {found}; use a different checkpoint.") from error
+        raise ConfigError(unusable(path, f"does not describe its model ({error})")) from error
 
     written = description.get("format")
     if type(written) is not int or written != FORMAT:
@@ -105,8 +104,7 @@ def check_archive(path: str | Path) -> None:
     except UnreadableError:
         raise
     except Exception as error:  # zipfile raises various errors
-        found = f"not a readable checkpoint ({error})"
-        raise ConfigError(f"{path} is {found}; use a different one.") from error
+        raise ConfigError(unusable(path, f"is not a readable checkpoint ({error})")) from error
 
 
 class LoadedCheckpoint(NamedTuple):
@@ -182,8 +180,7 @@ def _check_run(loaded: LoadedCheckpoint, tokenizer: Tokenizer, run_dir: Path) ->
     }
     for key, here in of_run.items():
         there = of_checkpoint[key]
-        is_known = here is not None and there is not None
-        if is_known and here != there:
+        if None not in (here, there) and here != there:
             expected = f"{there!r}, as in its checkpoint. They belong to different runs."
             raise ConfigError(f"{run_dir}: {key} is {here!r}; expected {expected}")
 
@@ -215,15 +212,6 @@ def read_model(path: str | Path, allow: Collection[str] = ()) -> LoadedCheckpoin
         expected = f"one of PretrainModule. {hint}"
         raise ConfigError(f"{file}: the model is that of {own_class}; expected {expected}")
 
-    loaded = _described(file, saved, weights, checkpoint)
-    _check_shapes(file, loaded)
-    return loaded
-
-
-def _described(
-    path: str, saved: Mapping[str, Any], weights: dict[str, Tensor], checkpoint: dict[str, Any]
-) -> LoadedCheckpoint:
-    """Return the model that a checkpoint describes."""
     try:
         config = BackboneConfig(**saved["backbone"])
         # Every block has weights; building far more blocks would take hours.
@@ -231,18 +219,17 @@ def _described(
             raise ConfigError(f"{config.n_layer} blocks, {len(weights)} weights")
         strategy = ScaleStrategy.parse(saved["scale"])
         options = ScaleOptions(**saved["scale_options"])
-        meta_backbone(config, strategy, options)
+        model = meta_backbone(config, strategy, options)
     except _NO_MODEL as error:
-        found = f"does not describe a valid model ({error!r})"
-        raise ConfigError(f"{path} {found}; use a different checkpoint.") from error
+        raise ConfigError(unusable(file, f"does not describe a valid model ({error!r})")) from error
+    _check_shapes(file, model, weights)
     return LoadedCheckpoint(config, strategy, options, weights, checkpoint)
 
 
-def _check_shapes(path: str, loaded: LoadedCheckpoint) -> None:
+def _check_shapes(path: str, model: Backbone, weights: Mapping[str, Tensor]) -> None:
     """Check that the weights are those of the described model."""
-    model = meta_backbone(loaded.config, loaded.strategy, loaded.options)
     expected = {name: list(value.shape) for name, value in model.state_dict().items()}
-    actual = {name: list(value.shape) for name, value in loaded.weights.items()}
+    actual = {name: list(value.shape) for name, value in weights.items()}
     for name in {**expected, **actual}:
         here = actual.get(name, "absent")
         there = expected.get(name, "absent")
@@ -272,12 +259,10 @@ def _check_size(path: str, weights: Mapping[str, Tensor]) -> None:
     """Check that the file can hold the weights, because strides of 0 can claim any size."""
     size = sum(value.nbytes for value in weights.values())
     if size > Path(path).stat().st_size:
-        found = f"{path}: its weights claim more bytes than the file has"
-        raise ConfigError(f"{found}; use a different checkpoint.")
+        raise ConfigError(unusable(path, "has weights that claim more bytes than the file"))
 
 
 def _check_weight(path: str, name: str, value: Any) -> None:
     is_dense = isinstance(value, Tensor) and value.layout == torch.strided
     if not is_dense or not value.is_floating_point():
-        found = f"{path}: the weight {name!r} is not a dense real tensor"
-        raise ConfigError(f"{found}; use a different checkpoint.")
+        raise ConfigError(unusable(path, f"has a weight {name!r} that is not a dense real tensor"))

@@ -24,11 +24,11 @@ Points = dict[str, dict[int, float]]
 
 
 @dataclass(frozen=True)
-class Segment:
+class EventFile:
     """One event file: the scalars that one start of a run logged.
 
     Attributes:
-        file: path of the file
+        path: where it is
         number: number in its name, counted from 1; 0 in files of other programs
         points: its scalars
         is_complete: if True, the file was read to its end
@@ -36,7 +36,7 @@ class Segment:
         reach: tokens of its last checkpoint, or of its start
     """
 
-    file: Path
+    path: Path
     number: int
     points: Points
     is_complete: bool
@@ -48,7 +48,7 @@ class Segment:
         """Key to sort by."""
         return self.number, self.start
 
-    def is_repeated_by(self, later: Sequence["Segment"]) -> bool:
+    def is_repeated_by(self, later: Sequence["EventFile"]) -> bool:
         """Return True if a later start repeats the end of this file.
 
         A kill cuts only points after the last checkpoint, from which the later start began.
@@ -67,19 +67,19 @@ class Segment:
         return dict.fromkeys(points, self.start)
 
 
-class ForeignSegment(Segment):
+class ForeignFile(EventFile):
     """A file of a different program, which marks no start and no checkpoints.
 
     It may be one of several that are written at once, so it continues only its own tags.
     """
 
     @classmethod
-    def of(cls, file: Path, points: Points, *, is_complete: bool) -> "ForeignSegment":
+    def of(cls, path: Path, points: Points, *, is_complete: bool) -> "ForeignFile":
         """Return the file with a start just before its first point."""
         first_points = [min(values) for values in points.values()]
         start = min(first_points, default=0) - 1
         reach = math.inf if points else -math.inf
-        return cls(file, segment_number(file), points, is_complete, start, reach)
+        return cls(path, segment_number(path), points, is_complete, start, reach)
 
     def _ends_of_earlier(self, points: Points) -> dict[str, int]:
         continued = points.keys() & self.points.keys()
@@ -92,24 +92,24 @@ def read_points(directory: Path) -> tuple[Points, list[Path]]:
     Raises:
         ConfigError: the directory has no scalars
     """
-    segments = sorted(map(read_segment, event_files(directory)), key=attrgetter("order"))
-    if not any(segment.points for segment in segments):
+    files = sorted(map(read_file, event_files(directory)), key=attrgetter("order"))
+    if not any(file.points for file in files):
         found = f"{directory} has no TensorBoard scalars (events.out.tfevents.*)"
         raise ConfigError(f"{found}; expected a run with some.")
     points: Points = {}
-    for segment in segments:
-        segment.add_to(points)
-    return points, list(_cut_files(segments))
+    for file in files:
+        file.add_to(points)
+    return points, list(_cut_files(files))
 
 
-def _cut_files(segments: Sequence[Segment]) -> Iterable[Path]:
-    for i, segment in enumerate(segments):
-        later = segments[i + 1 :]
-        if not segment.is_complete and not segment.is_repeated_by(later):
-            yield segment.file
+def _cut_files(files: Sequence[EventFile]) -> Iterable[Path]:
+    for i, file in enumerate(files):
+        later = files[i + 1 :]
+        if not file.is_complete and not file.is_repeated_by(later):
+            yield file.path
 
 
-def read_segment(file: Path) -> Segment:
+def read_file(path: Path) -> EventFile:
     """Read one event file as far as it is readable."""
     # Imported here, because TensorBoard imports boto3, which takes half a second.
     from google.protobuf.message import DecodeError
@@ -122,7 +122,7 @@ def read_segment(file: Path) -> Segment:
     reach = -math.inf
     is_complete = False
     try:
-        reader = PyRecordReader_New(str(file))
+        reader = PyRecordReader_New(str(path))
         while True:
             reader.GetNext()
             event = Event.FromString(reader.record())
@@ -138,8 +138,8 @@ def read_segment(file: Path) -> Segment:
     except (DataLossError, DecodeError, MemoryError, OverflowError, TypeError, ValueError):
         pass  # a damaged record
     if start is None:
-        return ForeignSegment.of(file, points, is_complete=is_complete)
-    return Segment(file, segment_number(file), points, is_complete, start, reach)
+        return ForeignFile.of(path, points, is_complete=is_complete)
+    return EventFile(path, segment_number(path), points, is_complete, start, reach)
 
 
 def _add_scalars(event: Any, points: Points) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from lightning_sv.atomic import file_sha256, read_json, reading
+from lightning_sv.atomic import check_readable, file_sha256, read_json, reading
 from lightning_sv.errors import ConfigError
 
 #: file with everything but the tensors; Lightning's name
@@ -57,6 +57,11 @@ _SAFE: dict[str, set[str]] = {
         "bool",
     },
 }
+
+
+def unusable(path: str | Path, found: str) -> str:
+    """Return the message for a checkpoint that is damaged, incomplete, or of something else."""
+    return f"{path} {found}; use a different checkpoint."
 
 
 def is_sharded(path: str | Path) -> bool:
@@ -124,15 +129,15 @@ def read_sharded(path: str | Path, *, tensors: bool, checksums: bool) -> dict[st
     """
     folder = Path(path)
     names = _check_files(folder, checksums=checksums)
-    with reading(folder), (folder / META).open("rb") as file:
-        file.read(1)  # torch reports a file that it cannot open as damaged
+    check_readable(folder / META)
     try:
         return _read_content(folder, names, tensors=tensors)
     except ConfigError:
         raise
     except Exception as error:  # pickle, torch and damaged entries raise various errors
-        found = f"not a readable checkpoint ({error!r:.200})"
-        raise ConfigError(f"{folder} is {found}; use a different one.") from error
+        raise ConfigError(
+            unusable(folder, f"is not a readable checkpoint ({error!r:.200})")
+        ) from error
 
 
 def as_file(source: Any) -> Any:
@@ -176,15 +181,15 @@ def _check_files(folder: Path, *, checksums: bool) -> set[str]:
     """Check that a folder has the files that its list names, and no links; return their names."""
     _check_no_links(folder)
     if not (folder / CHECKSUMS).is_file():
-        raise _incomplete(folder, f"it has no {CHECKSUMS}")
+        raise ConfigError(unusable(folder, f"is incomplete: it has no {CHECKSUMS}"))
     digests = read_json(folder / CHECKSUMS, "use a different checkpoint.")
     for name in {META, INDEX} - digests.keys():
-        raise _incomplete(folder, f"{name} is missing")
+        raise ConfigError(unusable(folder, f"is incomplete: {name} is missing"))
     for name, digest in digests.items():
         path = folder / name
         is_inside = path.parent == folder
         if not is_inside or not path.is_file():
-            raise _incomplete(folder, f"{name} is missing")
+            raise ConfigError(unusable(folder, f"is incomplete: {name} is missing"))
         if checksums:
             _check_digest(path, digest)
     return set(digests)
@@ -203,12 +208,7 @@ def _check_digest(path: Path, digest: str) -> None:
     with reading(path):
         is_altered = file_sha256(path) != digest
     if is_altered:
-        found = f"{path.parent} is damaged: {path.name} was altered"
-        raise ConfigError(f"{found}. Use a different checkpoint.")
-
-
-def _incomplete(folder: Path, reason: str) -> ConfigError:
-    return ConfigError(f"{folder} is incomplete: {reason}. Use a different checkpoint.")
+        raise ConfigError(unusable(path.parent, f"is damaged: {path.name} was altered"))
 
 
 def _read_index(folder: Path, names: set[str]) -> Any:
@@ -219,7 +219,7 @@ def _read_index(folder: Path, names: set[str]) -> Any:
         name = entry.relative_path
         end = entry.offset + entry.length
         if name not in names or (folder / name).stat().st_size < end:
-            raise _incomplete(folder, f"{name} is missing or too short")
+            raise ConfigError(unusable(folder, f"is incomplete: {name} is missing or too short"))
     return index
 
 

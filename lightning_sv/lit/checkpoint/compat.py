@@ -15,7 +15,7 @@ from lightning_sv.lit.checkpoint.optimizer_state import check_optimizer_state
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.optim import OptimConfig, ScheduleConfig, matrix_rate
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT
-from lightning_sv.runs.provenance import Segments
+from lightning_sv.runs.segments import Segments
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig

@@ -10,7 +10,8 @@ from lightning_sv.callbacks.run_state import data_of
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.random_states import restore_rng, rng_states
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, RNG_KEY
-from lightning_sv.runs.provenance import Segments, commit
+from lightning_sv.runs.provenance import commit
+from lightning_sv.runs.segments import Segments
 
 
 class ExactResume(L.Callback):
