@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.atomic import atomic_path, check_writable, partial_of, write_atomically
-from lightning_sv.lit.checkpoint.atomic_io import name_also
+from lightning_sv.lit.checkpoint.kept import name_also
 
 
 @pytest.mark.parametrize("folder", [False, True])

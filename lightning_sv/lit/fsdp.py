@@ -28,8 +28,8 @@ from torch.optim import Optimizer
 
 from lightning_sv.callbacks.run_state import callbacks_of
 from lightning_sv.errors import ConfigError
-from lightning_sv.lit.checkpoint.background_write import BackgroundWrite
 from lightning_sv.lit.checkpoint.compat import check_recorded
+from lightning_sv.lit.checkpoint.sharded_write import BackgroundWrite
 from lightning_sv.runs.sharded_checkpoint import (
     flat_tensors,
     is_sharded,

@@ -115,9 +115,9 @@ class StopSignals:
         Raises:
             StoppedError: always; with requeue if any device received a signal that requeues the job
         """
-        announced = _any_rank(trainer, self.received in self._requeueing)
-        interrupted = _any_rank(trainer, self.received == signal.SIGINT)
-        hung_up = _any_rank(trainer, self.received == signal.SIGHUP)
+        announced = any_rank(trainer, self.received in self._requeueing)
+        interrupted = any_rank(trainer, self.received == signal.SIGINT)
+        hung_up = any_rank(trainer, self.received == signal.SIGHUP)
         requeues = announced and not interrupted and "SLURM_JOB_ID" in os.environ
         code = STOPPED
         if interrupted:
@@ -131,7 +131,7 @@ def _do_nothing() -> None:
     """Replace a method of Lightning that handles signals; it has no switch for them."""
 
 
-def _any_rank(trainer: L.Trainer, here: bool) -> bool:
+def any_rank(trainer: L.Trainer, here: bool) -> bool:
     """Return whether it holds on any device: processes receive a signal at different times."""
     if trainer.world_size == 1:
         return here

@@ -20,8 +20,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lightning_sv.__main__ import main
 from lightning_sv.callbacks.logging import write_scalars
 from lightning_sv.experiments.comparability import comparability_warnings
-from lightning_sv.lit.checkpoint.atomic_io import AtomicCheckpointIO, name_also
+from lightning_sv.lit.checkpoint.atomic_io import AtomicCheckpointIO
 from lightning_sv.lit.checkpoint.compat import check_learning_rate
+from lightning_sv.lit.checkpoint.kept import name_also
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import OPTIMIZERS, ScheduleConfig
 from lightning_sv.runs.directory import read_summary

@@ -22,8 +22,8 @@ from lightning_sv import Backbone, BackboneConfig, PretrainModule, TokenDataModu
 from lightning_sv.__main__ import main
 from lightning_sv.atomic import partial_of
 from lightning_sv.errors import ConfigError
-from lightning_sv.lit.checkpoint.background_write import BackgroundWrite
 from lightning_sv.lit.checkpoint.random_states import restore_rng, rng_states
+from lightning_sv.lit.checkpoint.sharded_write import BackgroundWrite
 from lightning_sv.lit.distributed import join_ranks
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.shard import shard

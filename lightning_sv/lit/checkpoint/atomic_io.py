@@ -1,7 +1,5 @@
 """Atomic checkpoints, written next to their place and renamed."""
 
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +7,7 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from torch import distributed
 
-from lightning_sv.atomic import atomic_path, partial_of, remove, replace
+from lightning_sv.atomic import atomic_path
 from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded
 
 
@@ -42,23 +40,3 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if not distributed.is_initialized():
             return super().load_checkpoint(path, *given, **more)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-
-
-def name_also(checkpoint: Path, name: Path) -> None:
-    """Give a checkpoint a second name atomically: a link, or a copy if there are none."""
-    name.parent.mkdir(parents=True, exist_ok=True)
-    if checkpoint.is_dir():
-        remove(partial_of(name))
-        try:
-            partial_of(name).symlink_to(
-                os.path.relpath(checkpoint.resolve(), name.parent.resolve())
-            )
-        except OSError:  # mounted buckets and CIFS have no links
-            shutil.copytree(checkpoint, partial_of(name))
-        replace(partial_of(name), name)  # the old one is a folder in a copied run
-        return
-    with atomic_path(name) as partial:
-        try:
-            os.link(checkpoint, partial)
-        except OSError:
-            shutil.copyfile(checkpoint, partial)

@@ -16,12 +16,10 @@ from lightning_sv.callbacks.run_state import (
     validates_now,
 )
 from lightning_sv.errors import expect
-from lightning_sv.lit.checkpoint.atomic_io import name_also
-from lightning_sv.lit.checkpoint.step_files import StepFiles
-from lightning_sv.lit.fsdp import FullyShardedStrategy
+from lightning_sv.lit.checkpoint.kept import KeptCheckpoints
 from lightning_sv.lit.guards.finite import FiniteGuard
 from lightning_sv.lit.logger import RunLogger
-from lightning_sv.lit.signals import StopSignals
+from lightning_sv.lit.signals import StopSignals, any_rank
 from lightning_sv.runs.directory import CONFIG
 from lightning_sv.runs.job import program
 from lightning_sv.runs.trust import allow_words, modules_of
@@ -48,28 +46,29 @@ class LastCheckpoint(Checkpoint):
         expect(keep >= 1, "checkpoint.keep", keep, "at least 1.")
         self._clock = StepTrigger("checkpoint.every_n_steps", every_n_steps)
         self.keep = keep
-        self.path: Path | None = None
+        self.path: Path | None = None  # the command line sets it
         self.signals = StopSignals()
+        self._kept: KeptCheckpoints | None = None  # from the start of training on
         self._guard: FiniteGuard | None = None
         self._waits_for_validation = False
         self._is_asked_to_stop = False
         self._ends_after_step = False
         self._saved_step: int | None = None
-        self._being_written: Path | None = None  # sharded checkpoint of `_saved_step`
-        self._resumed_step: int | None = None  # until the first checkpoint of this start
 
     @property
-    def _files(self) -> StepFiles:
-        assert self.path is not None, "the command line sets the path"
-        return StepFiles(self.path, self.keep)
+    def kept(self) -> KeptCheckpoints:
+        """The checkpoints of this start, once training has started."""
+        assert self._kept is not None
+        return self._kept
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start to count after the checkpoint that the run is resumed from."""
+        assert self.path is not None, "the command line sets the path"
         self._clock.start(trainer)
-        if self.path is not None and trainer.is_global_zero:
-            self._files.remove_partial()
-        self._resumed_step = trainer.global_step
         self._saved_step = trainer.global_step
+        self._kept = KeptCheckpoints(self.path, self.keep, trainer.global_step)
+        if trainer.is_global_zero:
+            self._kept.remove_partial()
         for guard in callbacks_of(trainer, FiniteGuard):
             self._guard = guard
             guard.agree_on_stop(self.signals.is_received)
@@ -80,18 +79,15 @@ class LastCheckpoint(Checkpoint):
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Write after a step that is due, or on a request to stop."""
-        self._finish_write(trainer, wait=False)
+        self.kept.finish(trainer, wait=False)
         self._ends_after_step |= trainer.should_stop  # by max_time or a callback
         trainer.should_stop = False  # inside a step: the run ends after it
         if not self._clock.ended(trainer):
             return
-        step = self._clock.step
-        # Lightning then validates at the last step too.
-        trainer.should_stop = self._ends_after_step or self._clock.is_last(step)
+        ends = self._ends(trainer)
         self._is_asked_to_stop = self._agreed_stop(trainer)
-        ends = trainer.should_stop and trainer.fit_loop._can_stop_early  # min_steps may forbid it
-        is_due = ends or self._clock.is_due(step)
-        if not is_due and not self._is_asked_to_stop:
+        is_due = ends or self._is_asked_to_stop or self._clock.is_due(self._clock.step)
+        if not is_due:
             return
         # A resumed run would not repeat this step's validation. Lightning validates before an end.
         validates_before_end = ends and not self._is_asked_to_stop
@@ -99,15 +95,19 @@ class LastCheckpoint(Checkpoint):
         if not self._waits_for_validation:
             self._save(trainer)
 
+    def _ends(self, trainer: L.Trainer) -> bool:
+        """Return True if the run ends with this step; Lightning then validates after it, too."""
+        trainer.should_stop = self._ends_after_step or self._clock.is_last(self._clock.step)
+        may_stop: bool = trainer.fit_loop._can_stop_early  # min_steps may forbid it
+        return trainer.should_stop and may_stop
+
     def _agreed_stop(self, trainer: L.Trainer) -> bool:
         """Return True if a device was asked to stop, the same on all of them."""
-        here = self.signals.is_received()
-        if trainer.world_size == 1:
-            return here
-        if self._guard is not None and self._guard.stops is not None:
-            return self._guard.stops
-        # a subclass of the module has left out its guards
-        return bool(trainer.strategy.reduce_boolean_decision(here, all=False))
+        # a subclass of the module may have left out its guards
+        agreed = None if self._guard is None else self._guard.stops
+        if agreed is not None and trainer.world_size > 1:
+            return agreed
+        return any_rank(trainer, self.signals.is_received())
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the checkpoint that waited for the validation, or if EarlyStopping ends the run."""
@@ -119,69 +119,38 @@ class LastCheckpoint(Checkpoint):
         is_inside_step = trainer.fit_loop.epoch_loop._should_accumulate()
         if self._saved_step != trainer.global_step and not is_inside_step:  # at the end of an epoch
             self._save(trainer)
-        self._finish_write(trainer)
+        self.kept.finish(trainer)
         if trainer.global_step < trainer.max_steps:
-            self._log_stop(trainer)
+            self._log_stop(trainer, self.kept.last)
 
     def _save(self, trainer: L.Trainer) -> None:
-        step = trainer.global_step
         self._waits_for_validation = False
-        self._saved_step = step
+        self._saved_step = trainer.global_step
         for logger in _run_loggers(trainer):
             logger.mark(SessionLog.CHECKPOINT, tokens_seen(trainer))
         for each in trainer.loggers:
             each.save()  # a resumed run does not log these steps again
-        strategy = trainer.strategy
-        if isinstance(strategy, FullyShardedStrategy) and strategy.sharded_checkpoints:
-            self._start_write(trainer, strategy, step)
-        else:
-            trainer.save_checkpoint(self._files.last)
-            self._keep(trainer, step)
-        if self._is_asked_to_stop and self._clock.step < trainer.max_steps:
+        self.kept.save(trainer)
+        if not self._is_asked_to_stop:
+            return
+        self.kept.finish(trainer)
+        if self._clock.step < trainer.max_steps:
             self.signals.stop(trainer)
-
-    def _start_write(self, trainer: L.Trainer, strategy: FullyShardedStrategy, step: int) -> None:
-        """Start to write a sharded checkpoint; wait for it only if the run ends."""
-        self._finish_write(trainer)
-        trainer.save_checkpoint(self._files.path(step))
-        self._being_written = strategy.writing
-        if self._is_asked_to_stop:
-            self._finish_write(trainer)
-
-    def _finish_write(self, trainer: L.Trainer, *, wait: bool = True) -> None:
-        """Make a sharded checkpoint of `_save` the last one, once all ranks have written."""
-        strategy = trainer.strategy
-        path = self._being_written
-        if path is None or not isinstance(strategy, FullyShardedStrategy):
-            return
-        strategy.finish_write(wait=wait)
-        if strategy.writing == path:
-            return
-        self._being_written = None
-        if trainer.is_global_zero:
-            name_also(path, self._files.last)  # before the previous one is removed
-        self._keep(trainer, self._files.step_of(path))
-
-    def _keep(self, trainer: L.Trainer, step: int) -> None:
-        resumed = self._resumed_step
-        self._resumed_step = None
-        if trainer.is_global_zero:
-            self._files.add(step, resumed)
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Log how to resume after a signal or a failure, if the run has started."""
-        if self._saved_step is not None:
-            self._log_stop(trainer)
+        if self._kept is not None:
+            self._log_stop(trainer, self._kept.last)
 
-    def _log_stop(self, trainer: L.Trainer) -> None:
-        if not trainer.is_global_zero or self.path is None:
+    def _log_stop(self, trainer: L.Trainer, last: Path) -> None:
+        if not trainer.is_global_zero:
             return
         step = trainer.global_step
-        if not self.path.exists():
+        if not last.exists():
             log.warning("stopped at step %d; no checkpoint was written yet", step)
             return
-        config = self.path.parent.parent / CONFIG
-        words = ["--config", str(config), "--ckpt_path", str(self.path)]
+        config = last.parent.parent / CONFIG
+        words = ["--config", str(config), "--ckpt_path", str(last)]
         words += allow_words(modules_of(config))
         if any(type(timer) is Timer for timer in callbacks_of(trainer, Timer)):
             words += ["--trainer.max_time", "null"]  # whose time includes earlier starts

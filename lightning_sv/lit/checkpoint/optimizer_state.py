@@ -30,28 +30,33 @@ def check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> N
         raise ConfigError(f"the checkpoint is one with weights only; expected {expected}.")
     try:
         (saved,) = checkpoint["optimizer_states"]
-        problem = _group_problem(saved, optimizer) or _state_problem(saved, optimizer)
+        _check_groups(saved, optimizer)
+        if type(optimizer) in _ONE_SHAPE:
+            _check_states(saved, optimizer)
+    except KeyError as error:
+        raise ConfigError(_misfit(f"a group lacks {error}")) from error
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        problem = f"a group lacks {error}" if isinstance(error, KeyError) else str(error)
-    if problem:
-        hint = "train the same parameters as then, or use a different checkpoint"
-        found = f"the checkpoint's optimizer state is damaged or does not fit ({problem})"
-        raise ConfigError(f"{found}; {hint}.")
+        raise ConfigError(_misfit(str(error))) from error
 
 
-def _group_problem(saved: dict[str, Any], optimizer: Optimizer) -> str:
-    """Return the first difference of the groups; empty if there is none."""
+def _misfit(problem: str) -> str:
+    hint = "train the same parameters as then, or use a different checkpoint"
+    found = f"the checkpoint's optimizer state is damaged or does not fit ({problem})"
+    return f"{found}; {hint}."
+
+
+def _check_groups(saved: dict[str, Any], optimizer: Optimizer) -> None:
+    """Raise `ValueError` if the groups differ from those of the optimizer."""
     groups = [dict(group) for group in optimizer.state_dict()["param_groups"]]
     if _numbers(groups) != _numbers(saved["param_groups"]):
-        return "its parameters are numbered otherwise"
+        raise ValueError("its parameters are numbered otherwise")
     # Loading adds only the entries that an older torch did not have.
     optimizer.load_state_dict({"state": {}, "param_groups": saved["param_groups"]})
     loaded = optimizer.state_dict()["param_groups"]
     for group, other in zip(groups, loaded, strict=True):
         for key, value in group.items():
             if not _is_equal(key, value, other[key]):
-                return f"{key!r} of a group is {other[key]!r}"
-    return ""
+                raise ValueError(f"{key!r} of a group is {other[key]!r}")
 
 
 def _numbers(groups: Iterable[dict[str, Any]]) -> list[list[int]]:
@@ -65,24 +70,23 @@ def _is_equal(key: str, value: Any, other: Any) -> bool:
     return bool(other == value)
 
 
-def _state_problem(saved: dict[str, Any], optimizer: Optimizer) -> str:
-    """Return what is wrong with the states of the parameters; empty if they fit."""
-    if type(optimizer) not in _ONE_SHAPE:
-        return ""
+def _check_states(saved: dict[str, Any], optimizer: Optimizer) -> None:
+    """Raise `ValueError` unless all states of a group have the same entries, of fitting shapes."""
     parameters: list[Tensor] = []
     for group in optimizer.param_groups:
         parameters += group["params"]
     for group in saved["param_groups"]:
-        numbers = saved["state"].keys() & set(group["params"])
-        entries = {frozenset(saved["state"][number]) for number in numbers}
+        entries = set()
+        for number in saved["state"].keys() & set(group["params"]):
+            state: dict[str, Tensor] = saved["state"][number]
+            _check_shapes(state, parameters[number])
+            entries.add(frozenset(state))
         if len(entries) > 1:
-            return "the state of a parameter is incomplete"
-        if not all(_fits(saved["state"][number], parameters[number]) for number in numbers):
-            return "the state of a parameter is not of its shape"
-    return ""
+            raise ValueError("the state of a parameter is incomplete")
 
 
-def _fits(state: dict[str, Tensor], parameter: Tensor) -> bool:
-    """Return True if the state of a parameter has numbers, and tensors of its shape, alone."""
+def _check_shapes(state: dict[str, Tensor], parameter: Tensor) -> None:
+    """Raise `ValueError` unless a state has numbers and tensors of its parameter's shape alone."""
     shapes = {value.shape for value in state.values()}
-    return shapes <= {torch.Size(), parameter.shape}
+    if not shapes <= {torch.Size(), parameter.shape}:
+        raise ValueError("the state of a parameter is not of its shape")

@@ -17,6 +17,25 @@ from lightning_sv.runs.segments import Segments
 class ExactResume(L.Callback):
     """Store random states, accumulation and provenance in checkpoints, and continue exactly.
 
+    A resumed run restores:
+
+    ==================================  ========================  ================================
+    part                                saved and restored by     entry of the checkpoint
+    ==================================  ========================  ================================
+    weights, biases of experts          Lightning, or             state_dict
+                                        `FullyShardedStrategy`
+    optimizer                           the same                  optimizer_states
+    schedule, counts of batches         Lightning                 lr_schedulers, loops
+    callbacks                           each callback             callbacks
+    position in the corpus              `TokenDataModule`         TokenDataModule
+    random generators of all ranks      `ExactResume`             rng_states
+    skipped steps, segments, origin     `ExactResume`             lightning_sv
+    ==================================  ========================  ================================
+
+    Not restored but compared: the settings, which `lit.checkpoint.compat` records in the entry
+    lightning_sv. Counts of batches are converted if the accumulation differs, and the rates follow
+    the schedule of the resuming run.
+
     Attributes:
         segments: starts of the program that the run consists of
         origin: origin of the initial weights, see `lit.init_from.Start`; None if they were
