@@ -25,12 +25,7 @@ class Parallel(NamedTuple):
 
 def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:
     """Parse trainer.strategy, a name or a class with its arguments."""
-    spec = trainer.get("strategy") or "auto"
-    options: dict[str, Any] = {}
-    if not isinstance(spec, str):
-        options = dict(spec.get("init_args") or {})
-        spec = spec["class_path"]
-
+    spec, options = _name_and_options(trainer.get("strategy") or "auto")
     name = spec.rpartition(".")[2].lower()
     if "sharded" in name:  # FullyShardedStrategy; Lightning's own "fsdp" is not supported
         return _sharded(options, gpus)
@@ -41,6 +36,12 @@ def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:
         raise ConfigError(f"trainer.strategy is {spec!r}; expected {classes}. {hint}")
     kind = "single" if gpus == 1 else "ddp"
     return Parallel(kind, bucket_view=bool(options.get("gradient_as_bucket_view")))
+
+
+def _name_and_options(spec: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    if isinstance(spec, str):
+        return spec, {}
+    return spec["class_path"], dict(spec.get("init_args") or {})
 
 
 def _sharded(options: dict[str, Any], gpus: int) -> Parallel:

@@ -14,8 +14,8 @@ can use, and which options changed nothing.
 """
 
 import warnings
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 from torch import nn
@@ -135,14 +135,10 @@ class ScaleBuilder:
 
     def _decide(self, norm: str, d_in: int, branches: Mapping[str, Branch]) -> list[Site]:
         """Return the sites of a group, in the order of its branches."""
-        for name, branch in branches.items():
-            branch.check(name)
-        placements = {name: self._placement(name) for name in branches}
-        self._check_placements(norm, branches, placements)
-        sharers = self._sharers(branches, placements)
         sites = []
         for name, branch in branches.items():
-            placement = placements[name]
+            branch.check(name)
+            placement = self._placement(name)
             site = Site(
                 name=name,
                 d_in=d_in,
@@ -151,9 +147,12 @@ class ScaleBuilder:
                 readers=tuple(branches),
                 owns_scale_in=self.strategy.per_branch and placement.scale_in,
                 shares_heads=name in self.options.share_heads,
-                sharers=sharers.get(name, (name,)),
+                sharers=(name,),
             )
             sites.append(site)
+        self._check_placements(norm, sites)
+        if self.options.share_scale_out:
+            return sharing_scale_out(sites)
         return sites
 
     def _placement(self, branch: str) -> Placement:
@@ -162,36 +161,18 @@ class ScaleBuilder:
             return self.strategy.placement_row
         return branch_placement(token)
 
-    def _check_placements(
-        self, norm: str, branches: Mapping[str, Branch], placements: Mapping[str, Placement]
-    ) -> None:
+    def _check_placements(self, norm: str, sites: Sequence[Site]) -> None:
         """Raise ConfigError if the placements of single branches do not fit the group."""
-        has_scale_in = {placement.scale_in for placement in placements.values()}
-        if has_scale_in == {True, False} and not self.strategy.per_branch:
+        n_with_scale_in = len(sites_with_scale_in(sites))
+        if not self.strategy.per_branch and 0 < n_with_scale_in < len(sites):
             found = f"gives only some branches of {norm} an input-side scale vector"
             hint = "but the strategy shares one; add 'hg' to it."
             raise ConfigError(f"scale_options.placement_at {found}, {hint}")
-        for name, branch in branches.items():
-            is_named = name in self.options.placement_at
-            if is_named and placements[name].norm_out and branch.norm_width is None:
-                found = f"normalizes {name}, which is never normalized"
+        for site in sites:
+            is_named = site.name in self.options.placement_at
+            if is_named and site.placement.norm_out and site.branch.norm_width is None:
+                found = f"normalizes {site.name}, which is never normalized"
                 raise ConfigError(f"scale_options.placement_at {found}; use dp.")
-
-    def _sharers(
-        self, branches: Mapping[str, Branch], placements: Mapping[str, Placement]
-    ) -> dict[str, tuple[str, ...]]:
-        """Return branch -> the branches that share an output-side vector with it."""
-        if not self.options.share_scale_out:
-            return {}
-        names_of_shape: dict[object, list[str]] = defaultdict(list)
-        for name, branch in branches.items():
-            if placements[name].scale_out:
-                n_head = branch.n_head if name in self.options.share_heads else None
-                names_of_shape[branch.d_out, branch.batch_dims, n_head].append(name)
-        sharers: dict[str, tuple[str, ...]] = {}
-        for names in names_of_shape.values():
-            sharers |= dict.fromkeys(names, tuple(names))
-        return sharers
 
     def _scaled_linear(self, site: Site) -> ScaledLinear:
         branch = site.branch
@@ -283,6 +264,22 @@ class ScaleBuilder:
 def sites_with_scale_in(sites: Iterable[Site]) -> list[Site]:
     """Return the sites whose placement has an input-side vector, their own or the norm's."""
     return [site for site in sites if site.placement.scale_in]
+
+
+def sharing_scale_out(sites: Iterable[Site]) -> list[Site]:
+    """Let the sites share one output-side vector per shape."""
+    names_of_shape: dict[object, tuple[str, ...]] = {}
+    for site in sites:
+        if site.placement.scale_out:
+            names = names_of_shape.get(site.scale_out_shape, ())
+            names_of_shape[site.scale_out_shape] = (*names, site.name)
+
+    sharing = []
+    for site in sites:
+        if site.placement.scale_out:
+            site = replace(site, sharers=names_of_shape[site.scale_out_shape])
+        sharing.append(site)
+    return sharing
 
 
 def freeze_input_betas(linears: Collection[ScaledLinear], norm_scale: ScaleVector | None) -> None:

@@ -67,6 +67,12 @@ class Site:
         return self.branch.norm_width if self.placement.norm_out else None
 
     @property
+    def scale_out_shape(self) -> tuple[object, ...]:
+        """What branches have in common that can share an output-side vector."""
+        n_head = self.branch.n_head if self.shares_heads else None
+        return self.branch.d_out, self.branch.batch_dims, n_head
+
+    @property
     def has_shared_scale_out(self) -> bool:
         """True if the output-side vector belongs to several branches."""
         return len(self.sharers) > 1

@@ -61,15 +61,22 @@ def definition_gradients(
     A hand-written backward pass is itself differentiated if gradients are enabled in it
     (`create_graph`); it returns these gradients then. An input of None has no gradient.
     """
+    views: list[Tensor | None] = []
+    differentiable: dict[int, Tensor] = {}  # place among the inputs -> view
     with torch.enable_grad():
-        # Views, so that an input computed from a different input counts as independent of it.
-        views = [None if t is None else t.view_as(t) for t in inputs]
-        differentiable = [view for view in views if view is not None and view.requires_grad]
+        for place, t in enumerate(inputs):
+            # Views, so that an input computed from a different input is independent of it.
+            view = None if t is None else t.view_as(t)
+            views.append(view)
+            if view is not None and view.requires_grad:
+                differentiable[place] = view
+        result = definition(*views)
+        parameters = list(differentiable.values())
         gradients = torch.autograd.grad(
-            definition(*views), differentiable, grad, create_graph=True, allow_unused=True
+            result, parameters, grad, create_graph=True, allow_unused=True
         )
-    gradient_of = {id(view): g for view, g in zip(differentiable, gradients, strict=True)}
-    return [gradient_of.get(id(view)) for view in views]
+    gradient_at = dict(zip(differentiable, gradients, strict=True))
+    return [gradient_at.get(place) for place in range(len(inputs))]
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
