@@ -1,8 +1,7 @@
 """Subsets of a model's parameters: by role, by block, by branch."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from torch import nn
 
@@ -13,8 +12,8 @@ from lightning_sv.scale import BranchGroup, RMSNorm, ScaledLinear, ScaleVector
 
 #: subset -> its parameters; subsets of roles that a model lacks are empty
 Subsets = dict[str, tuple[nn.Parameter, ...]]
-#: the same while it is collected: with repetitions, and with frozen parameters
-Members = dict[str, list[nn.Parameter]]
+#: name of a subset, and parameters that it contains
+Member = tuple[str, Iterable[nn.Parameter]]
 
 
 def parameter_subsets(model: nn.Module) -> Subsets:
@@ -24,54 +23,52 @@ def parameter_subsets(model: nn.Module) -> Subsets:
     block; q_proj, ...: the weights of that name in every block, with their scale vectors;
     attn_norm, ...: the scale vectors of that norm.
     """
-    by_role = backbone_roles(model) if isinstance(model, Backbone) else vector_roles(model)
-    by_place = modules_by_place(model)
-    for name, members in applied_vectors(model):
-        by_place[name] += members
-
-    subsets = {name: trained(members) for name, members in by_role.items()}
-    for name, members in by_place.items():
-        parameters = trained(members)
-        is_role = name in by_role  # such as `router`, which keeps that meaning
-        if parameters and not is_role:
-            subsets[name] = parameters
-    return subsets
+    roles: Subsets = dict.fromkeys(["all", *known_roles(model)], ())
+    roles |= collected([("all", model.parameters()), *members_by_role(model)])
+    places = collected([*members_by_place(model), *applied_vectors(model)])
+    present = {name: members for name, members in places.items() if members}
+    return roles | present | roles  # a place such as `router` is a role too, which it stays
 
 
-def backbone_roles(model: Backbone) -> Members:
-    """Return all parameters of our backbone, and those of each role."""
-    names = ["all", *map(_role_name, PARAMETER_ROLES)]
-    roles: Members = {name: [] for name in names}
-    for named in parameter_roles(model):
-        roles["all"].append(named.parameter)
-        roles[_role_name(named.role)].append(named.parameter)
-    return roles
+def collected(members: Iterable[Member]) -> Subsets:
+    """Return the trained parameters of each subset, each once."""
+    subsets: dict[str, dict[nn.Parameter, None]] = defaultdict(dict)
+    for name, parameters in members:
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        subsets[name] |= dict.fromkeys(trained)
+    return {name: tuple(parameters) for name, parameters in subsets.items()}
 
 
-def vector_roles(model: nn.Module) -> Members:
-    """Return all parameters of any model, and its scale vectors, the only ones of known role."""
-    roles: Members = {"all": list(model.parameters()), "scale_input": [], "scale_output": []}
+def known_roles(model: nn.Module) -> list[str]:
+    """Return the roles of our backbone; of other models only those of scale vectors are known."""
+    roles = PARAMETER_ROLES if isinstance(model, Backbone) else ("input", "output")
+    return list(map(_role_name, roles))
+
+
+def members_by_role(model: nn.Module) -> Iterator[Member]:
+    """Yield the parameters whose role is known."""
+    if isinstance(model, Backbone):
+        for named in parameter_roles(model):
+            yield _role_name(named.role), [named.parameter]
+        return
     for module in model.modules():
         if isinstance(module, ScaleVector):
-            roles[_role_name(module.role)] += module.parameters()
+            yield _role_name(module.role), module.parameters()
     for _, module, applied in applied_strategies(model):
         for role, parameter in applied.stored(module):
-            roles[_role_name(role)].append(parameter)
-    return roles
+            yield _role_name(role), [parameter]
 
 
-def modules_by_place(model: nn.Module) -> Members:
-    """Return the parameters of each block, and of the matrices and norms of each name."""
-    places: Members = defaultdict(list)
+def members_by_place(model: nn.Module) -> Iterator[Member]:
+    """Yield the parameters of each block, and of the matrices and norms of each name."""
     for path, module in model.named_modules():
         parent, _, name = path.rpartition(".")
         if parent == "layers":
-            places[f"layer{name}"] += module.parameters()
+            yield f"layer{name}", module.parameters()
         elif isinstance(module, BranchGroup):
-            _add_group(module, places)
+            yield from _members_of_group(module)
         elif _has_own_subset(module, name):
-            places[name] += module.parameters()
-    return places
+            yield name, module.parameters()
 
 
 def _has_own_subset(module: nn.Module, name: str) -> bool:
@@ -81,37 +78,32 @@ def _has_own_subset(module: nn.Module, name: str) -> bool:
     return isinstance(module, ScaledLinear | nn.Linear)
 
 
-def _add_group(group: BranchGroup, places: Members) -> None:
-    """Add the vectors of a norm under its name, and under that of each branch that reads them."""
-    places[group.site] += group.norm.parameters()
+def _members_of_group(group: BranchGroup) -> Iterator[Member]:
+    """Yield the vectors of a norm under its name, and under that of each branch that reads them."""
+    yield group.site, group.norm.parameters()
     for name in group.names:
         for vector in group.vectors(name):
             if vector is not None:
-                places[name] += vector.parameters()
+                yield name, vector.parameters()
 
 
-def applied_vectors(model: nn.Module) -> Iterator[tuple[str, Iterable[nn.Parameter]]]:
+def applied_vectors(model: nn.Module) -> Iterator[Member]:
     """Yield the name of a matrix that `apply_strategy` changed, and parameters of its vectors."""
     for _, module, applied in applied_strategies(model):
         for path, _, weight, sides in applied.branches(module):
             if weight is None:  # a norm
                 continue
             _, _, name = path.rpartition(".")
-            yield name, _parameters_of(sides)
+            for vector in sides.values():
+                yield name, _parameters_of(vector)
 
 
-def _parameters_of(sides: Mapping[str, Any]) -> Iterator[nn.Parameter]:
-    for vector in sides.values():
-        if isinstance(vector, nn.Module):
-            yield from vector.parameters()
-        else:  # a vector that stays in its norm is a function of the norm's parameter
-            yield from getattr(vector, "args", ())[:1]
-
-
-def trained(members: Iterable[nn.Parameter]) -> tuple[nn.Parameter, ...]:
-    """Return the trained parameters, each once."""
-    unique = {id(parameter): parameter for parameter in members if parameter.requires_grad}
-    return tuple(unique.values())
+def _parameters_of(vector: object) -> Iterable[nn.Parameter]:
+    if isinstance(vector, nn.Module):
+        return vector.parameters()
+    # a vector that stays in its norm is a function of the norm's parameter
+    arguments: tuple[nn.Parameter, ...] = getattr(vector, "args", ())
+    return arguments[:1]
 
 
 def _role_name(role: str) -> str:
