@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv import PretrainModule, apply_strategy
+from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.kinds.base import KINDS, LoadedPanel
-from lightning_sv.experiments.panel_errors import panel_errors
+from lightning_sv.experiments.panel_checks import check_panel
 from lightning_sv.experiments.spec import ArmSpec, ClaimSpec, PanelSpec
 from lightning_sv.nn import Backbone, BackboneConfig
 from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, role_groups
@@ -189,7 +190,8 @@ def test_panel_kind_block_is_a_kind_of_conf_paper(claim: str, is_decided: bool) 
     claims = [ClaimSpec(claim, "x", "hg", "llama")]
     arms = {label: ArmSpec(label) for label in ("llama", "hg")}
     spec = PanelSpec("Losses", arms, claims, kind="worst_seed")
-    assert (list(panel_errors(spec)) == []) == is_decided
+    with nullcontext() if is_decided else pytest.raises(ConfigError, match=claim):
+        check_panel(spec)
     panel = LoadedPanel.of_arms(spec, [arm("hg", -0.1), arm("llama", 0.0, baseline=True)])
     table = panel.kind.table(panel)
     assert table["arm"].tolist() == ["llama", "hg"] and len(panel.pairs) == 1

@@ -1,7 +1,7 @@
 """Arms of a panel, planned and with their runs; series over settings, sizes or lengths."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -22,13 +22,11 @@ RunRequest = tuple["RunSpec", int]
 
 
 @dataclass(frozen=True, eq=False)
-class PlannedArm:
-    """One arm of a panel, or one point of a series, with the runs that it needs.
+class _ArmPlace:
+    """Name and place of an arm, or of one point of a series, in its panel.
 
     Attributes:
         label: name in tables and claims
-        run_spec: configuration of the runs
-        seeds: one run per seed
         ours: if True, the arm is not in the paper
         series: name of its series, if the panel is a grid, of sizes or of lengths
         point: values of the axes of a grid; else activated parameters or tokens per parameter
@@ -36,25 +34,46 @@ class PlannedArm:
     """
 
     label: str
-    run_spec: "RunSpec"
-    seeds: tuple[int, ...] = ()
+    _: KW_ONLY
     ours: bool = False
     baseline: bool = False
     series: str = ""
     point: tuple[float, ...] = ()
     size: str = ""
 
+
+@dataclass(frozen=True, eq=False)
+class PlannedArm(_ArmPlace):
+    """An arm with the runs that it needs.
+
+    Attributes:
+        run_spec: configuration of the runs
+        seeds: one run per seed
+    """
+
+    run_spec: "RunSpec"
+    seeds: tuple[int, ...] = ()
+
     @property
     def requests(self) -> list[RunRequest]:
         """Requested runs, one per seed."""
         return [(self.run_spec, seed) for seed in self.seeds]
 
+    def with_runs(self, ended: Mapping[int, Run], diverged: Sequence[Run]) -> "Arm":
+        """Return the arm with its runs: seed -> run that ended, and those that diverged."""
+        place = {field.name: getattr(self, field.name) for field in fields(_ArmPlace)}
+        return Arm(
+            **place,
+            runs=tuple(ended.values()),
+            run_spec=self.run_spec,
+            seeds=tuple(ended),
+            diverged=tuple(diverged),
+        )
+
 
 @dataclass(frozen=True, eq=False)
-class Arm:
-    """One arm of a panel, or one point of a series, with its runs.
-
-    The other attributes are those of `PlannedArm`.
+class Arm(_ArmPlace):
+    """An arm with its runs.
 
     Attributes:
         runs: complete runs, one per seed
@@ -63,32 +82,11 @@ class Arm:
         diverged: further runs, whose last loss is NaN
     """
 
-    label: str
     runs: tuple[Run, ...] = ()
-    ours: bool = False
-    baseline: bool = False
+    _: KW_ONLY
     run_spec: "RunSpec | None" = None
     seeds: tuple[int, ...] = ()
-    series: str = ""
-    point: tuple[float, ...] = ()
-    size: str = ""
     diverged: tuple[Run, ...] = ()
-
-    @classmethod
-    def of(cls, planned: PlannedArm, ended: Mapping[int, Run], diverged: Sequence[Run]) -> "Arm":
-        """Return a planned arm with its runs: seed -> run that ended, and those that diverged."""
-        return cls(
-            planned.label,
-            tuple(ended.values()),
-            planned.ours,
-            planned.baseline,
-            planned.run_spec,
-            tuple(ended),
-            planned.series,
-            planned.point,
-            planned.size,
-            tuple(diverged),
-        )
 
     @property
     def name(self) -> str:

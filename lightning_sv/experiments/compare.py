@@ -150,17 +150,11 @@ def compare(
     named = runs_by_name(panel.arms)
     check_same_corpus(named)
     differences = comparability_warnings(named, requested_keys(panel))
-    warnings = (*differences, *panel.warnings, *panel.unpaired)
-    result = Figure(
-        figure.spec,
-        described(panel),
-        warnings=warnings,
-        command=command,
-        tokens_per_param=figure.tokens_per_param,
-    )
+    warnings = [*differences, *panel.warnings, *panel.unpaired]
+    result = figure.with_runs(described(panel), warnings, command)
     write_report([result], out, "a comparison of your own")
 
-    numbers = _numbers(panel) | {"runs": _run_rows(panel, runs, out), "warnings": list(warnings)}
+    numbers = _numbers(panel) | {"runs": _run_rows(panel, runs, out), "warnings": warnings}
     write_atomically(out / COMPARISON, json.dumps(numbers, indent=2, default=str) + "\n")
     return result
 
@@ -243,12 +237,6 @@ def sweep(
     panel = _train(figure, runs, out, jobs, console)
     if panel.why_not is not None:
         raise RunError(f"{panel.why_not}; give other values.")
-    report = Figure(
-        figure.spec,
-        (panel,),
-        warnings=panel.warnings,
-        command=command,
-        tokens_per_param=figure.tokens_per_param,
-    )
+    report = figure.with_runs([panel], panel.warnings, command)
     write_report([report], out, "a sweep of your own")
     return panel

@@ -26,52 +26,62 @@ def load_figure(planned: PlannedFigure, runs: RunStore) -> Figure:
     """Load the runs of a figure, whose panels share their scatter."""
     panels = load_panels(planned.panels, runs)
     warnings = dict.fromkeys(chain.from_iterable(map(panel_warnings, panels)))
-    return Figure(
-        planned.spec,
-        panels,
-        warnings=tuple(warnings),
-        tokens_per_param=planned.tokens_per_param,
-        budget=planned.budget,
-        paper_scale=planned.paper_scale,
-    )
+    return planned.with_runs(panels, warnings)
 
 
 def load_panels(planned: Sequence[PlannedPanel], runs: RunStore) -> tuple[LoadedPanel, ...]:
     """Load the runs of the panels of one figure."""
     pool = Pool()
-    arms_of_panels = []
-    for panel in planned:
-        unfinished = {job.name for job in runs.missing(panel.requests)}
-        arms = tuple(_read_arm(arm, runs, unfinished) for arm in panel.arms)
-        add_to_pool(pool, panel.spec, arms)
-        arms_of_panels.append(arms)
-
     loaded = []
-    for panel, arms in zip(planned, arms_of_panels, strict=True):
-        loaded.append(_load_panel(panel, arms, pool, runs))
-    return tuple(loaded)
+    for panel in planned:
+        arms = _read_arms(panel, runs)
+        add_to_pool(pool, panel.spec, arms)
+        loaded.append((panel, arms))
+    return tuple(_load_panel(panel, arms, pool, runs) for panel, arms in loaded)
+
+
+def _read_arms(planned: PlannedPanel, runs: RunStore) -> tuple[Arm, ...]:
+    unfinished = {job.name for job in runs.missing(planned.requests)}
+    return tuple(_read_arm(arm, runs, unfinished) for arm in planned.arms)
+
+
+def _read_arm(planned: PlannedArm, runs: RunStore, unfinished: Collection[str]) -> Arm:
+    """Return an arm with its runs that ended, and those that diverged."""
+    ended = {}
+    diverged = []
+    for run_spec, seed in planned.requests:
+        if run_spec.key(seed) in unfinished:
+            continue
+        run = runs.read(run_spec, seed)
+        if math.isfinite(run.val_loss):
+            ended[seed] = run
+        else:
+            diverged.append(run)
+    return planned.with_runs(ended, diverged)
 
 
 def _load_panel(
     planned: PlannedPanel, every: tuple[Arm, ...], pool: Pool, runs: RunStore
 ) -> LoadedPanel:
     """Keep the arms that the kind of the panel can compare."""
-    panel = LoadedPanel(planned.spec, (), every, pool, planned.skipped, planned.why_not)
-    if panel.why_not is not None:
-        return panel
+    unavailable = LoadedPanel(
+        planned.spec, (), every, pool, skipped=planned.skipped, why_not=planned.why_not
+    )
+    if planned.why_not is not None:
+        return unavailable
     try:
         arms = planned.kind.comparable(every)
     except NotTestableError as error:
-        return replace(panel, why_not=str(error))
+        return replace(unavailable, why_not=str(error))
     lost = "; ".join(_lost_runs(every, runs.missing(planned.requests)))
     if every and not arms:
-        return replace(panel, why_not=lost)
+        return replace(unavailable, why_not=lost)
 
     warnings = list(planned.warnings)
     if lost:
         warnings.append(f"{planned.title} lacks runs: {lost}. {planned.kind.lost_runs}")
     warnings += _changed_source(planned, runs)
-    return replace(panel, arms=arms, warnings=tuple(warnings), notes=trained(arms))
+    return replace(unavailable, arms=arms, warnings=tuple(warnings), notes=_training_notes(arms))
 
 
 def _lost_runs(every: Sequence[Arm], missing: Sequence[Job]) -> list[str]:
@@ -101,22 +111,7 @@ def _changed_source(panel: PlannedPanel, runs: RunStore) -> list[str]:
     ]
 
 
-def _read_arm(planned: PlannedArm, runs: RunStore, unfinished: Collection[str]) -> Arm:
-    """Return an arm with its runs that ended, and those that diverged."""
-    ended = {}
-    diverged = []
-    for run_spec, seed in planned.requests:
-        if run_spec.key(seed) in unfinished:
-            continue
-        run = runs.read(run_spec, seed)
-        if math.isfinite(run.val_loss):
-            ended[seed] = run
-        else:
-            diverged.append(run)
-    return Arm.of(planned, ended, diverged)
-
-
-def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
+def _training_notes(arms: Sequence[Arm]) -> tuple[str, ...]:
     """Return sentences on the training of arms, one for all that differ only in their strategy."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     notes = dict[str, None]()

@@ -1,7 +1,7 @@
 """Figures, as planned and with their runs, and verdicts."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from lightning_sv.experiments.arms import RunRequest
@@ -83,6 +83,20 @@ class PlannedFigure:
     def requests(self) -> list[RunRequest]:
         """Return each required run once, seed by seed."""
         return requests_of([self])
+
+    def with_runs(
+        self, panels: Sequence[LoadedPanel], warnings: Iterable[str], command: str = ""
+    ) -> "Figure":
+        """Return the figure with the runs of its panels, without verdicts."""
+        return Figure(
+            self.spec,
+            tuple(panels),
+            warnings=tuple(warnings),
+            command=command,
+            tokens_per_param=self.tokens_per_param,
+            budget=self.budget,
+            paper_scale=self.paper_scale,
+        )
 
 
 @dataclass(frozen=True, eq=False)

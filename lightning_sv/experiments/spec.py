@@ -190,6 +190,11 @@ class PanelSpec:
     probes: str = ""
     skip_under: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def baseline(self) -> ArmSpec | None:
+        """The arm with which the others are compared."""
+        return next((arm for arm in self.arms.values() if arm.baseline), None)
+
 
 @dataclass(frozen=True)
 class Tuned:
@@ -292,6 +297,11 @@ def _file(name: str, folder: Path, what: str) -> Path:
 
 def _names(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def values_under(budget: str, axes: Axes) -> dict[str, list[int | float]]:
+    """Return key of a grid -> values under a budget, of the keys that have some."""
+    return {key: values[budget] for key, values in axes.items() if budget in values}
 
 
 def rounded(value: float) -> float:

@@ -44,7 +44,7 @@ def arm(
             "lr": 0.006,
         }
         runs.append(Run(Path(f"{label}-seed{seed}"), label, {}, summary, run.curves))
-    return Arm(label, tuple(runs), ours, baseline)
+    return Arm(label, tuple(runs), ours=ours, baseline=baseline)
 
 
 def point(
@@ -57,7 +57,7 @@ def point(
     ]
     curves = [{"val/loss": Curve(np.array([1000]), np.array([end]))} for end in ends]
     runs = [Run(Path(f"{label}-{k}"), label, {}, {"seed": k}, c) for k, c in enumerate(curves)]
-    return Arm(label, tuple(runs), ours, baseline)
+    return Arm(label, tuple(runs), ours=ours, baseline=baseline)
 
 
 def write_run(directory: Path, label: str, seed: int, **settings: Any) -> Path:

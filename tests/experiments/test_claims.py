@@ -285,7 +285,7 @@ STEEPER = ClaimSpec("slope", "steeper", a="a", b="b")
 def test_slope_is_that_of_the_joint_fit(a: float, b: float, sizes: Any, word: str) -> None:
     panel = scaling_panel({"a": a, "b": b}, sizes)
     (found,) = verdicts(STEEPER, panel)
-    slope = panel.fits[0]["a"][0].slope
+    slope = panel.kind.laws(panel)[0].fit.slope
     assert found.verdict == word
     assert found.estimate == pytest.approx(b - a, abs=1e-3)
     assert interval_of(found) == (slope.mean, slope.low, slope.high)
@@ -294,7 +294,8 @@ def test_slope_is_that_of_the_joint_fit(a: float, b: float, sizes: Any, word: st
 def test_slope_p_value_covers_both_sides_and_needs_two_sizes() -> None:
     near = scaling_panel({"a": -0.055, "b": -0.05})
     (weak,) = verdicts(STEEPER, near)
-    sides = [min(fit.slope.p_below(), fit.slope.p_above()) for fit in near.fits[0]["a"]]
+    fits = [law.fit for law in near.kind.laws(near)]
+    sides = [min(fit.slope.p_below(), fit.slope.p_above()) for fit in fits]
     assert weak.p == pytest.approx(min(1.0, 2 * max(sides)))
     with pytest.raises(NotTestableError):
         verdicts(STEEPER, scaling_panel({"a": -0.055, "b": -0.05}, [1e5]))

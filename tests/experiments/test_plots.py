@@ -128,7 +128,7 @@ def _last(run: Run) -> Run:
 def test_scaling_plots_have_both_fits_and_the_difference() -> None:
     panel = fake.scaling_panel()
     (fit, gap, *of_sizes), notes = scaling_plots(panel)
-    law, _ = panel.fits[0]["unified"]
+    law = panel.kind.laws(panel)[0].fit
     names = {"llama", "unified", "hg+dp+or (ours)", "linear in ln N", law.a.formula()}
     assert names <= set(legend(fit.figure.axes[0])) and not notes
     table = panel.kind.table(panel)

@@ -374,6 +374,21 @@ class ClaimType(NamedTuple):
     parts: Callable[[ClaimSpec], tuple[ClaimSpec, ...]] = _itself
     per_size: bool = True
 
+    @property
+    def takes_margin(self) -> bool:
+        """If True, the statement has a margin."""
+        return "margin" in self.statement or "{more}" in self.statement
+
+    @property
+    def compares(self) -> bool:
+        """If True, the statement is about two arms."""
+        return "{b}" in self.statement
+
+    @property
+    def has_two_shares(self) -> bool:
+        """If True, the statement is about two shares of the training."""
+        return "{at" in self.statement
+
 
 def _two_tags_apart(claim: ClaimSpec, panel: PanelSpec) -> str | None:
     branches = [tag for tag in claim.tags if tag.count("/") > 1]

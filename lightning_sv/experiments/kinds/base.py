@@ -7,7 +7,7 @@ No stage changes another. A kind of your own is a subclass of `PanelKind` with a
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
@@ -21,7 +21,6 @@ from lightning_sv.experiments.arms import (
     PlannedArm,
     RunRequest,
     Series,
-    fit_series,
     grouped,
     on_shared_seeds,
 )
@@ -34,8 +33,8 @@ from lightning_sv.statistics.scaling import ScalingFit
 from lightning_sv.statistics.verdicts import CONFIDENCE
 
 if TYPE_CHECKING:  # they import matplotlib and torch, which some commands do not need
+    from lightning_sv.experiments.plan import BudgetedPanel
     from lightning_sv.experiments.report.plot import Plot
-    from lightning_sv.experiments.resolver import RunResolver
 
 #: claims about losses of two arms
 LOSS_CLAIMS = ("less", "not_less", "equal", "leads", "widens", "keeps", "efficiency")
@@ -48,21 +47,12 @@ class Drawing(NamedTuple):
     notes: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class Choices:
-    """Choices of a budget for a panel.
+class FittedLaws(NamedTuple):
+    """Scaling laws of one form, of a series and of the baseline's series."""
 
-    Attributes:
-        budget: name of the budget
-        roles: roles of the models of the panel that the budget has
-        axes: key of a grid -> values
-        first_seed: first seed of comparisons
-    """
-
-    budget: str
-    roles: Sequence[str]
-    axes: Mapping[str, Sequence[int | float]]
-    first_seed: int
+    series: Series
+    baseline: Series
+    fit: ScalingFit
 
 
 class PanelKind:
@@ -75,11 +65,8 @@ class PanelKind:
         fields: fields of `PanelSpec` that this kind reads and not every kind does
         arms_have_models: if True, an arm may have a model of its own; otherwise all have those of
             the panel
-        is_pooled: if True, arms share their scatter
-        has_own_pool: if True, they do not share it with other panels of the figure
+        has_own_pool: if True, arms do not share their scatter with other panels of the figure
         has_pairs: if True, arms are compared with the baseline in pairs
-        has_laws: if True, scaling laws are fitted to its series
-        has_optima: if True, its optima are written to out/tuned
         shows_training: if True, the report has copying, sizes of steps and gammas if the runs
             measured them
         uses_every_seed: if True, each arm has all of its runs, otherwise those of the seeds that
@@ -90,36 +77,35 @@ class PanelKind:
     claims: ClassVar[tuple[str, ...]] = ()
     fields: ClassVar[tuple[str, ...]] = ()
     arms_have_models: ClassVar[bool] = True
-    is_pooled: ClassVar[bool] = True
     has_own_pool: ClassVar[bool] = False
     has_pairs: ClassVar[bool] = False
-    has_laws: ClassVar[bool] = False
-    has_optima: ClassVar[bool] = False
     shows_training: ClassVar[bool] = False
     uses_every_seed: ClassVar[bool] = False
     lost_runs: ClassVar[str] = "Arms are compared on the seeds that they share."
 
-    def problems(self, panel: PanelSpec) -> Iterator[str]:
-        """Yield errors in a panel that do not depend on the budget."""
-        yield from ()
+    def check(self, panel: PanelSpec) -> None:
+        """Check a panel of this kind, under any budget.
 
-    def why_not(self, choices: Choices) -> str | None:
+        Raises:
+            ConfigError: names the key that is wrong
+        """
+
+    def why_not(self, panel: "BudgetedPanel") -> str | None:
         """Return why a budget has no such panel; None if it has one."""
         return None
 
-    def warnings(self, panel: PanelSpec, choices: Choices) -> list[str]:
+    def warnings(self, panel: "BudgetedPanel") -> list[str]:
         """Return warnings about the plan of a panel."""
         return []
 
-    def first_seed(self, choices: Choices) -> int:
+    def first_seed(self, panel: "BudgetedPanel") -> int:
         """Return the first seed of its runs."""
-        return choices.first_seed
+        return panel.budget.first_seed
 
-    def points(
-        self, panel: PanelSpec, label: str, arm: ArmSpec, resolver: "RunResolver", choices: Choices
-    ) -> list[PlannedArm]:
+    def points(self, panel: "BudgetedPanel", label: str, arm: ArmSpec) -> list[PlannedArm]:
         """Resolve an arm into its points; the planner adds their seeds."""
-        return [PlannedArm(label, resolver.resolve(panel, arm, arm.model or panel.model))]
+        run_spec = panel.resolve(arm, arm.model or panel.spec.model)
+        return [PlannedArm(label, run_spec)]
 
     def lacking(self, arms: Sequence[Arm]) -> list[Arm]:
         """Return the arms without which a claim about `arms` cannot be decided."""
@@ -138,6 +124,10 @@ class PanelKind:
         kept = self.kept(every)
         return tuple(kept) if self.uses_every_seed else on_shared_seeds(kept)
 
+    def laws(self, panel: "LoadedPanel") -> list[FittedLaws]:
+        """Return the scaling laws of its series."""
+        return []
+
     def table(self, panel: "LoadedPanel") -> pd.DataFrame:
         """Return the table of a panel in the report; its cells are texts. Empty if it has none."""
         return pd.DataFrame()
@@ -151,10 +141,21 @@ class PanelKind:
 KINDS: dict[str, PanelKind] = {}
 
 
-class _OfSpec:
-    """What the stages of a panel have from its spec."""
+@dataclass(frozen=True, eq=False)
+class _Panel:
+    """What both stages of a panel have.
+
+    Attributes:
+        spec: the panel in conf/paper
+        skipped: arm -> why the budget does not train it
+        why_not: why the panel is unavailable
+    """
 
     spec: PanelSpec
+    _: KW_ONLY
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    why_not: str | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -168,20 +169,14 @@ class _OfSpec:
 
 
 @dataclass(frozen=True, eq=False)
-class PlannedPanel(_OfSpec):
+class PlannedPanel(_Panel):
     """One panel under a budget, with the runs that it needs.
 
     Attributes:
         arms: arms in order; empty if the panel is unavailable
-        skipped: arm -> why the budget does not train it
-        why_not: why the panel is unavailable
     """
 
-    spec: PanelSpec
     arms: tuple[PlannedArm, ...] = ()
-    skipped: Mapping[str, str] = field(default_factory=dict)
-    why_not: str | None = None
-    warnings: tuple[str, ...] = ()
 
     @property
     def requests(self) -> list[RunRequest]:
@@ -194,25 +189,20 @@ class PlannedPanel(_OfSpec):
 
 
 @dataclass(frozen=True, eq=False)
-class LoadedPanel(_OfSpec):
+class LoadedPanel(_Panel):
     """One panel with its runs.
 
     Attributes:
         arms: arms that are compared, with the runs that count; empty if the panel is unavailable
         every: arms with all available runs
         pool: runs of all panels of the figure
-        skipped: arm -> why the budget does not train it
-        why_not: why the panel is unavailable
         notes: sentences on the runs for readers
     """
 
-    spec: PanelSpec
     arms: tuple[Arm, ...]
     every: tuple[Arm, ...]
     pool: Pool
-    skipped: Mapping[str, str] = field(default_factory=dict)
-    why_not: str | None = None
-    warnings: tuple[str, ...] = ()
+    _: KW_ONLY
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -232,7 +222,7 @@ class LoadedPanel(_OfSpec):
         Raises:
             NotTestableError: one of these arms has no runs, or they share no seed
         """
-        every = tuple(arm for arm in self.every if {arm.label, arm.series} & set(names))
+        every = tuple(arm for arm in self.every if arm.label in names or arm.series in names)
         for arm in self.kind.lacking(every):
             reason = "diverged" if arm.diverged else "are missing"
             raise NotTestableError(f"all runs of {arm.label} {reason}")
@@ -240,9 +230,6 @@ class LoadedPanel(_OfSpec):
         if not arms:
             raise NotTestableError(f"the arms {' and '.join(names)} share no seed")
         return LoadedPanel(self.spec, arms, every, self.pool)
-
-    def _key(self, arm: Arm) -> Hashable:
-        return pool_key(self.spec, arm)
 
     def paired(self, a: Arm, b: Arm) -> tuple[Arm, Arm]:
         """Return two arms on all seeds of the pool that they share; their runs are pairs."""
@@ -252,14 +239,16 @@ class LoadedPanel(_OfSpec):
         return one.on(seeds), two.on(seeds)
 
     def _with_pooled_runs(self, arm: Arm) -> Arm:
-        runs = self.pool.runs(self._key(arm)) or arm.by_seed  # a table has no pool
+        runs = self.pool.runs(pool_key(self.spec, arm))
         return replace(arm, runs=tuple(runs.values()), seeds=tuple(runs))
 
     def difference(
         self, a: Arm, b: Arm, of: Callable[[Run], float] = FINAL, confidence: float = CONFIDENCE
     ) -> PairedDifference:
         """A - B with the scatter of all arms of their pool; see `Pool.difference`."""
-        return self.pool.difference(self._key(a), self._key(b), of, confidence)
+        key_a = pool_key(self.spec, a)
+        key_b = pool_key(self.spec, b)
+        return self.pool.difference(key_a, key_b, of, confidence)
 
     @property
     def is_shown(self) -> bool:
@@ -319,25 +308,6 @@ class LoadedPanel(_OfSpec):
             if arm.size in baselines and not arm.baseline:
                 yield baselines[arm.size], arm
 
-    @cached_property
-    def fits(self) -> tuple[dict[str, list[ScalingFit]], list[str]]:
-        """Series -> fits of its laws and the baseline's, and why there are none.
-
-        Empty unless the kind has laws.
-        """
-        fits: dict[str, list[ScalingFit]] = {}
-        notes: list[str] = []
-        baseline = self.baseline
-        if baseline is None or not self.kind.has_laws:
-            return fits, notes
-        others = [series for series in self.series if not series.baseline]
-        for series in others:
-            try:
-                fits[series.label] = fit_series(baseline, series)
-            except NotTestableError as error:
-                notes.append(f"{series.name} has no scaling fit: {error}")
-        return fits, notes
-
 
 def alike(arms: Sequence[Arm]) -> list[list[Arm]]:
     """Group arms by size; other panels have one group."""
@@ -352,8 +322,6 @@ def pool_key(panel: PanelSpec, arm: Arm) -> Hashable:
 
 def add_to_pool(pool: Pool, panel: PanelSpec, arms: Sequence[Arm]) -> None:
     """Add the runs of a panel to a pool; arms of one size share their scatter."""
-    if not KINDS[panel.kind].is_pooled:
-        return
     trained = [arm for arm in arms if arm.runs]
     for group in alike(trained):
         pool.add({pool_key(panel, arm): arm.by_seed for arm in group})

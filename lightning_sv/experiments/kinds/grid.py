@@ -1,22 +1,22 @@
 """Loss against settings of a grid, and the optimum of each arm."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from lightning_sv.errors import NotTestableError
+from lightning_sv.errors import ConfigError, NotTestableError
 from lightning_sv.experiments.arms import (
     Arm,
     PlannedArm,
     grouped,
     without_incomplete_series,
 )
-from lightning_sv.experiments.kinds.base import Choices, Drawing, LoadedPanel, PanelKind
-from lightning_sv.experiments.spec import ArmSpec, PanelSpec
+from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel, PanelKind
+from lightning_sv.experiments.spec import ArmSpec, PanelSpec, values_under
 
 if TYPE_CHECKING:  # it imports torch, which a report does not need
-    from lightning_sv.experiments.resolver import RunResolver
+    from lightning_sv.experiments.plan import BudgetedPanel
     from lightning_sv.experiments.run_spec import RunSpec
 
 #: first seed of grids; comparisons at tuned values do not use these seeds, so that the selection
@@ -31,35 +31,34 @@ class GridKind(PanelKind):
     fields = ("axes", "one_at_a_time")
     arms_have_models = False
     has_own_pool = True
-    has_optima = True
     lost_runs = "Such points are left out."
 
-    def problems(self, panel: PanelSpec) -> Iterator[str]:
-        """Yield errors: keys that a grid cannot vary."""
+    def check(self, panel: PanelSpec) -> None:
+        """Check that the grid varies no key that all points have in common."""
         for key in panel.axes.keys() & {"model.tokens_per_param", "trainer.max_steps"}:
             expected = "other keys, because all points have the same steps"
-            yield f"axes has {key}; expected {expected}. Use kind 'lengths'."
+            raise ConfigError(f"axes has {key}; expected {expected}. Use kind 'lengths'.")
 
-    def why_not(self, choices: Choices) -> str | None:
+    def why_not(self, panel: "BudgetedPanel") -> str | None:
         """Return a sentence if the budget has no values."""
-        return None if choices.axes else "no grid is given for it"
+        return None if panel.axes else "no grid is given for it"
 
-    def first_seed(self, choices: Choices) -> int:
+    def first_seed(self, panel: "BudgetedPanel") -> int:
         """Return the first tuning seed."""
         return TUNING_SEED
 
-    def points(
-        self, panel: PanelSpec, label: str, arm: ArmSpec, resolver: "RunResolver", choices: Choices
-    ) -> list[PlannedArm]:
+    def points(self, panel: "BudgetedPanel", label: str, arm: ArmSpec) -> list[PlannedArm]:
         """Resolve an arm at each point of the grid."""
-        axes = {}
-        for key, default in choices.axes.items():
-            axes[key] = arm.axes.get(key, {}).get(choices.budget, default)
-        is_cross = choices.budget in panel.one_at_a_time
+        budget = panel.budget.name
+        own = values_under(budget, arm.axes)
+        axes = {key: own.get(key, values) for key, values in panel.axes.items()}
+        points = grid_points(axes)
+        if budget in panel.spec.one_at_a_time:
+            points = cross_points(axes)
 
         arms = []
-        for point in cross_points(axes) if is_cross else grid_points(axes):
-            run_spec = resolver.resolve(panel, arm, panel.model, point)
+        for point in points:
+            run_spec = panel.resolve(arm, panel.spec.model, point)
             arms.append(grid_arm(label, point, run_spec))
         return arms
 
@@ -92,7 +91,12 @@ def grid_points(axes: Mapping[str, Sequence[float]]) -> list[dict[str, float]]:
 def cross_points(axes: Mapping[str, Sequence[float]]) -> list[dict[str, float]]:
     """Return the points that differ from the first values in one axis at most."""
     first = {key: values[0] for key, values in axes.items()}
-    return [point for point in grid_points(axes) if len(point.items() - first.items()) <= 1]
+    points = []
+    for point in grid_points(axes):
+        changes = point.items() - first.items()
+        if len(changes) <= 1:
+            points.append(point)
+    return points
 
 
 def grid_arm(series: str, point: Mapping[str, float], run_spec: "RunSpec") -> PlannedArm:

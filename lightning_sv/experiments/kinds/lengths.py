@@ -5,40 +5,26 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Choices, Drawing, LoadedPanel
+from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
 from lightning_sv.experiments.kinds.curves import difference_table
-from lightning_sv.experiments.kinds.scaling import ScalingKind
-from lightning_sv.experiments.spec import PanelSpec
+from lightning_sv.experiments.kinds.models import ModelsKind
 
 if TYPE_CHECKING:  # it imports torch, which a report does not need
-    from lightning_sv.experiments.resolver import RunResolver
+    from lightning_sv.experiments.plan import BudgetedPanel
     from lightning_sv.experiments.run_spec import RunSpec
 
 
-class LengthsKind(ScalingKind):
-    """Loss of each arm after several lengths of training, which are models of the budget."""
+class LengthsKind(ModelsKind):
+    """Loss of each arm after several lengths of training."""
 
-    claims = LOSS_CLAIMS
-    has_laws = False
     distinguished_by = "the steps"
 
-    def warnings(self, panel: PanelSpec, choices: Choices) -> list[str]:
-        """Return no warning, because no law is fitted."""
-        return []
-
-    def point_names(
-        self,
-        panel: PanelSpec,
-        run_specs: Sequence["RunSpec"],
-        resolver: "RunResolver",
-        choices: Choices,
-    ) -> list[str]:
+    def names(self, panel: "BudgetedPanel", run_specs: Sequence["RunSpec"]) -> list[str]:
         """Return the tokens per parameter of the baseline; arms with more vectors have 1% fewer."""
-        (baseline,) = (arm for arm in panel.arms.values() if arm.baseline)
-        ratios = [
-            resolver.resolve(panel, baseline, role).tokens_per_param for role in choices.roles
-        ]
-        return [f"{ratio:.3g} tokens a parameter" for ratio in ratios]
+        baseline = panel.spec.baseline
+        assert baseline is not None  # `check` refuses a panel without one
+        baselines = [panel.resolve(baseline, role) for role in panel.roles]
+        return [f"{run_spec.tokens_per_param:.3g} tokens a parameter" for run_spec in baselines]
 
     def value(self, run_spec: "RunSpec") -> float:
         """Return the tokens per parameter."""

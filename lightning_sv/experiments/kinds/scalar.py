@@ -1,10 +1,9 @@
 """A logged scalar against tokens."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pandas as pd
 
+from lightning_sv.errors import expect
 from lightning_sv.experiments.arms import baseline_first
 from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel, PanelKind
 from lightning_sv.experiments.spec import PanelSpec
@@ -16,11 +15,10 @@ class ScalarKind(PanelKind):
     claims = ("lower",)
     fields = ("tag",)
 
-    def problems(self, panel: PanelSpec) -> Iterator[str]:
-        """Yield an error if the panel names no scalar."""
-        if not panel.tag:
-            expected = "a tag, e.g. sharpness/all/lambda_max"
-            yield f"tag is '' and kind is {panel.kind!r}; expected {expected}."
+    def check(self, panel: PanelSpec) -> None:
+        """Check that the panel names a scalar."""
+        expected = "a tag, e.g. sharpness/all/lambda_max."
+        expect(bool(panel.tag), "tag of a panel of kind 'scalar'", repr(panel.tag), expected)
 
     def table(self, panel: LoadedPanel) -> pd.DataFrame:
         """Return one row per arm that logged the scalar: geometric mean at the end, each seed."""

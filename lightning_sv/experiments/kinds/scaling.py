@@ -1,78 +1,37 @@
 """Loss against the size of the model, with scaling laws."""
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lightning_sv.errors import expect
-from lightning_sv.experiments.arms import (
-    Arm,
-    PlannedArm,
-    Series,
-    without_incomplete_series,
-)
-from lightning_sv.experiments.kinds.base import (
-    LOSS_CLAIMS,
-    Choices,
-    Drawing,
-    LoadedPanel,
-    PanelKind,
-)
-from lightning_sv.experiments.spec import ArmSpec, PanelSpec
-from lightning_sv.statistics.scaling import ScalingFit
+from lightning_sv.errors import NotTestableError
+from lightning_sv.experiments.arms import fit_series
+from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Drawing, FittedLaws, LoadedPanel
+from lightning_sv.experiments.kinds.models import ModelsKind
+from lightning_sv.statistics.paired import PairedDifference
+from lightning_sv.statistics.scaling import FEWEST_SIZES, ScalingFit
 from lightning_sv.statistics.verdicts import interval_text
 
 if TYPE_CHECKING:  # it imports torch, which a report does not need
-    from lightning_sv.experiments.resolver import RunResolver
+    from lightning_sv.experiments.plan import BudgetedPanel
     from lightning_sv.experiments.run_spec import RunSpec
 
 
-class ScalingKind(PanelKind):
-    """Loss of each arm at several sizes; the points of a series are models of the budget."""
+class ScalingKind(ModelsKind):
+    """Loss of each arm at several sizes."""
 
-    claims: ClassVar[tuple[str, ...]] = (*LOSS_CLAIMS, "slope")
-    fields = ("models",)
-    arms_have_models = False
-    has_pairs = True
-    has_laws = True
-    #: setting whose values name the points
+    claims = (*LOSS_CLAIMS, "slope")
     distinguished_by = "model.backbone.name"
 
-    def problems(self, panel: PanelSpec) -> Iterator[str]:
-        """Yield an error if no arm is the baseline, because only differences are drawn."""
-        if not any(arm.baseline for arm in panel.arms.values()):
-            yield "`baseline: true` is set for no arm; expected one arm."
-
-    def warnings(self, panel: PanelSpec, choices: Choices) -> list[str]:
+    def warnings(self, panel: "BudgetedPanel") -> list[str]:
         """Warn about a slope of few sizes."""
-        if len(choices.roles) >= 4:
+        count = len(panel.roles)
+        if count >= FEWEST_SIZES:
             return []
-        return [f"{panel.title}: {len(choices.roles)} sizes; a slope needs four or more."]
+        return [f"{panel.spec.title}: {count} sizes; a slope needs four or more."]
 
-    def points(
-        self, panel: PanelSpec, label: str, arm: ArmSpec, resolver: "RunResolver", choices: Choices
-    ) -> list[PlannedArm]:
-        """Resolve an arm with each model."""
-        run_specs = [resolver.resolve(panel, arm, role) for role in choices.roles]
-        names = self.point_names(panel, run_specs, resolver, choices)
-        expected = f"different ones. Set {self.distinguished_by} of each model of the budget."
-        is_distinct = len(set(names)) == len(names)
-        expect(is_distinct, f"panel {panel.title!r}: its {panel.kind}", ", ".join(names), expected)
-
-        arms = []
-        for spec, size in zip(run_specs, names, strict=True):
-            point = (self.value(spec),)
-            arms.append(PlannedArm(f"{label}, {size}", spec, series=label, point=point, size=size))
-        return arms
-
-    def point_names(
-        self,
-        panel: PanelSpec,
-        run_specs: Sequence["RunSpec"],
-        resolver: "RunResolver",
-        choices: Choices,
-    ) -> list[str]:
+    def names(self, panel: "BudgetedPanel", run_specs: Sequence["RunSpec"]) -> list[str]:
         """Return the names of the models."""
         return [run_spec.model for run_spec in run_specs]
 
@@ -80,27 +39,21 @@ class ScalingKind(PanelKind):
         """Return the activated parameters."""
         return run_spec.parameters
 
-    def kept(self, every: Sequence[Arm]) -> list[Arm]:
-        """Return the arms of the series that have runs at all points."""
-        return without_incomplete_series(every, self.lacking(every))
+    def laws(self, panel: LoadedPanel) -> list[FittedLaws]:
+        """Return the laws of each series that can be fitted, in each form."""
+        baseline = panel.baseline
+        if baseline is None:
+            return []
+        fits, _ = law_fits(panel)
+        laws = []
+        for series in panel.series:
+            for fit in fits.get(series.label, ()):
+                laws.append(FittedLaws(series, baseline, fit))
+        return laws
 
     def table(self, panel: LoadedPanel) -> pd.DataFrame:
         """Return one row per series and form of its law."""
-        rows = []
-        for series, baseline, fit in laws(panel):
-            offset = f"{fit.offset.mean:+.4f} ({interval_text(fit.offset.low, fit.offset.high)})"
-            slope = f"{fit.slope.mean:+.4f} ({interval_text(fit.slope.low, fit.slope.high)})"
-            rows.append(
-                {
-                    "arm": series.name,
-                    "law": fit.b.formula(),
-                    f"law of {baseline.label}": fit.a.formula(),
-                    "offset in the middle of the sizes, nats per token (95% interval)": offset,
-                    "slope difference, above 0: falls faster (95% interval)": slope,
-                    "residual, nats per token": f"{fit.residual:.4f}",
-                }
-            )
-        return pd.DataFrame(rows)
+        return pd.DataFrame([_law_cells(law) for law in self.laws(panel)])
 
     def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw the laws, the difference at each size, and the curves of each size."""
@@ -110,14 +63,33 @@ class ScalingKind(PanelKind):
         return scaling_plots(panel)
 
 
-def laws(panel: LoadedPanel) -> list[tuple[Series, Series, ScalingFit]]:
-    """Return (series, series of the baseline, fit of both) per series and form of the law."""
-    baseline = panel.baseline
-    if baseline is None:
-        return []
-    fits, _ = panel.fits
-    found = []
+def law_fits(panel: LoadedPanel) -> tuple[dict[str, list[ScalingFit]], list[str]]:
+    """Return series -> fits of its laws and the baseline's, and sentences on series without."""
+    fits: dict[str, list[ScalingFit]] = {}
+    notes: list[str] = []
+    if panel.baseline is None:
+        return fits, notes
     for series in panel.series:
-        for fit in fits.get(series.label, ()):
-            found.append((series, baseline, fit))
-    return found
+        if series.baseline:
+            continue
+        try:
+            fits[series.label] = fit_series(panel.baseline, series)
+        except NotTestableError as error:
+            notes.append(f"{series.name} has no scaling fit: {error}")
+    return fits, notes
+
+
+def _law_cells(law: FittedLaws) -> dict[str, str]:
+    fit = law.fit
+    return {
+        "arm": law.series.name,
+        "law": fit.b.formula(),
+        f"law of {law.baseline.label}": fit.a.formula(),
+        "offset in the middle of the sizes, nats per token (95% interval)": _text(fit.offset),
+        "slope difference, above 0: falls faster (95% interval)": _text(fit.slope),
+        "residual, nats per token": f"{fit.residual:.4f}",
+    }
+
+
+def _text(d: PairedDifference) -> str:
+    return f"{d.mean:+.4f} ({interval_text(d.low, d.high)})"

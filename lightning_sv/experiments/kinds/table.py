@@ -23,7 +23,7 @@ class TableKind(PanelKind):
 
     claims = ("cost", "memory")
     fields = ("file",)
-    is_pooled = False
+    has_own_pool = True
 
     def table(self, panel: LoadedPanel) -> pd.DataFrame:
         """Return the measured table as text."""

@@ -12,6 +12,7 @@ from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import Series
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
 from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
+from lightning_sv.experiments.kinds.scaling import law_fits
 from lightning_sv.experiments.report.curve_plots import curve_plots
 from lightning_sv.experiments.report.plot import FINAL_LOSS, Plot, finished, with_looks
 from lightning_sv.plots import style
@@ -26,8 +27,7 @@ def scaling_plots(panel: LoadedPanel) -> Drawing:
 
     Each fit is of two arms; the curve of the baseline is that of the first fit.
     """
-    fits, reasons = panel.fits
-    notes = list(reasons)
+    fits, notes = law_fits(panel)
     plots = [_fit_plot(panel, fits)]
     if fits:
         plots.append(gap_plot(panel, fits))

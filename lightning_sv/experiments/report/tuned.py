@@ -22,7 +22,7 @@ def write_tuned(figures: Sequence[Figure], out: Path) -> None:
     texts: dict[Path, str] = {}
     tuning_first = sorted(figures, key=lambda figure: figure.spec.name != "tuning")
     for figure, panel in panels_of(tuning_first):
-        if panel.kind.has_optima and panel.arms and panel.arms[0].run_spec is not None:
+        if panel.spec.axes and panel.arms and panel.arms[0].run_spec is not None:
             run_spec = panel.arms[0].run_spec
             path = out / "tuned" / f"{run_spec.model}-{run_spec.steps}.yaml"
             texts.setdefault(path, _tuned_text(figure, panel))

@@ -14,7 +14,7 @@ from lightning_sv.experiments.claims.pooling import CORPUS_KEYS
 from lightning_sv.experiments.comparability import VALIDATION_KEYS, check_same_data
 from lightning_sv.experiments.kinds.base import PlannedPanel
 from lightning_sv.experiments.kinds.grid import TUNING_SEED, grid_arm, grid_points
-from lightning_sv.experiments.panel_errors import axis_errors
+from lightning_sv.experiments.panel_checks import check_axes
 from lightning_sv.experiments.plan import check_arms
 from lightning_sv.experiments.results import PlannedFigure, count_seeds
 from lightning_sv.experiments.run_spec import ParsedRun, RunConfig, without_preset
@@ -225,7 +225,7 @@ def compared_figure(arms: Sequence[RequestedArm], seeds: int) -> PlannedFigure:
         run_spec = replace(arm.run.spec(arm.steps), title=arm.label)
         planned.append(PlannedArm(arm.label, run_spec, tuple(range(seeds)), baseline=is_baseline))
         specs[arm.label] = replace(arm.spec, baseline=is_baseline)
-    check_arms(planned, "compare")
+    check_arms(planned)
 
     panel = PanelSpec("Validation loss", specs)
     title = f"{', '.join(arm.label for arm in others)} against {first.label}"
@@ -242,8 +242,7 @@ def swept_figure(
     Raises:
         ConfigError: a value is not above 0 or repeated, or two arms are one
     """
-    for error in axis_errors(axes):
-        raise ConfigError(f"sweep: {error}")
+    check_axes(axes)
     seed_range = tuple(range(TUNING_SEED, TUNING_SEED + seeds))
     points = grid_points(axes)
     planned = []
@@ -253,7 +252,7 @@ def swept_figure(
             config = replace(config, keys={**config.keys, **point})
             run_spec = config.parse().spec(arm.steps)
             planned.append(replace(grid_arm(arm.label, point, run_spec), seeds=seed_range))
-    check_arms(planned, "sweep")
+    check_arms(planned)
 
     settings = arms[0].run.model
     panel = PanelSpec(

@@ -1,0 +1,121 @@
+"""Checks of a panel of conf/paper that do not depend on the budget.
+
+Each check raises a `ConfigError` without the place of the panel, which the planner adds.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from lightning_sv.errors import ConfigError, expect, expect_known
+from lightning_sv.experiments.claims.claim_types import KINDS as CLAIMS
+from lightning_sv.experiments.kinds.base import KINDS
+from lightning_sv.experiments.spec import ArmSpec, Axes, ClaimSpec, PanelSpec
+
+
+def check_panel(panel: PanelSpec) -> None:
+    """Check the kind, the claims, the fields and the arms of a panel."""
+    expect_known("kind", panel.kind, KINDS)
+    for claim in panel.claims:
+        expect_known("claim of kind", claim.kind, CLAIMS)
+        _check_claim(claim, panel)
+    _check_fields_are_read(panel)
+    _check_values(panel.axes)
+    for label, arm in panel.arms.items():
+        _check_arm(f"arm {label!r}", arm, panel)
+    baselines = [label for label, arm in panel.arms.items() if arm.baseline]
+    marked = " and ".join(baselines)
+    expect(len(baselines) <= 1, "`baseline: true`", f"set for {marked}", "one arm.")
+    KINDS[panel.kind].check(panel)
+
+
+def _check_claim(claim: ClaimSpec, panel: PanelSpec) -> None:
+    name = f"claim {claim.kind!r}"
+    kinds = [kind for kind, rules in KINDS.items() if claim.kind in rules.claims]
+    expected = f"{' or '.join(kinds)}, because it has a {name}."
+    expect(panel.kind in kinds, "kind", repr(panel.kind), expected)
+    _check_compared_arms(claim, panel, name)
+    _check_shares(claim, name)
+
+    claim_type = CLAIMS[claim.kind]
+    if claim.margin and not claim_type.takes_margin:
+        raise ConfigError(f"margin of a {name} is {claim.margin:g}; expected none.")
+    lacking = claim_type.needs(claim, panel)
+    if lacking is not None:
+        raise ConfigError(f"a {name} needs {lacking}.")
+
+
+def _check_compared_arms(claim: ClaimSpec, panel: PanelSpec, name: str) -> None:
+    labels = [claim.a]
+    if CLAIMS[claim.kind].compares:
+        labels.append(claim.b)
+    for label in labels:
+        expect_known(f"{name}: arm", label, panel.arms)
+    is_distinct = len(set(labels)) == len(labels)
+    expect(is_distinct, f"a and b of {name}", repr(claim.a), "two arms.")
+
+
+def _check_shares(claim: ClaimSpec, name: str) -> None:
+    for key, share in (("at", claim.at), ("until", claim.until)):
+        expected = "a share of the tokens, above 0 and at most 1."
+        expect(0 < share <= 1, f"{name}: {key}", share, expected)
+    if CLAIMS[claim.kind].has_two_shares:
+        expected = f"less than until, which is {claim.until:g}."
+        expect(claim.at < claim.until, f"{name}: at", claim.at, expected)
+
+
+def _check_fields_are_read(panel: PanelSpec) -> None:
+    """Check that the kind of a panel reads the fields that only some kinds read."""
+    readers: dict[str, list[str]] = {}
+    for name, kind in KINDS.items():
+        for field in kind.fields:
+            readers.setdefault(field, []).append(name)
+    for field, kinds in readers.items():
+        is_read = panel.kind in kinds
+        found = f"set and kind is {panel.kind!r}"
+        expected = f"kind {' or '.join(kinds)}. Remove {field}, or change kind."
+        expect(is_read or not getattr(panel, field), field, found, expected)
+
+
+def _check_arm(name: str, arm: ArmSpec, panel: PanelSpec) -> None:
+    if not KINDS[panel.kind].arms_have_models:
+        expected = "none, because the panel has its models."
+        expect(arm.model is None, f"model of {name}", arm.model, expected)
+    _check_rate(name, arm, panel)
+    _check_length(name, arm)
+    _check_values(arm.axes)
+    for key in arm.axes.keys() - panel.axes.keys():
+        expected = "an axis of the panel. Set a single value in 'overrides'."
+        raise ConfigError(f"axes of {name} is {key}; expected {expected}")
+
+
+def _check_rate(name: str, arm: ArmSpec, panel: PanelSpec) -> None:
+    has_rate = bool(panel.lr or arm.lr)
+    is_key = "model.optim.lr" in {*panel.overrides, *arm.overrides, *panel.axes}
+    expected = "none, because model.optim.lr is set too. Remove one."
+    expect(not (has_rate and is_key), f"lr of {name}", "set", expected)
+
+
+def _check_length(name: str, arm: ArmSpec) -> None:
+    if "trainer.max_steps" in arm.overrides:
+        expected = "none, because its trainer.max_steps is set."
+        expect(arm.longer == 1, f"longer of {name}", arm.longer, expected)
+        return
+    has_tokens = "model.tokens_per_param" in arm.overrides
+    expected = "none. Set 'longer' or trainer.max_steps."
+    expect(not has_tokens, f"model.tokens_per_param of {name}", "set", expected)
+
+
+def _check_values(axes: Axes) -> None:
+    """Check the values of the axes under each budget."""
+    for key, by_budget in axes.items():
+        for values in by_budget.values():
+            check_axes({key: values})
+
+
+def check_axes(axes: Mapping[str, Sequence[float]]) -> None:
+    """Check that a fit over the logarithms of the values of a grid is possible."""
+    for key, values in axes.items():
+        is_positive = all(0 < value < math.inf for value in values)
+        is_distinct = len(set(values)) == len(values)
+        expected = "different positive numbers, for a fit over their logarithms."
+        expect(is_positive and is_distinct, f"axis {key}", values, expected)
