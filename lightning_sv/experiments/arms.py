@@ -1,22 +1,20 @@
 """Arms of a panel, planned and with their runs; series over settings, sizes or lengths."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_sv.errors import NotTestableError
 from lightning_sv.runs.events import Curve, Run
 from lightning_sv.runs.tags import VAL_LOSS
 from lightning_sv.statistics.optimum import Optimum, fit_optimum
-from lightning_sv.statistics.scaling import ScalingFit, fit_scaling
 
 if TYPE_CHECKING:  # it imports torch, which a report does not need
     from lightning_sv.experiments.run_spec import RunSpec
 
+_ArmOrSeries = TypeVar("_ArmOrSeries", "Arm", "Series")
 #: a requested run: its specification and its seed
 RunRequest = tuple["RunSpec", int]
 
@@ -40,6 +38,15 @@ class _ArmPlace:
     series: str = ""
     point: tuple[float, ...] = ()
     size: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name in legends."""
+        return _legend_name(self.label, ours=self.ours)
+
+    def is_of(self, labels: Collection[str]) -> bool:
+        """Return True if it, or its series, has one of these labels."""
+        return self.label in labels or self.series in labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,11 +96,6 @@ class Arm(_ArmPlace):
     diverged: tuple[Run, ...] = ()
 
     @property
-    def name(self) -> str:
-        """Name in legends."""
-        return f"{self.label} (ours)" if self.ours else self.label
-
-    @property
     def has_ended(self) -> bool:
         """If True, one of its runs is complete or diverged."""
         return bool(self.runs or self.diverged)
@@ -120,6 +122,10 @@ class Arm(_ArmPlace):
         return replace(self, runs=tuple(self.by_seed[seed] for seed in seeds), seeds=tuple(seeds))
 
 
+def _legend_name(label: str, *, ours: bool) -> str:
+    return f"{label} (ours)" if ours else label
+
+
 def runs_of(arms: Iterable[Arm]) -> list[Run]:
     """Return the runs of arms."""
     runs: list[Run] = []
@@ -136,8 +142,8 @@ def grouped(arms: Iterable[Arm], key: Callable[[Arm], str]) -> dict[str, list[Ar
     return groups
 
 
-def baseline_first(arms: Sequence[Arm]) -> list[Arm]:
-    """Return the arms in their order, the baseline first."""
+def baseline_first(arms: Iterable[_ArmOrSeries]) -> list[_ArmOrSeries]:
+    """Return arms or series in their order, the baseline first."""
     return sorted(arms, key=lambda arm: not arm.baseline)
 
 
@@ -153,12 +159,6 @@ def on_shared_seeds(arms: Sequence[Arm]) -> tuple[Arm, ...]:
     if not shared:
         return ()
     return tuple(arm.on(shared) for arm in arms)
-
-
-def without_incomplete_series(arms: Sequence[Arm], lacking: Sequence[Arm]) -> list[Arm]:
-    """Return the arms of the series that have no point in `lacking`."""
-    incomplete = {arm.series for arm in lacking}
-    return [arm for arm in arms if arm.series not in incomplete]
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Series:
     @property
     def name(self) -> str:
         """Name in legends."""
-        return f"{self.label} (ours)" if self.arms[0].ours else self.label
+        return _legend_name(self.label, ours=self.arms[0].ours)
 
     @property
     def points(self) -> list[tuple[float, ...]]:
@@ -201,19 +201,3 @@ class Series:
     def optimum(self) -> Optimum:
         """Optimum of a grid."""
         return fit_optimum(self.points, self.losses.tolist(), self.planned)
-
-
-@lru_cache(maxsize=100)
-def fit_series(a: Series, b: Series) -> list[ScalingFit]:
-    """Fit the scaling laws of two series at the sizes of A.
-
-    The strategies differ a little in parameters.
-
-    Raises:
-        NotTestableError: different sizes, fewer than two, or losses that are not finite
-    """
-    sizes_a = [arm.size for arm in a.arms]
-    sizes_b = [arm.size for arm in b.arms]
-    if sizes_a != sizes_b:
-        raise NotTestableError(f"its sizes {sizes_b} are not the baseline's {sizes_a}.")
-    return fit_scaling([float(size) for size in a.values], a.losses, b.losses)

@@ -40,27 +40,33 @@ def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> No
     Raises:
         ConfigError: names the key and two of the runs
     """
-    facts: dict[str, dict[str, Any]] = {}
-    for name, run in runs.items():
-        facts[name] = _corpus_facts(run)
-        if validation:
-            facts[name] |= {f"data.{key}": validation_setting(run, key) for key in VALIDATION_KEYS}
+    facts = {name: _corpus_facts(run) for name, run in runs.items()}
+    if validation:
+        for name, run in runs.items():
+            facts[name] |= _validation_facts(run)
     check_same_data(facts)
 
 
 def _corpus_facts(run: Run) -> dict[str, Any]:
-    facts = {key: run.summary.get(key) for key in CORPUS_KEYS}
-    for key, value in facts.items():
-        if value is None:
+    facts = {}
+    for key in CORPUS_KEYS:
+        facts[key] = run.summary.get(key)
+        if facts[key] is None:
             found = f"{run.dir / SUMMARY} has no {key}: its corpus is unknown"
             raise ConfigError(f"{found}. Train the run again.")
     return facts
 
 
+def _validation_facts(run: Run) -> dict[str, Any]:
+    return {f"data.{key}": validation_setting(run, key) for key in VALIDATION_KEYS}
+
+
 def validation_setting(run: Run, key: str) -> Any:
     """Return a setting of `VALIDATION_KEYS`; older runs lack the last one, which is then False."""
     value = config_value(run.config, f"data.{key}")
-    return bool(value) if key == "full_last_validation" else value
+    if key == "full_last_validation":
+        return bool(value)
+    return value
 
 
 def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") -> None:
@@ -150,12 +156,15 @@ def panel_warnings(panel: LoadedPanel) -> list[str]:
     """Return warnings about a panel: of its plan, unexpected differences, missing runs."""
     if panel.why_not:
         return []
-    found: list[str] = []
+    differences: list[str] = []
     for group in alike(panel.arms):
-        found += _group_warnings(group, panel)
+        differences += _group_warnings(group, panel)
     if panel.sizes:
-        found += _size_warnings(panel.arms)
-    return [*panel.warnings, *(f"{panel.title}: {warning}" for warning in found)]
+        differences += _size_warnings(panel.arms)
+    warnings = list(panel.warnings)
+    for difference in differences:
+        warnings.append(f"{panel.title}: {difference}")
+    return warnings
 
 
 def runs_by_name(arms: Sequence[Arm]) -> dict[str, Run]:
@@ -172,9 +181,10 @@ def _group_warnings(group: Sequence[Arm], panel: LoadedPanel) -> list[str]:
     runs = runs_by_name(group)
     check_same_corpus(runs)
     warnings = comparability_warnings(runs, requested_keys(panel))
-    if any(spec.longer != 1 for spec in panel.spec.arms.values()):
-        return [warning for warning in warnings if _DIFFERENT_TOKENS not in warning]
-    return warnings
+    lengths = {spec.longer for spec in panel.spec.arms.values()}
+    if lengths <= {1}:
+        return warnings
+    return [warning for warning in warnings if _DIFFERENT_TOKENS not in warning]
 
 
 def requested_keys(panel: LoadedPanel) -> list[str]:
@@ -193,10 +203,9 @@ def _size_warnings(arms: Sequence[Arm]) -> Iterator[str]:
     """Yield warnings about the validation sets of the sizes of one law."""
     runs = {str(run.dir): run for run in runs_of(arms)}
     check_same_corpus(runs, validation=False)
-    for key in VALIDATION_KEYS:
-        values = dict.fromkeys(str(validation_setting(run, key)) for run in runs.values())
-        if len(values) > 1:
-            yield f"the sizes of one law have data.{key} {' and '.join(values)}."
+    settings = pd.DataFrame(map(_validation_facts, runs.values()), dtype=object).map(str)
+    for key in settings.columns[settings.nunique() > 1]:
+        yield f"the sizes of one law have {key} {' and '.join(settings[key].unique())}."
 
 
 def _config_warnings(runs: Mapping[str, Run], allowed: Sequence[str]) -> list[str]:

@@ -78,14 +78,13 @@ def _file_name(label: str) -> str:
 def _free_out(base: Path, figure: PlannedFigure, runs: RunStore) -> Path:
     """Return `base`, with a number if it has the report of a figure of other settings."""
     out = base
-    for number in count(2):
-        if not _replaces_other_settings(out, figure, runs):
-            break
-        out = base.with_name(f"{base.name}-{number}")
+    numbers = count(2)
+    while _has_other_settings(out, figure, runs):
+        out = base.with_name(f"{base.name}-{next(numbers)}")
     return out
 
 
-def _replaces_other_settings(out: Path, figure: PlannedFigure, runs: RunStore) -> bool:
+def _has_other_settings(out: Path, figure: PlannedFigure, runs: RunStore) -> bool:
     """Return whether a folder has a report of the same arms with other settings.
 
     Settings of all arms, such as the optimizer, are not in the name of the folder.
@@ -162,12 +161,13 @@ def compare(
 def _numbers(panel: LoadedPanel) -> dict[str, Any]:
     """Return the numbers of a comparison, without its runs."""
     seeds_of_arms = [set(arm.seeds) for arm in panel.arms]
+    diverged = [arm for arm in panel.every if arm.diverged]
     return {
         "unit": "nats per token",
         "seeds": sorted(set.intersection(*seeds_of_arms)),
         "arms": [_arm_numbers(arm, panel) for arm in panel.arms],
         "differences": [pair.to_dict() for pair in panel.pairs],
-        "diverged": {arm.label: len(arm.diverged) for arm in panel.every if arm.diverged},
+        "diverged": {arm.label: len(arm.diverged) for arm in diverged},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

@@ -130,12 +130,14 @@ def _training_notes(arms: Sequence[Arm]) -> tuple[str, ...]:
 
 def decide_claims(figures: Sequence[Figure]) -> list[Figure]:
     """Decide each claim of figures with runs, and correct the verdicts for their number."""
-    decided = []
-    for figure in figures:
-        results = []
-        for panel in figure.panels:
-            for claim in panel.spec.claims:
-                results.append((claim, evaluate_claim(claim, panel, figure)))
-        shown = tuple(panel for panel in figure.panels if panel.is_shown)
-        decided.append(replace(figure, panels=shown, verdicts=mark_primary(results)))
-    return correct_verdicts(decided)
+    return correct_verdicts([_decided(figure) for figure in figures])
+
+
+def _decided(figure: Figure) -> Figure:
+    """Return a figure with its verdicts, and with the panels that its report shows."""
+    results = []
+    for panel in figure.panels:
+        for claim in panel.spec.claims:
+            results.append((claim, evaluate_claim(claim, panel, figure)))
+    shown = tuple(panel for panel in figure.panels if panel.is_shown)
+    return replace(figure, panels=shown, verdicts=mark_primary(results))

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from lightning_sv.corpus import is_remote
 from lightning_sv.corpus.manifest import FILENAME
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.claims.claim_types import KINDS
 from lightning_sv.experiments.kinds.base import PlannedPanel
 from lightning_sv.experiments.results import PlannedFigure, requests_of
+from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.spec import ClaimSpec
 from lightning_sv.runs.events import Run
@@ -30,11 +31,14 @@ def check_trainable(figures: Sequence[PlannedFigure]) -> None:
     """
     for figure in figures:
         reasons = [panel.why_not for panel in figure.panels]
-        if None in reasons:
-            continue
-        for panel, why_not in zip(figure.panels, reasons, strict=True):
-            if figure.budget not in panel.spec.skip_under:
-                raise ConfigError(f"--fig {figure.spec.name}: {why_not}.")
+        if None not in reasons:
+            _check_left_out(figure)
+
+
+def _check_left_out(figure: PlannedFigure) -> None:
+    for panel in figure.panels:
+        if figure.budget not in panel.spec.skip_under:
+            raise ConfigError(f"--fig {figure.spec.name}: {panel.why_not}.")
 
 
 def check_corpora(figures: Sequence[PlannedFigure]) -> None:
@@ -44,20 +48,25 @@ def check_corpora(figures: Sequence[PlannedFigure]) -> None:
         ConfigError: names the folder and the command that prepares it
     """
     for run_spec, _ in requests_of(figures):
-        folder = json.loads(run_spec.identity)["data"]["corpus"]["dir"]
-        if is_remote(folder) or (Path(folder).expanduser() / FILENAME).is_file():
-            continue
-        command = shlex.join(["lightning-sv", "prepare", *_of_corpus(run_spec.args)])
-        raise ConfigError(
-            f"data.corpus.dir is {folder}; expected a prepared corpus. Run `{command}`."
-        )
+        _check_corpus(run_spec)
 
 
-def _of_corpus(args: Sequence[str]) -> Iterator[str]:
+def _check_corpus(run_spec: RunSpec) -> None:
+    folder = json.loads(run_spec.identity)["data"]["corpus"]["dir"]
+    if is_remote(folder):
+        return
+    manifest = Path(folder).expanduser() / FILENAME
+    command = shlex.join(["lightning-sv", "prepare", *_prepare_args(run_spec.args)])
+    expected = f"a prepared corpus. Run `{command}`."
+    expect(manifest.is_file(), "data.corpus.dir", folder, expected)
+
+
+def _prepare_args(args: Sequence[str]) -> Iterator[str]:
     """Yield the arguments of a run that `prepare` takes too."""
     for name, value in pairwise(args):
-        is_file = name == "--config" and Path(value).parent.name == "data"
-        if is_file or name.startswith("--data.corpus."):
+        is_data_file = name == "--config" and Path(value).parent.name == "data"
+        is_corpus_key = name.startswith("--data.corpus.")
+        if is_data_file or is_corpus_key:
             yield name
             yield value
 
@@ -75,13 +84,14 @@ def check_recorded(
     Raises:
         ConfigError: no run of the figures is recorded
     """
-    names_of_runs = {run_spec.key(seed) for run_spec, seed in requests_of(figures)}
-    if not recorded or not names_of_runs or names_of_runs & recorded.keys():
+    needed = {run_spec.key(seed) for run_spec, seed in requests_of(figures)}
+    if not recorded or not needed:
         return
-    budget = figures[0].budget
     names = " ".join(figure.spec.name for figure in figures)
-    expected = f"a recording with runs of {names} under budget {budget}. Omit it, or change --fig."
-    raise ConfigError(f"--results_from is {' '.join(map(str, paths))}; expected {expected}")
+    runs = f"runs of {names} under budget {figures[0].budget}"
+    expected = f"a recording with {runs}. Omit it, or change --fig."
+    is_used = not needed.isdisjoint(recorded)
+    expect(is_used, "--results_from", " ".join(map(str, paths)), expected)
 
 
 def check_recorded_curves(figures: Sequence[PlannedFigure], runs: RunStore) -> None:
@@ -102,12 +112,12 @@ def check_recorded_curves(figures: Sequence[PlannedFigure], runs: RunStore) -> N
 
 
 def _claims_without_curve(figure: PlannedFigure, runs: RunStore) -> Iterator[tuple[ClaimSpec, str]]:
-    """Yield each claim about a curve whose recorded runs lack it, and the first of these runs."""
+    """Yield each claim about a curve and each of its recorded runs without one."""
     for panel in figure.panels:
         for claim in filter(_reads_curve, panel.spec.claims):
-            run = _recorded_without_curve(claim, panel, runs)
-            if run is not None:
-                yield claim, run
+            for run in _recorded_runs(claim, panel, runs):
+                if len(run.curve(VAL_LOSS).tokens) == 1:
+                    yield claim, run.dir.name
 
 
 def _reads_curve(claim: ClaimSpec) -> bool:
@@ -116,14 +126,9 @@ def _reads_curve(claim: ClaimSpec) -> bool:
     return any(part.kind in _OF_CURVES or part.until < 1 for part in parts)
 
 
-def _recorded_without_curve(claim: ClaimSpec, panel: PlannedPanel, runs: RunStore) -> str | None:
-    """Return the name of the first recorded run of a claim's arms that has only its last loss."""
-    compared = [arm for arm in panel.arms if (arm.series or arm.label) in claim.arms]
-    requests = chain.from_iterable(arm.requests for arm in compared)
-    for request in requests:
-        if not runs.is_recorded(*request):
-            continue
-        run = runs.read(*request)
-        if len(run.curve(VAL_LOSS).tokens) == 1:
-            return run.dir.name
-    return None
+def _recorded_runs(claim: ClaimSpec, panel: PlannedPanel, runs: RunStore) -> Iterator[Run]:
+    """Yield the recorded runs of the arms of a claim."""
+    compared = [arm for arm in panel.arms if arm.is_of(claim.arms)]
+    for request in chain.from_iterable(arm.requests for arm in compared):
+        if runs.is_recorded(*request):
+            yield runs.read(*request)

@@ -15,7 +15,15 @@ from lightning_sv.experiments.run_spec import (
     fit_args,
     without_preset,
 )
-from lightning_sv.experiments.spec import CONF, ArmSpec, Budget, ModelSpec, PanelSpec, load_tuned
+from lightning_sv.experiments.spec import (
+    CONF,
+    ArmSpec,
+    Budget,
+    ModelSpec,
+    PanelSpec,
+    Tuned,
+    load_tuned,
+)
 from lightning_sv.experiments.tuned_values import tuned_keys
 from lightning_sv.gpus import find_gpu
 from lightning_sv.lit.run_arguments import parse_run
@@ -98,7 +106,7 @@ class RunResolver:
         """
         if not model.tuned and panel.tuned_as == "own":
             return f"the optimum of each arm is not known for {model.config}"
-        if not _uses_tuned(panel, model) or load_tuned(model.tuned, self.conf):
+        if not _uses_tuned(panel, model) or self._tuned(panel, model) is not None:
             return None
         file = f"conf/paper/tuned/{model.tuned}.yaml"
         command = f"lightning-sv paper --budget {self.budget.name} --fig tuning"
@@ -113,15 +121,22 @@ class RunResolver:
 
     def _own_rate(self, panel: PanelSpec, arm: ArmSpec) -> dict[str, float]:
         """Return the learning rate that panel or arm give for the budget."""
-        rates = {**(panel.lr or {}), **(arm.lr or {})}
-        name = self.budget.name
-        return {"model.optim.lr": rates[name]} if name in rates else {}
+        for rates in (arm.lr, panel.lr):
+            if rates is not None and self.budget.name in rates:
+                return {"model.optim.lr": rates[self.budget.name]}
+        return {}
+
+    def _tuned(self, panel: PanelSpec, model: ModelSpec) -> Tuned | None:
+        """Return the optima that a panel uses; None if it uses none or their file is missing."""
+        if not _uses_tuned(panel, model):
+            return None
+        return load_tuned(model.tuned, self.conf)
 
     def _tuned_values(
         self, panel: PanelSpec, config: RunConfig, model: ModelSpec
     ) -> tuple[dict[str, float], str]:
         """Return the optimum of an arm, or that of all arms, and a sentence on it."""
-        tuned = load_tuned(model.tuned, self.conf) if _uses_tuned(panel, model) else None
+        tuned = self._tuned(panel, model)
         if tuned is None or (tuned.optim, tuned.schedule) != (panel.optim, panel.schedule):
             return {}, ""
         is_shared = panel.tuned_as not in ("", "own")

@@ -79,8 +79,8 @@ class RunStore:
 
     def _has_ended(self, job: Job) -> bool:
         """Return True if a run is complete or diverged, and was trained in this context."""
-        if self.context is not None and job.state() == "complete":
-            return True
+        if self.context is not None:
+            job.state()  # refuses a run of a different context
         return is_complete(job.run_dir) or is_diverged(job.run_dir)
 
     def unknown_modules(self, run_spec: RunSpec, seed: int) -> set[str]:
@@ -178,13 +178,14 @@ def _print_state(
     requests: Sequence[RunRequest], missing: int, runs: RunStore, console: Console
 ) -> None:
     """Print the number of complete runs, and the diverged ones."""
-    recorded = sum(runs.is_recorded(*run) for run in requests)
-    as_recorded = f", {recorded} of them as recorded" if recorded else ""
-    complete = f"{len(requests) - missing} of {len(requests)} runs are complete"
-    console.print(f"{complete}{as_recorded}", markup=False)
+    recorded = [request for request in requests if runs.is_recorded(*request)]
+    state = f"{len(requests) - missing} of {len(requests)} runs are complete"
+    if recorded:
+        state += f", {len(recorded)} of them as recorded"
+    console.print(state, markup=False)
     for request in requests:
         job = runs.job(*request)
-        if not runs.is_recorded(*request) and is_diverged(job.run_dir):
+        if request not in recorded and is_diverged(job.run_dir):
             hint = f"remove {job.run_dir} to train it again"
             console.print(f"{job.title} diverged; {hint}", markup=False)
 

@@ -78,12 +78,17 @@ def set_limits(
     axes.set_ylim(float(values.min()) - pad, float(values.max()) + pad)
 
 
-def new_figure(panels: int = 2, rows: int = 1) -> Figure:
+def new_figure(panels: int, rows: int = 1) -> Figure:
     """Create a figure of `rows` with `panels` each, 5 by 4 inches."""
     # its own canvas instead of pyplot: no global state, no display
     figure = Figure(figsize=(5 * panels, 4 * rows), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def new_axes() -> Axes:
+    """Create a figure of one panel, and return its axes."""
+    return new_figure(panels=1).subplots()
 
 
 def legend_below(figure: Figure, axes: Axes, title: str) -> None:

@@ -16,7 +16,7 @@ def _few_resamples() -> Iterator[None]:
     the intervals."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "lightning_sv.experiments.arms.fit_scaling", partial(fit_scaling, resamples=40)
+            "lightning_sv.experiments.laws.fit_scaling", partial(fit_scaling, resamples=40)
         )
         yield
 

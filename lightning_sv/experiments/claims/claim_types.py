@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.arms import Arm, Series, fit_series
+from lightning_sv.experiments.arms import Arm, Series
 from lightning_sv.experiments.claims.pooling import LossAt
 from lightning_sv.experiments.kinds.base import LoadedPanel
+from lightning_sv.experiments.laws import fit_series
 from lightning_sv.experiments.spec import ClaimSpec, PanelSpec
 from lightning_sv.runs.events import Run
 from lightning_sv.statistics.optimum import Optimum
@@ -195,10 +196,11 @@ def _slope_outcome(fits: Sequence[ScalingFit], sizes: int) -> Outcome:
     outcomes = [opposite(directed(fit.slope)) for fit in fits]
     words = {outcome.word for outcome in outcomes}
     weakest = max(outcomes, key=lambda outcome: outcome.p)
-    if sizes < FEWEST_SIZES or {HOLDS, CONTRADICTED} <= words:
-        return weakest._replace(word=NOT_RESOLVED, to_go="")  # more pairs do not help
     if len(words) > 1:
-        return weakest._replace(word=NOT_RESOLVED)
+        weakest = weakest._replace(word=NOT_RESOLVED)
+    forms_contradict = {HOLDS, CONTRADICTED} <= words
+    if forms_contradict or sizes < FEWEST_SIZES:  # more pairs do not help
+        return weakest._replace(word=NOT_RESOLVED, to_go="")
     return weakest
 
 
@@ -391,8 +393,8 @@ class ClaimType(NamedTuple):
 
 
 def _two_tags_apart(claim: ClaimSpec, panel: PanelSpec) -> str | None:
-    branches = [tag for tag in claim.tags if tag.count("/") > 1]
-    if len(branches) != 2 or len(claim.tags) != 2:
+    depths = [tag.count("/") for tag in claim.tags]
+    if len(depths) != 2 or min(depths) < 2:
         return f"two tags, e.g. branch_norm/mean/q_proj/effective; it has {claim.tags}"
     return _margin(claim, panel)
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
@@ -16,13 +17,10 @@ def correct_verdicts(figures: Sequence[Figure]) -> list[Figure]:
     Holm for the primary ones: with probability 0.95, none that remains is false.
     Benjamini-Hochberg for the others: of those that remain, one in twenty is expected to be false.
     """
-    primary: list[Verdict] = []
-    others: list[Verdict] = []
-    for figure in figures:
-        for verdict in figure.verdicts:
-            if not math.isnan(verdict.p):
-                group = primary if verdict.primary else others
-                group.append(verdict)
+    verdicts = list(chain.from_iterable(figure.verdicts for figure in figures))
+    tested = [verdict for verdict in verdicts if not math.isnan(verdict.p)]
+    primary = [verdict for verdict in tested if verdict.primary]
+    others = [verdict for verdict in tested if not verdict.primary]
     p_values = _corrected(primary, holm) | _corrected(others, benjamini_hochberg)
 
     corrected = []

@@ -214,16 +214,15 @@ def _primary(decided: Sequence[Decided]) -> Verdict | None:
     It is that of the claim marked in the YAML, or else of the first claim that was tested; of its
     largest tested size.
     """
-    marked = [results for claim, results in decided if claim.primary]
-    if marked:
-        return _last_tested(marked[0])
-    for _, results in decided:
-        verdict = _last_tested(results)
-        if verdict is not None:
-            return verdict
-    return None
+    for claim, results in decided:
+        if claim.primary:
+            return _last_tested(results)
+    tested = (_last_tested(results) for _, results in decided)
+    return next(filter(None, tested), None)
 
 
 def _last_tested(results: Sequence[Verdict]) -> Verdict | None:
-    tested = [verdict for verdict in results if verdict.verdict != NOT_TESTABLE]
-    return tested[-1] if tested else None
+    for verdict in reversed(results):
+        if verdict.verdict != NOT_TESTABLE:
+            return verdict
+    return None

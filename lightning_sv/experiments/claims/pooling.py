@@ -119,12 +119,8 @@ class Pool:
     def _design(self, group: frozenset[Hashable], of: Callable[[Run], float]) -> BlockDesign:
         # In the order of `_runs`: that of a set differs between processes, and with it the last
         # digit.
-        values = {}
-        for arm, runs in self._runs.items():
-            row = _read(runs, of) if arm in group else {}
-            if row:
-                values[arm] = row
-        return BlockDesign(values)
+        rows = {arm: _read(runs, of) for arm, runs in self._runs.items() if arm in group}
+        return BlockDesign({arm: row for arm, row in rows.items() if row})
 
 
 def _read(runs: Mapping[int, Run], of: Callable[[Run], float]) -> dict[int, float]:

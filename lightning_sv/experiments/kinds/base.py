@@ -25,15 +25,15 @@ from lightning_sv.experiments.arms import (
     on_shared_seeds,
 )
 from lightning_sv.experiments.claims.pooling import FINAL, TWO_SIDED, Pool
+from lightning_sv.experiments.laws import FittedLaws
 from lightning_sv.experiments.pairs import Pair
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec
 from lightning_sv.runs.events import Run
 from lightning_sv.statistics.paired import PairedDifference
-from lightning_sv.statistics.scaling import ScalingFit
 from lightning_sv.statistics.verdicts import CONFIDENCE
 
 if TYPE_CHECKING:  # they import matplotlib and torch, which some commands do not need
-    from lightning_sv.experiments.plan import BudgetedPanel
+    from lightning_sv.experiments.budgeted_panel import BudgetedPanel
     from lightning_sv.experiments.report.plot import Plot
 
 #: claims about losses of two arms
@@ -45,14 +45,6 @@ class Drawing(NamedTuple):
 
     plots: Sequence["Plot"] = ()
     notes: Sequence[str] = ()
-
-
-class FittedLaws(NamedTuple):
-    """Scaling laws of one form, of a series and of the baseline's series."""
-
-    series: Series
-    baseline: Series
-    fit: ScalingFit
 
 
 class PanelKind:
@@ -119,10 +111,17 @@ class PanelKind:
         """
         return [arm for arm in every if arm.runs]
 
+    def in_complete_series(self, every: Sequence[Arm]) -> list[Arm]:
+        """Return the arms of the series that lack no point."""
+        incomplete = {arm.series for arm in self.lacking(every)}
+        return [arm for arm in every if arm.series not in incomplete]
+
     def comparable(self, every: Sequence[Arm]) -> tuple[Arm, ...]:
         """Return the arms that are compared, with the runs that count."""
         kept = self.kept(every)
-        return tuple(kept) if self.uses_every_seed else on_shared_seeds(kept)
+        if self.uses_every_seed:
+            return tuple(kept)
+        return on_shared_seeds(kept)
 
     def laws(self, panel: "LoadedPanel") -> list[FittedLaws]:
         """Return the scaling laws of its series."""
@@ -222,7 +221,7 @@ class LoadedPanel(_Panel):
         Raises:
             NotTestableError: one of these arms has no runs, or they share no seed
         """
-        every = tuple(arm for arm in self.every if arm.label in names or arm.series in names)
+        every = tuple(arm for arm in self.every if arm.is_of(names))
         for arm in self.kind.lacking(every):
             reason = "diverged" if arm.diverged else "are missing"
             raise NotTestableError(f"all runs of {arm.label} {reason}")
@@ -290,7 +289,7 @@ class LoadedPanel(_Panel):
     def _pairs_and_reasons(self) -> tuple[list[Pair], list[str]]:
         pairs: list[Pair] = []
         lost: list[str] = []
-        for a, b in self._compared_arms():
+        for a, b in self._arms_with_baselines():
             try:
                 difference = self.difference(b, a, confidence=TWO_SIDED)
             except NotTestableError as error:
@@ -299,14 +298,15 @@ class LoadedPanel(_Panel):
                 pairs.append(Pair(*self.paired(a, b), difference))
         return pairs, lost
 
-    def _compared_arms(self) -> Iterator[tuple[Arm, Arm]]:
-        """Yield the baseline and each other arm, per size."""
+    def _arms_with_baselines(self) -> Iterator[tuple[Arm, Arm]]:
+        """Yield the baseline of its size, and the arm, for each arm that is compared."""
         if not self.kind.has_pairs:
             return
         baselines = {arm.size: arm for arm in self.arms if arm.baseline}
         for arm in self.arms:
-            if arm.size in baselines and not arm.baseline:
-                yield baselines[arm.size], arm
+            baseline = baselines.get(arm.size, arm)
+            if baseline is not arm:
+                yield baseline, arm
 
 
 def alike(arms: Sequence[Arm]) -> list[list[Arm]]:

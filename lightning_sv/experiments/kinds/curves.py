@@ -93,5 +93,8 @@ def _token_factor(pair: Pair) -> str:
 
 
 def _late_train_loss(arm: Arm) -> str:
-    losses = [run.late_train_loss for run in arm.runs if run.late_train_loss is not None]
-    return f"{sum(losses) / len(losses):.4f}" if losses else ""
+    losses = [run.late_train_loss for run in arm.runs]
+    known = [loss for loss in losses if loss is not None]
+    if not known:
+        return ""
+    return f"{sum(known) / len(known):.4f}"

@@ -10,13 +10,12 @@ from lightning_sv.experiments.arms import (
     Arm,
     PlannedArm,
     grouped,
-    without_incomplete_series,
 )
 from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel, PanelKind
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec, values_under
 
 if TYPE_CHECKING:  # it imports torch, which a report does not need
-    from lightning_sv.experiments.plan import BudgetedPanel
+    from lightning_sv.experiments.budgeted_panel import BudgetedPanel
     from lightning_sv.experiments.run_spec import RunSpec
 
 #: first seed of grids; comparisons at tuned values do not use these seeds, so that the selection
@@ -68,7 +67,7 @@ class GridKind(PanelKind):
 
     def kept(self, every: Sequence[Arm]) -> list[Arm]:
         """Return the points at which no run diverged, of the series with runs at all points."""
-        complete = without_incomplete_series(every, self.lacking(every))
+        complete = self.in_complete_series(every)
         kept = [arm for arm in complete if not arm.diverged]
         for series, arms in grouped(complete, attrgetter("series")).items():
             if set(arms).isdisjoint(kept):

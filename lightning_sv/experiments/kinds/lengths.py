@@ -10,7 +10,7 @@ from lightning_sv.experiments.kinds.curves import difference_table
 from lightning_sv.experiments.kinds.models import ModelsKind
 
 if TYPE_CHECKING:  # it imports torch, which a report does not need
-    from lightning_sv.experiments.plan import BudgetedPanel
+    from lightning_sv.experiments.budgeted_panel import BudgetedPanel
     from lightning_sv.experiments.run_spec import RunSpec
 
 

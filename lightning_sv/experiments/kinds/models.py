@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.experiments.arms import Arm, PlannedArm, without_incomplete_series
+from lightning_sv.experiments.arms import Arm, PlannedArm
 from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, PanelKind
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec
 
 if TYPE_CHECKING:  # it imports torch, which a report does not need
-    from lightning_sv.experiments.plan import BudgetedPanel
+    from lightning_sv.experiments.budgeted_panel import BudgetedPanel
     from lightning_sv.experiments.run_spec import RunSpec
 
 
@@ -53,4 +53,4 @@ class ModelsKind(PanelKind):
 
     def kept(self, every: Sequence[Arm]) -> list[Arm]:
         """Return the arms of the series that have runs at all points."""
-        return without_incomplete_series(every, self.lacking(every))
+        return self.in_complete_series(every)

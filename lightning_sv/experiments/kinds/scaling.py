@@ -5,16 +5,15 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.arms import fit_series
-from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Drawing, FittedLaws, LoadedPanel
+from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Drawing, LoadedPanel
 from lightning_sv.experiments.kinds.models import ModelsKind
+from lightning_sv.experiments.laws import FittedLaws, fit_laws
 from lightning_sv.statistics.paired import PairedDifference
-from lightning_sv.statistics.scaling import FEWEST_SIZES, ScalingFit
+from lightning_sv.statistics.scaling import FEWEST_SIZES
 from lightning_sv.statistics.verdicts import interval_text
 
 if TYPE_CHECKING:  # it imports torch, which a report does not need
-    from lightning_sv.experiments.plan import BudgetedPanel
+    from lightning_sv.experiments.budgeted_panel import BudgetedPanel
     from lightning_sv.experiments.run_spec import RunSpec
 
 
@@ -41,14 +40,12 @@ class ScalingKind(ModelsKind):
 
     def laws(self, panel: LoadedPanel) -> list[FittedLaws]:
         """Return the laws of each series that can be fitted, in each form."""
-        baseline = panel.baseline
-        if baseline is None:
-            return []
-        fits, _ = law_fits(panel)
+        fits, _ = fit_laws(panel.series)
         laws = []
         for series in panel.series:
             for fit in fits.get(series.label, ()):
-                laws.append(FittedLaws(series, baseline, fit))
+                assert panel.baseline is not None
+                laws.append(FittedLaws(series, panel.baseline, fit))
         return laws
 
     def table(self, panel: LoadedPanel) -> pd.DataFrame:
@@ -61,22 +58,6 @@ class ScalingKind(ModelsKind):
         from lightning_sv.experiments.report.scaling_plots import scaling_plots
 
         return scaling_plots(panel)
-
-
-def law_fits(panel: LoadedPanel) -> tuple[dict[str, list[ScalingFit]], list[str]]:
-    """Return series -> fits of its laws and the baseline's, and sentences on series without."""
-    fits: dict[str, list[ScalingFit]] = {}
-    notes: list[str] = []
-    if panel.baseline is None:
-        return fits, notes
-    for series in panel.series:
-        if series.baseline:
-            continue
-        try:
-            fits[series.label] = fit_series(panel.baseline, series)
-        except NotTestableError as error:
-            notes.append(f"{series.name} has no scaling fit: {error}")
-    return fits, notes
 
 
 def _law_cells(law: FittedLaws) -> dict[str, str]:

@@ -148,7 +148,7 @@ def _judged(figures: Sequence[Figure]) -> pd.DataFrame:
 def _values(runs: Sequence[Run], key: str) -> list[str]:
     """Return the different values of a key of the summaries, sorted."""
     values = [run.summary.get(key) for run in runs]
-    return sorted({str(value) for value in values if value})
+    return sorted(set(map(str, filter(None, values))))
 
 
 def _period(runs: Sequence[Run]) -> str:

@@ -61,11 +61,10 @@ def copying_table(panel: LoadedPanel) -> pd.DataFrame:
 
 
 def _part_cells(panel: LoadedPanel, baseline: Arm, arm: Arm) -> dict[str, str]:
-    cells = {f"difference by {kind}": "" for kind in TOKEN_KINDS}
-    if arm is not baseline:
-        for kind, part in parts_of(*panel.paired(baseline, arm)).items():
-            cells[f"difference by {kind}"] = f"{part.mean:+.4f}"
-    return cells
+    if arm is baseline:
+        return {f"difference by {kind}": "" for kind in TOKEN_KINDS}
+    parts = parts_of(*panel.paired(baseline, arm))
+    return {f"difference by {kind}": f"{part.mean:+.4f}" for kind, part in parts.items()}
 
 
 def _mean_end(arm: Arm, tag: str) -> float:

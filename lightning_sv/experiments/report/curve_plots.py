@@ -26,7 +26,7 @@ def curve_plots(panel: LoadedPanel) -> Drawing:
 
 
 def _loss_plot(panel: LoadedPanel) -> Plot:
-    axes = style.new_figure(panels=1).subplots()
+    axes = style.new_axes()
     for arm, look in with_looks(panel.arms):
         tokens, values = on_one_grid(arm.curves)
         label = f"{arm.name}  {arm.losses.mean():.4f}"
@@ -70,15 +70,24 @@ class _Line(NamedTuple):
         """If True, the difference is known at the end alone."""
         return len(self.curve.tokens) == 1
 
+    @property
+    def ends_apart(self) -> bool:
+        """If True, the line does not end at the number of its legend."""
+        return bool(abs(self.end.mean - self.curve.mean[-1]) > _APART)
+
     def label(self, *, show_count: bool) -> str:
         """Return the text of the legend: the name, the last difference and what it shows."""
         parts = [f"{self.arm.name}  {self.end.mean:+.4f}"]
         if show_count:
-            parts.append("one pair" if self.curve.n == 1 else f"{self.curve.n} pairs")
+            parts.append(_count(self.curve.n))
         word = direction(self.end)
         if word in (EQUAL, NOT_RESOLVED) and self.end.has_interval:
             parts.append(word)
         return ", ".join(parts)
+
+
+def _count(pairs: int) -> str:
+    return "one pair" if pairs == 1 else f"{pairs} pairs"
 
 
 def _difference_plots(panel: LoadedPanel) -> Drawing:
@@ -87,22 +96,24 @@ def _difference_plots(panel: LoadedPanel) -> Drawing:
     if not baseline.baseline:
         return Drawing()
 
+    lines = []
     notes = []
-    drawn = []
     for arm, look in others:
         try:
-            drawn.append((arm, look, _curve_of_pairs(panel, baseline, arm)))
+            curve = _curve_of_pairs(panel, baseline, arm)
         except NotTestableError as error:
             notes.append(str(error))
-    lines = []
-    for arm, look, curve in drawn:
-        line = _Line(arm, look, curve, panel.difference(arm, baseline, confidence=TWO_SIDED))
-        lines.append(line)
-        if abs(line.end.mean - line.curve.mean[-1]) > _APART:
-            of_pairs = f"{arm.name}: the line is the mean of its pairs"
+            continue
+        end = panel.difference(arm, baseline, confidence=TWO_SIDED)
+        lines.append(_Line(arm, look, curve, end))
+    if not lines:
+        return Drawing(notes=notes)
+
+    for line in lines:
+        if line.ends_apart:
+            of_pairs = f"{line.arm.name}: the line is the mean of its pairs"
             notes.append(f"{of_pairs}; the number at its end also uses other pairs.")
-    plots = [_difference_plot(panel.title, baseline, lines)] if lines else []
-    return Drawing(plots, notes)
+    return Drawing([_difference_plot(panel.title, baseline, lines)], notes)
 
 
 def _curve_of_pairs(panel: LoadedPanel, baseline: Arm, arm: Arm) -> PairedCurve:
@@ -125,14 +136,15 @@ def _curve_of_pairs(panel: LoadedPanel, baseline: Arm, arm: Arm) -> PairedCurve:
 
 
 def _difference_plot(title: str, baseline: Arm, lines: Sequence[_Line]) -> Plot:
-    axes = style.new_figure(panels=1).subplots()
+    axes = style.new_axes()
     axes.axhline(0, color=style.GREY, linewidth=1)
     counts = sorted({line.curve.n for line in lines})
     for line in lines:
         _draw_difference(axes, line, line.label(show_count=len(counts) > 1))
 
     shown = []
-    for tokens, mean, low, high, _ in (line.curve for line in lines):
+    for line in lines:
+        tokens, mean, low, high, _ = line.curve
         shown += [Curve(tokens, mean), Curve(tokens, low), Curve(tokens, high)]
     style.set_limits(axes, shown, from_share=0.2, include=[0.0])
     style.set_token_axis(axes)

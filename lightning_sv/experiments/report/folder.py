@@ -19,7 +19,8 @@ def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
         return
 
     runs = reported_runs(out)
-    places = {*runs, *(run.parent for run in runs)}
+    folders = [run.parent for run in runs]
+    places = {*runs, *folders}
     if runs and places.isdisjoint(path.resolve() for path in ours):
         what = f"a report of other runs ({runs[0]})"
         raise ConfigError(f"{out} contains {what}; choose a different --out.")

@@ -1,6 +1,6 @@
 """Plots of final losses against the settings of a grid."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from lightning_sv.experiments.arms import Series
 from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
-from lightning_sv.experiments.report.plot import FINAL_LOSS, Plot, finished, with_looks
+from lightning_sv.experiments.report.plot import FINAL_LOSS, Plot, draw_losses, finished, with_looks
 from lightning_sv.plots import style
 from lightning_sv.statistics.optimum import Optimum
 
@@ -19,26 +19,28 @@ _WORDS = {"lr": "peak learning rate", "init_std": "standard deviation at initial
 def grid_plots(panel: LoadedPanel) -> Drawing:
     """Plot the final loss of each arm against each setting, with its optimum."""
     optima = {series.name: series.optimum for series in panel.series}
-    notes = [_why_not_fitted(name, optimum) for name, optimum in optima.items() if optimum.why_not]
     is_swept = np.ptp([arm.point for arm in panel.arms], axis=0) > 0
     plots = []
     for axis, key in enumerate(panel.spec.axes):
         if is_swept[axis]:
             plots.append(_profile_plot(panel, axis, key, optima))
-    return Drawing(plots, notes)
+    return Drawing(plots, list(_unfitted_notes(optima)))
 
 
-def _why_not_fitted(name: str, optimum: Optimum) -> str:
-    values = ", ".join(f"{value:g}" for value in optimum.values)
-    return f"{name} has no fitted optimum: {optimum.why_not} ({values})."
+def _unfitted_notes(optima: Mapping[str, Optimum]) -> Iterator[str]:
+    for name, optimum in optima.items():
+        if optimum.why_not:
+            values = ", ".join(map("{:g}".format, optimum.values))
+            yield f"{name} has no fitted optimum: {optimum.why_not} ({values})."
 
 
 def _profile_plot(panel: LoadedPanel, axis: int, key: str, optima: Mapping[str, Optimum]) -> Plot:
-    axes = style.new_figure(panels=1).subplots()
+    axes = style.new_axes()
     for series, look in with_looks(panel.series):
         optimum = optima[series.name]
         label = f"{series.name}: {optimum.loss:.4f} at {optimum.values[axis]:.3g}"
-        _draw_profile(axes, _lowest_losses(series, axis), look, label)
+        losses = _lowest_losses(series, axis)
+        draw_losses(axes, losses, look, label=label, linestyle=look.line, linewidth=2, markersize=4)
         if not optimum.why_not:
             _draw_optimum(axes, optimum, axis, look.colour)
     style.set_log_axis(axes, "x", "{:g}".format)
@@ -58,19 +60,6 @@ def _lowest_losses(series: Series, axis: int) -> dict[float, NDArray[np.float64]
         if value not in lowest or arm.losses.mean() < lowest[value].mean():
             lowest[value] = arm.losses
     return dict(sorted(lowest.items()))
-
-
-def _draw_profile(
-    axes: Axes, losses: Mapping[float, NDArray[np.float64]], look: style.Look, label: str
-) -> None:
-    """Draw a line through the means, and a dot per seed."""
-    for value, seeds in losses.items():
-        axes.plot(
-            np.full(len(seeds), value), seeds, ".", color=look.colour, alpha=0.45, markersize=5
-        )
-    means = [seeds.mean() for seeds in losses.values()]
-    (line,) = axes.plot(list(losses), means, "o", color=look.colour, label=label, linewidth=2)
-    line.set(linestyle=look.line, markersize=4)
 
 
 def _draw_optimum(axes: Axes, optimum: Optimum, axis: int, colour: str) -> None:

@@ -1,15 +1,17 @@
 """Plots of arms: colours, lines, legend and files. A baseline is blue and solid in each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
-from lightning_sv.experiments.arms import Arm, Series
+from lightning_sv.experiments.arms import Arm, Series, baseline_first
 from lightning_sv.plots import style
 
 #: strategies that have the same colour in every figure; the others take free colours
@@ -50,22 +52,45 @@ def finished(name: str, alt: str, axes: Axes, legend: str) -> Plot:
     return Plot(name, f"{alt}: {'; '.join(names)}", figure)
 
 
+def draw_losses(
+    axes: Axes, losses: Mapping[float, NDArray[np.float64]], look: style.Look, **line: Any
+) -> None:
+    """Draw a point at the mean of each place's losses (seeds,), and a dot per seed."""
+    for place, seeds in losses.items():
+        places = np.full(len(seeds), place)
+        axes.plot(places, seeds, ".", color=look.colour, alpha=0.45, markersize=5)
+    means = [seeds.mean() for seeds in losses.values()]
+    axes.plot(list(losses), means, color=look.colour, marker="o", **line)
+
+
 def with_looks(arms: Sequence[_ArmOrSeries]) -> list[tuple[_ArmOrSeries, style.Look]]:
     """Return each arm, the baseline first, with its look; the baseline has that of llama."""
-    ordered = sorted(arms, key=lambda arm: not arm.baseline)
+    ordered = baseline_first(arms)
     has_baseline = ordered[0].baseline
     names = [_look_name(arm, has_baseline=has_baseline) for arm in ordered]
-    taken = {_FIXED[name] for name in names if name in _FIXED}
-    colours = cycle([colour for colour in _FREE if colour not in taken])
+    colours = _free_colours(names)
     lines = cycle(style.LINES[1:])
     looks: list[style.Look] = []
     for name in names:
-        colour = _FIXED[name] if name in _FIXED else next(colours)
-        line = "-" if name == "llama" else next(lines)
-        if (colour, line) in looks:  # three colours and three lines come again together
-            line = next(lines)
-        looks.append(style.Look(colour, line))
+        look = _next_look(name, colours, lines)
+        if look in looks:  # three colours and three lines come again together
+            look = look._replace(line=next(lines))
+        looks.append(look)
     return list(zip(ordered, looks, strict=True))
+
+
+def _free_colours(names: Sequence[str]) -> Iterator[str]:
+    """Return the colours that no strategy of these names has of its own, again and again."""
+    taken = {_FIXED.get(name) for name in names}
+    return cycle([colour for colour in _FREE if colour not in taken])
+
+
+def _next_look(name: str, colours: Iterator[str], lines: Iterator[str]) -> style.Look:
+    if name == "llama":
+        return style.Look(_FIXED[name], "-")
+    if name in _FIXED:
+        return style.Look(_FIXED[name], next(lines))
+    return style.Look(next(colours), next(lines))
 
 
 def _look_name(arm: Arm | Series, *, has_baseline: bool) -> str:

@@ -90,13 +90,20 @@ def tokens_per_param(run: Run) -> float | None:
 
 def step_means(run: Run) -> dict[str, float]:
     """Return the share of clipped steps, and the relative steps per role and branch."""
+    names: Iterable[str] = run.curves
     if run.recorded:  # the columns of its row
-        return {tag: float(run.summary[tag]) for tag in _step_tags(run.summary)}
-    return {tag: float(run.curves[tag].values.mean()) for tag in _step_tags(run.curves)}
+        names = run.summary
+    means = {}
+    for tag in sorted(names):
+        if tag.startswith(_STEPS):
+            means[tag] = _step_mean(run, tag)
+    return means
 
 
-def _step_tags(names: Iterable[str]) -> list[str]:
-    return sorted(name for name in names if name.startswith(_STEPS))
+def _step_mean(run: Run, tag: str) -> float:
+    if run.recorded:
+        return float(run.summary[tag])
+    return float(run.curves[tag].values.mean())
 
 
 def write_csv(path: Path, frame: pd.DataFrame) -> None:

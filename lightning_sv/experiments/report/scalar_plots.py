@@ -59,7 +59,7 @@ def _branch_plot(title: str, arm: Arm, number: int) -> Plot:
 
 def scalar_plots(panel: LoadedPanel) -> Drawing:
     """Plot a scalar on logarithmic axes: geometric mean of the seeds, and a thin line per seed."""
-    axes = style.new_figure(panels=1).subplots()
+    axes = style.new_axes()
     tag = panel.spec.tag
     notes = []
     for arm, look in with_looks(panel.arms):
@@ -86,7 +86,8 @@ def _why_not_drawn(arm: Arm, tag: str) -> str:
     if not all(tag in run.curves for run in arm.runs):
         return f"{arm.name} has no {tag} in its event files."
     tokens, values = on_one_grid([run.curve(tag) for run in arm.runs])
-    if not (tokens > 0).any() or not (values > 0).all():
+    has_logarithms = tokens.max() > 0 and values.min() > 0  # NaN has none
+    if not has_logarithms:
         reason = "is not above 0, or was only logged before the first step."
         return f"{arm.name} is not drawn: {tag} {reason}"
     return ""
@@ -104,7 +105,7 @@ def _draw_scalar(axes: Axes, arm: Arm, tag: str, look: style.Look) -> None:
 
 def copying_plot(panel: LoadedPanel) -> Plot:
     """Plot the gain on a second copy against tokens: a thick line per arm, a thin one per seed."""
-    axes = style.new_figure(panels=1).subplots()
+    axes = style.new_axes()
     for arm, look in with_looks(panel.arms):
         tokens, values = on_one_grid([run.curve(GAIN) for run in arm.runs])
         mean = values.mean(axis=0)

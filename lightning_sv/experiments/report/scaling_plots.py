@@ -12,9 +12,9 @@ from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import Series
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
 from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
-from lightning_sv.experiments.kinds.scaling import law_fits
+from lightning_sv.experiments.laws import fit_laws
 from lightning_sv.experiments.report.curve_plots import curve_plots
-from lightning_sv.experiments.report.plot import FINAL_LOSS, Plot, finished, with_looks
+from lightning_sv.experiments.report.plot import FINAL_LOSS, Plot, draw_losses, finished, with_looks
 from lightning_sv.plots import style
 from lightning_sv.statistics.scaling import ScalingFit
 
@@ -27,7 +27,7 @@ def scaling_plots(panel: LoadedPanel) -> Drawing:
 
     Each fit is of two arms; the curve of the baseline is that of the first fit.
     """
-    fits, notes = law_fits(panel)
+    fits, notes = fit_laws(panel.series)
     plots = [_fit_plot(panel, fits)]
     if fits:
         plots.append(gap_plot(panel, fits))
@@ -46,10 +46,11 @@ def _panel_of_size(panel: LoadedPanel, size: str) -> LoadedPanel:
 
 
 def _fit_plot(panel: LoadedPanel, fits: Mapping[str, list[ScalingFit]]) -> Plot:
-    axes = style.new_figure(panels=1).subplots()
+    axes = style.new_axes()
     first_fits = next(iter(fits.values()), [])
     for series, look in with_looks(panel.series):
-        _draw_losses(axes, series, look)
+        losses = dict(zip(series.values, series.losses, strict=True))
+        draw_losses(axes, losses, look, label=series.name, linestyle="", markersize=6)
         own_fits = first_fits if series.baseline else fits.get(series.label, [])
         _draw_laws(axes, series, own_fits, look)
     axes.plot([], [], linestyle=_DOTS, color=style.GREY, linewidth=1.2, label="linear in ln N")
@@ -59,15 +60,6 @@ def _fit_plot(panel: LoadedPanel, fits: Mapping[str, list[ScalingFit]]) -> Plot:
     return finished(
         "fit", panel.title, axes, "N: the size; means of the seeds, fits of least squares"
     )
-
-
-def _draw_losses(axes: Axes, series: Series, look: style.Look) -> None:
-    """Draw the mean loss at each size, and a dot per seed."""
-    for size, arm in zip(series.values, series.arms, strict=True):
-        sizes = np.full(len(arm.runs), size)
-        axes.plot(sizes, arm.losses, ".", color=look.colour, alpha=0.45, markersize=5)
-    means = [arm.losses.mean() for arm in series.arms]
-    axes.plot(series.values, means, "o", color=look.colour, markersize=6, label=series.name)
 
 
 def _draw_laws(axes: Axes, series: Series, fits: Sequence[ScalingFit], look: style.Look) -> None:
@@ -117,7 +109,7 @@ def gap_plot(
     if panel.baseline is None:
         raise NotTestableError("the baseline lacks runs.")
     (baseline, _), *others = with_looks(panel.series)
-    axes = style.new_figure(panels=1).subplots()
+    axes = style.new_axes()
     axes.axhline(0, color=style.GREY, linewidth=1, zorder=1)  # behind the curves
     for place, (series, look) in enumerate(others):
         if fits and series.label not in fits:

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lightning_sv.atomic import write_atomically
 from lightning_sv.experiments.arms import runs_of
@@ -11,6 +12,9 @@ from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.results import Figure, panels_of
 from lightning_sv.experiments.spec import rounded
 from lightning_sv.statistics.optimum import Optimum
+
+if TYPE_CHECKING:  # it imports torch, which a report does not need
+    from lightning_sv.experiments.run_spec import RunSpec
 
 
 def write_tuned(figures: Sequence[Figure], out: Path) -> None:
@@ -22,19 +26,19 @@ def write_tuned(figures: Sequence[Figure], out: Path) -> None:
     texts: dict[Path, str] = {}
     tuning_first = sorted(figures, key=lambda figure: figure.spec.name != "tuning")
     for figure, panel in panels_of(tuning_first):
-        if panel.spec.axes and panel.arms and panel.arms[0].run_spec is not None:
-            run_spec = panel.arms[0].run_spec
+        if not panel.spec.axes or not panel.arms:
+            continue
+        run_spec = panel.arms[0].run_spec
+        if run_spec is not None:
             path = out / "tuned" / f"{run_spec.model}-{run_spec.steps}.yaml"
-            texts.setdefault(path, _tuned_text(figure, panel))
+            texts.setdefault(path, _tuned_text(figure, panel, run_spec))
     for path, text in texts.items():
         write_atomically(path, text)
 
 
-def _tuned_text(figure: Figure, panel: LoadedPanel) -> str:
-    first = panel.arms[0]
-    assert first.run_spec is not None
+def _tuned_text(figure: Figure, panel: LoadedPanel, run_spec: "RunSpec") -> str:
     spec = panel.spec
-    width = json.loads(first.run_spec.identity)["model"]["backbone"]["d_model"]
+    width = json.loads(run_spec.identity)["model"]["backbone"]["d_model"]
     lines = [
         f"source: {json.dumps(_source(figure, panel))}",
         f"optim: {spec.optim}",

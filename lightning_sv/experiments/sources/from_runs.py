@@ -60,7 +60,9 @@ def own_figure(
         ConfigError: a directory without events, two runs of one label and seed, or runs that
             cannot be compared
     """
-    found, lost = _expand(dirs)
+    places = [_runs_at(Path(path)) for path in dirs]
+    found = list(chain.from_iterable(place.runs for place in places))
+    lost = chain.from_iterable(place.lost for place in places)
     runs_by_arm = _runs_by_arm(_with_labels(found, labels))
     first = baseline or next(iter(runs_by_arm))
     expect(first in runs_by_arm, "--baseline", repr(first), f"one of {', '.join(runs_by_arm)}.")
@@ -145,14 +147,19 @@ class _ArmNames:
         if settings not in known:
             known.append(settings)
         number = known.index(settings) + 1
-        if number == 1:
-            return run.label
-        first = known[0]
-        keys = [key for key in settings | first if first.get(key) != settings.get(key)]
-        changes = [f"{key.rpartition('.')[2]} {settings.get(key, 'not set')}" for key in keys]
+        changes = _changes(known[0], settings)
         if len(changes) > 3:  # others may have the first three too
             changes[3:] = [f"settings {number}"]
         return ", ".join([run.label, *changes])
+
+
+def _changes(first: Mapping[str, str], settings: Mapping[str, str]) -> list[str]:
+    """Return each setting that is not the first one, e.g. `lr 0.01`."""
+    changes = []
+    for key in {**settings, **first}:
+        if first.get(key) != settings.get(key):
+            changes.append(f"{key.rpartition('.')[2]} {settings.get(key, 'not set')}")
+    return changes
 
 
 def _arms(runs_by_arm: Mapping[str, Mapping[int, Run]], first: str) -> list[Arm]:
@@ -184,25 +191,17 @@ def _seed_warnings(runs_by_arm: Mapping[str, Mapping[int, Run]], first: str) -> 
 
 
 def _seed_list(seeds: Sequence[int]) -> str:
-    return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
+    return f"seeds {', '.join(map(str, seeds))}"
 
 
 def _summary(arms: Sequence[Arm]) -> str:
     counts = sorted({len(arm.runs) for arm in arms})
-    seeds = [count_seeds(count) for count in counts]
-    arm_count = "1 arm" if len(arms) == 1 else f"{len(arms)} arms"
-    return f"{arm_count}, {' or '.join(seeds)}."
-
-
-def _expand(dirs: Sequence[str | Path]) -> tuple[list[FoundRun], list[str]]:
-    """Return each directory, or the completed runs in it; and sentences on other runs."""
-    found: list[FoundRun] = []
-    lost: list[str] = []
-    for path in map(Path, dirs):
-        runs = _runs_at(path)
-        found += runs.runs
-        lost += runs.lost
-    return found, lost
+    seeds = " or ".join(map(count_seeds, counts))
+    if len(arms) == 1:
+        return f"1 arm, {seeds}."
+    return f"{len(arms)} arms, {seeds}."
 
 
 def _runs_at(path: Path) -> "_FoundRuns":
@@ -217,13 +216,12 @@ def _runs_at(path: Path) -> "_FoundRuns":
 
 def _left_out(runs: Sequence[Path]) -> Iterator[str]:
     """Yield a sentence on the runs that are not complete, and one on those that diverged."""
-    names: dict[str, list[str]] = {"are not complete": [], "diverged": []}
-    for run in runs:
-        reason = "diverged" if is_diverged(run) else "are not complete"
-        names[reason].append(str(run))
-    for reason, left_out in names.items():
-        if left_out:
-            yield f"Left out because they {reason}: {', '.join(left_out)}."
+    diverged = list(filter(is_diverged, runs))
+    unfinished = [run for run in runs if run not in diverged]
+    if unfinished:
+        yield f"Left out because they are not complete: {', '.join(map(str, unfinished))}."
+    if diverged:
+        yield f"Left out because they diverged: {', '.join(map(str, diverged))}."
 
 
 @dataclass(frozen=True)

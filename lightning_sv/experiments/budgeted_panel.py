@@ -1,0 +1,85 @@
+"""A panel under a budget: what the budget trains of it, and with which settings."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from lightning_sv.experiments.resolver import RunResolver
+from lightning_sv.experiments.run_spec import RunSpec
+from lightning_sv.experiments.spec import ArmSpec, Budget, PanelSpec, values_under
+
+
+@dataclass(frozen=True)
+class BudgetedPanel:
+    """One panel under a budget, before its arms are planned.
+
+    Attributes:
+        spec: the panel
+        figure: name of its figure
+        resolver: resolver of arms under the budget
+    """
+
+    spec: PanelSpec
+    figure: str
+    resolver: RunResolver
+
+    @property
+    def budget(self) -> Budget:
+        """Sizes, steps and seeds."""
+        return self.resolver.budget
+
+    @property
+    def roles(self) -> list[str]:
+        """Roles of its models that the budget has."""
+        return [role for role in self.all_roles if self.resolver.why_no_model(role) is None]
+
+    @property
+    def all_roles(self) -> list[str]:
+        """Roles of its models."""
+        return self.spec.models or [self.spec.model]
+
+    @property
+    def axes(self) -> dict[str, list[int | float]]:
+        """Key of a grid -> values."""
+        return values_under(self.budget.name, self.spec.axes)
+
+    @cached_property
+    def skipped(self) -> dict[str, str]:
+        """Arm -> why the budget does not train it."""
+        reasons = {label: self._why_no_arm(arm) for label, arm in self.spec.arms.items()}
+        return {label: reason for label, reason in reasons.items() if reason is not None}
+
+    def _why_no_arm(self, arm: ArmSpec) -> str | None:
+        name = self.budget.name
+        if name in arm.skip_under:
+            return arm.skip_under[name]
+        if self.spec.lr is not None and name not in (arm.lr or self.spec.lr):
+            return f"no learning rate of its own is tuned under {name}"
+        if arm.model is None:
+            return None
+        return self.resolver.why_no_model(arm.model)
+
+    @cached_property
+    def untuned(self) -> list[str]:
+        """Sentences on why arms do not have their own optima."""
+        models = [self.budget.models[role] for role in self.roles]
+        reasons = [self.resolver.untuned(self.spec, model) for model in models]
+        return list(dict.fromkeys(filter(None, reasons)))
+
+    @property
+    def trained(self) -> dict[str, ArmSpec]:
+        """Arms that the budget trains."""
+        skipped = self.skipped
+        return {label: arm for label, arm in self.spec.arms.items() if label not in skipped}
+
+    def seed_count(self, arm: ArmSpec) -> int:
+        """Return the number of runs of an arm."""
+        name = self.budget.name
+        if name in arm.seeds:
+            return arm.seeds[name]
+        return self.spec.seeds.get(name, self.budget.seeds)
+
+    def resolve(self, arm: ArmSpec, role: str, point: Mapping[str, Any] | None = None) -> RunSpec:
+        """Resolve an arm with the model of a role, at a point of a grid."""
+        return self.resolver.resolve(self.spec, arm, role, point)

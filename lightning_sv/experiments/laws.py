@@ -1,0 +1,59 @@
+"""Scaling laws of the series of a panel, each fitted jointly with that of the baseline."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from lightning_sv.errors import NotTestableError
+from lightning_sv.experiments.arms import Series
+from lightning_sv.statistics.scaling import ScalingFit, fit_scaling
+
+
+class FittedLaws(NamedTuple):
+    """Laws of one form, of a series and of the baseline's series."""
+
+    series: Series
+    baseline: Series
+    fit: ScalingFit
+
+
+class LawFits(NamedTuple):
+    """Fits of the laws of a panel.
+
+    Attributes:
+        fits: series -> its fits with the baseline, one per form
+        notes: sentences on the series without
+    """
+
+    fits: dict[str, list[ScalingFit]]
+    notes: list[str]
+
+
+def fit_laws(every: Sequence[Series]) -> LawFits:
+    """Fit the laws of each series and of the baseline; there are none without a baseline."""
+    laws = LawFits({}, [])
+    baseline = next((series for series in every if series.baseline), None)
+    for series in every:
+        if baseline is None or series is baseline:
+            continue
+        try:
+            laws.fits[series.label] = fit_series(baseline, series)
+        except NotTestableError as error:
+            laws.notes.append(f"{series.name} has no scaling fit: {error}")
+    return laws
+
+
+@lru_cache(maxsize=100)
+def fit_series(a: Series, b: Series) -> list[ScalingFit]:
+    """Fit the scaling laws of two series at the sizes of A.
+
+    The strategies differ a little in parameters.
+
+    Raises:
+        NotTestableError: different sizes, fewer than two, or losses that are not finite
+    """
+    sizes_a = [arm.size for arm in a.arms]
+    sizes_b = [arm.size for arm in b.arms]
+    if sizes_a != sizes_b:
+        raise NotTestableError(f"its sizes {sizes_b} are not the baseline's {sizes_a}.")
+    return fit_scaling([float(size) for size in a.values], a.losses, b.losses)
