@@ -69,17 +69,21 @@ def test_recorded_runs_have_the_same_verdicts(
     assert both[first].val_loss == here.recorded[first].val_loss and first in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("budget", "folder"), [("cpu-100", "cpu-100-protocol"), ("gpu-25", "gpu-25")]
-)
-def test_protocol_is_judged_as_recorded(budget: str, folder: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "budget", "folder"), [
+    ("protocol", "cpu-100", "cpu-100-protocol"),
+    ("protocol", "gpu-25", "gpu-25"),
+    ("english", "cpu-english", "cpu-english"),
+])  # fmt: skip
+def test_protocol_is_judged_as_recorded(
+    name: str, budget: str, folder: str, tmp_path: Path
+) -> None:
     """The recordings are older, and divide the claims of one initial std among several panels."""
     resolver = RunResolver(load_budget(budget), {})
-    figure = plan_figure(load_figure("protocol"), resolver)
+    figure = plan_figure(load_figure(name), resolver)
     recorded = read_recorded([ROOT / "results" / folder])
     found = judged(figure, RunStore(tmp_path, None, FAKE, recorded=recorded))
 
-    expected = pd.read_csv(ROOT / "results" / folder / "verdicts.csv").query("figure == 'protocol'")
+    expected = pd.read_csv(ROOT / "results" / folder / "verdicts.csv").query("figure == @name")
     verdicts = pd.DataFrame(list(map(asdict, found.verdicts)))
     facts = ["claim", "verdict", "paper", "n", "primary"]
     assert verdicts[facts].to_numpy().tolist() == expected[facts].to_numpy().tolist()
