@@ -96,6 +96,11 @@ class Arm(_ArmPlace):
     diverged: tuple[Run, ...] = ()
 
     @property
+    def key(self) -> str:
+        """Key in a pool; arms of one configuration are one arm."""
+        return self.label if self.run_spec is None else self.run_spec.identity
+
+    @property
     def has_ended(self) -> bool:
         """If True, one of its runs is complete or diverged."""
         return bool(self.runs or self.diverged)

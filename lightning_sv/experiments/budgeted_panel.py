@@ -47,18 +47,28 @@ class BudgetedPanel:
     @cached_property
     def skipped(self) -> dict[str, str]:
         """Arm -> why the budget does not train it."""
-        reasons = {label: self._why_no_arm(arm) for label, arm in self.spec.arms.items()}
-        return {label: reason for label, reason in reasons.items() if reason is not None}
+        reasons = {}
+        for label, arm in self.spec.arms.items():
+            why_not = self._why_no_arm(arm)
+            if why_not is not None:
+                reasons[label] = why_not
+        return reasons
 
     def _why_no_arm(self, arm: ArmSpec) -> str | None:
         name = self.budget.name
         if name in arm.skip_under:
             return arm.skip_under[name]
-        if self.spec.lr is not None and name not in (arm.lr or self.spec.lr):
+        if not self._has_rate(arm):
             return f"no learning rate of its own is tuned under {name}"
         if arm.model is None:
             return None
         return self.resolver.why_no_model(arm.model)
+
+    def _has_rate(self, arm: ArmSpec) -> bool:
+        """Return False if the panel gives rates, but none for the arm under the budget."""
+        if self.spec.lr is None:
+            return True
+        return self.budget.name in (arm.lr or self.spec.lr)
 
     @cached_property
     def untuned(self) -> list[str]:

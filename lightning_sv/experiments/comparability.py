@@ -181,8 +181,8 @@ def _group_warnings(group: Sequence[Arm], panel: LoadedPanel) -> list[str]:
     runs = runs_by_name(group)
     check_same_corpus(runs)
     warnings = comparability_warnings(runs, requested_keys(panel))
-    lengths = {spec.longer for spec in panel.spec.arms.values()}
-    if lengths <= {1}:
+    has_one_length = all(spec.longer == 1 for spec in panel.spec.arms.values())
+    if has_one_length:
         return warnings
     return [warning for warning in warnings if _DIFFERENT_TOKENS not in warning]
 

@@ -31,13 +31,14 @@ def load_figure(planned: PlannedFigure, runs: RunStore) -> Figure:
 
 def load_panels(planned: Sequence[PlannedPanel], runs: RunStore) -> tuple[LoadedPanel, ...]:
     """Load the runs of the panels of one figure."""
-    pool = Pool()
-    loaded = []
+    shared = Pool()
+    panels = []
     for panel in planned:
-        arms = _read_arms(panel, runs)
-        add_to_pool(pool, panel.spec, arms)
-        loaded.append((panel, arms))
-    return tuple(_load_panel(panel, arms, pool, runs) for panel, arms in loaded)
+        every = _read_arms(panel, runs)
+        pool = panel.kind.pool(shared)
+        add_to_pool(pool, every)
+        panels.append((panel, every, pool))
+    return tuple(_load_panel(*panel, runs) for panel in panels)
 
 
 def _read_arms(planned: PlannedPanel, runs: RunStore) -> tuple[Arm, ...]:

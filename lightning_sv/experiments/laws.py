@@ -33,8 +33,10 @@ def fit_laws(every: Sequence[Series]) -> LawFits:
     """Fit the laws of each series and of the baseline; there are none without a baseline."""
     laws = LawFits({}, [])
     baseline = next((series for series in every if series.baseline), None)
+    if baseline is None:
+        return laws
     for series in every:
-        if baseline is None or series is baseline:
+        if series is baseline:
             continue
         try:
             laws.fits[series.label] = fit_series(baseline, series)

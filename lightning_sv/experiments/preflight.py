@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 from lightning_sv.corpus import is_remote
@@ -128,7 +128,9 @@ def _reads_curve(claim: ClaimSpec) -> bool:
 
 def _recorded_runs(claim: ClaimSpec, panel: PlannedPanel, runs: RunStore) -> Iterator[Run]:
     """Yield the recorded runs of the arms of a claim."""
-    compared = [arm for arm in panel.arms if arm.is_of(claim.arms)]
-    for request in chain.from_iterable(arm.requests for arm in compared):
-        if runs.is_recorded(*request):
-            yield runs.read(*request)
+    for arm in panel.arms:
+        if not arm.is_of(claim.arms):
+            continue
+        for request in arm.requests:
+            if runs.is_recorded(*request):
+                yield runs.read(*request)

@@ -55,7 +55,9 @@ class RunResolver:
         budget = self.budget
         roles = [*budget.unavailable, *budget.models]
         expect_known(f"budget {budget.name}: model", role, roles)
-        return None if role in budget.models else budget.unavailable[role]
+        if role in budget.models:
+            return None
+        return budget.unavailable[role]
 
     def resolve(
         self,

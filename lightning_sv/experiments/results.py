@@ -133,10 +133,10 @@ class Figure:
 
     def claim(self, verdict: Verdict) -> str:
         """Return the statement of a claim, with its panel if several panels have the same."""
-        panels = {each.panel for each in self.verdicts if each.claim == verdict.claim}
-        if len(panels) > 1:
-            return f"{verdict.panel}: {verdict.claim}"
-        return verdict.claim
+        alike = [other for other in self.verdicts if other.claim == verdict.claim]
+        if len({other.panel for other in alike}) == 1:
+            return verdict.claim
+        return f"{verdict.panel}: {verdict.claim}"
 
 
 def panels_of(figures: Sequence[Figure]) -> Iterator[tuple[Figure, LoadedPanel]]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import cycle
+from itertools import chain, cycle
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,9 +76,10 @@ def draw_vectors(
         path: file to write
     """
     looks = zip(families.items(), cycle(_COLOURS), cycle(LINES), cycle(_MARKERS), strict=False)
+    vectors = list(chain.from_iterable(families.values()))
     styled = [_Family(*family, colour, line, marker) for family, colour, line, marker in looks]
-    panels = [panel for panel in _PANELS if any(family.shown_in(panel) for family in styled)]
-    end = _layer_count(families.values())
+    panels = [panel for panel in _PANELS if any(map(panel.shows, vectors))]
+    end = _layer_count(vectors)
 
     columns = 2 if len(panels) == 4 else len(panels)
     rows = len(panels) // columns
@@ -93,11 +94,9 @@ def draw_vectors(
     write_picture(figure, path)
 
 
-def _layer_count(families: Iterable[Sequence[VectorStatistics]]) -> int:
-    depths = [-1]
-    for vectors in families:
-        depths += [row.depth for row in vectors if row.depth is not None]
-    return max(depths) + 1
+def _layer_count(vectors: Iterable[VectorStatistics]) -> int:
+    depths = [row.depth for row in vectors if row.depth is not None]
+    return max(depths, default=-1) + 1
 
 
 def _draw_panel(

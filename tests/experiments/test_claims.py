@@ -19,7 +19,7 @@ from lightning_sv.experiments.claims.corrections import correct_verdicts, holm
 from lightning_sv.experiments.claims.decide import statement, verdicts
 from lightning_sv.experiments.claims.pooling import FINAL, LossAt, Pool
 from lightning_sv.experiments.evaluate import decide_claims
-from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, LoadedPanel, add_to_pool
+from lightning_sv.experiments.kinds.base import KINDS, LOSS_CLAIMS, LoadedPanel, add_to_pool
 from lightning_sv.experiments.kinds.table import throughput_table
 from lightning_sv.experiments.report.claims import estimate_text
 from lightning_sv.experiments.results import Figure, Verdict
@@ -228,9 +228,9 @@ def test_efficiency_is_the_ratio_of_tokens() -> None:
     worse = judge("efficiency", arm("a", 0.1), flat())
     assert worse.verdict == CONTRADICTED and "in 0 of 4 pairs" in worse.sentence
     assert estimate_text(worse).startswith("the final loss: +0.1000 (")
-    ends = [Arm(label, tuple(run(np.array([3 + x])) for x in NOISE)) for label in "ab"]
+    ends = tuple(run(np.array([3 + x])) for x in NOISE)
     with pytest.raises(NotTestableError):
-        judge("efficiency", *ends)
+        judge("efficiency", Arm("a", ends), Arm("b", ends))
 
 
 UP = np.linspace(1, 2, len(TOKENS))
@@ -519,10 +519,10 @@ def test_holm_equals_the_hand_computation() -> None:
 def test_pool_of_a_panel_is_without_the_runs_of_a_grid() -> None:
     curves = panel_of([], arm("a", -0.02), flat())
     alone = curves.difference(*curves.arms)
-    both = Pool()
-    add_to_pool(both, curves.spec, curves.every)
-    add_to_pool(both, PanelSpec("grid", kind="grid"), (wide(), flat()))
-    assert replace(curves, pool=both).difference(*curves.arms) == alone
+    shared = Pool()
+    for kind, arms in (("curves", curves.every), ("grid", (wide(), flat()))):
+        add_to_pool(KINDS[kind].pool(shared), arms)
+    assert replace(curves, pool=shared).difference(*curves.arms) == alone
 
 
 def test_pool_has_the_arms_that_are_compared() -> None:

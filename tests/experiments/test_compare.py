@@ -78,10 +78,14 @@ def labels(made: dict[str, Any]) -> list[str]:
     return [arm["label"] for arm in made["arms"]]
 
 
+def keys_of(figure: PlannedFigure) -> set[str]:
+    return {run_spec.key(seed) for run_spec, seed in figure.requests()}
+
+
 def test_run_key_has_the_content_of_initial_weights(tmp_path: Path) -> None:
     def keys(start: Path) -> set[str]:
-        figure = compared((LLAMA, UNIFIED), [*CONFIG, "--model.init_from", str(start)], 1)
-        return {run_spec.key(seed) for run_spec, seed in figure.requests()}
+        words = [*CONFIG, "--model.init_from", str(start)]
+        return keys_of(compared((LLAMA, UNIFIED), words, 1))
 
     contents = {"one.ckpt": "weights", "same/checkpoints/last.ckpt": "weights", "other.ckpt": "no"}
     (tmp_path / "same/checkpoints").mkdir(parents=True)
@@ -223,8 +227,7 @@ def test_compare_run_keys_equal_those_of_a_figure() -> None:
     budget = replace(budget, overrides={}, seeds=3, first_seed=0, models=plain)
     figure = plan_figure(load_figure("heterogeneity"), RunResolver(budget, {}))
     planned = compared([LLAMA, parse_arm("hg"), parse_arm("hg+dp+or")], CONFIG, 3)
-    keys = [{spec.key(seed) for spec, seed in each.requests()} for each in (planned, figure)]
-    assert keys[0] == keys[1]
+    assert keys_of(planned) == keys_of(figure)
 
 
 def test_compare_failed_run_shows_its_log_and_is_repeated(tmp_path: Path) -> None:

@@ -82,6 +82,11 @@ def judged(figure: PlannedFigure, runs: RunStore) -> Figure:
     return found
 
 
+def requests_of_arm(figure: PlannedFigure, label: str) -> list[RunRequest]:
+    (arm,) = (arm for arm in figure.panels[0].arms if arm.label == label)
+    return arm.requests
+
+
 def remove(runs: RunStore, requests: Iterable[RunRequest]) -> None:
     for request in requests:
         (runs.dir(*request) / "summary.json").unlink()
@@ -250,15 +255,16 @@ def test_evaluate_diverged_runs_are_left_out_and_recorded(conf: Path, tmp_path: 
     figures = [grid, other]
     runs = RunStore(tmp_path / "out", {"corpus_hash": "c0ffee"}, FAKE)
     train_all(figures, runs)
-    at_a_point = grid.panels[0].arm("unified, lr 0.002, init_std 0.02").requests
-    of_hg = other.panels[0].arm("hg").requests
+    at_a_point = requests_of_arm(grid, "unified, lr 0.002, init_std 0.02")
+    of_hg = requests_of_arm(other, "hg")
     diverge(runs, [at_a_point[1], *of_hg[:2]])
     # interrupted after a skipped step: it is resumed
     (runs.dir(*of_hg[1]) / "config.yaml").write_text("model: {nonfinite: skip}\n")
     failed, printed = train_all(figures, runs)
     assert failed == {} and printed.count(" diverged; remove ") == 2
     # a run may also end with a loss that is not finite
-    ended = runs.dir(*grid.panels[0].arm("unified, lr 0.004, init_std 0.02").requests[0])
+    (first, _) = requests_of_arm(grid, "unified, lr 0.004, init_std 0.02")
+    ended = runs.dir(*first)
     summary = json.loads((ended / "summary.json").read_text()) | {"val_loss": math.nan}
     (ended / "summary.json").write_text(json.dumps(summary))
     write_scalars(ended, "val/loss", [(10_000, math.nan)], wall_time=3.0)

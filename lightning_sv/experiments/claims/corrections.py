@@ -17,17 +17,23 @@ def correct_verdicts(figures: Sequence[Figure]) -> list[Figure]:
     Holm for the primary ones: with probability 0.95, none that remains is false.
     Benjamini-Hochberg for the others: of those that remain, one in twenty is expected to be false.
     """
-    verdicts = list(chain.from_iterable(figure.verdicts for figure in figures))
-    tested = [verdict for verdict in verdicts if not math.isnan(verdict.p)]
-    primary = [verdict for verdict in tested if verdict.primary]
-    others = [verdict for verdict in tested if not verdict.primary]
-    p_values = _corrected(primary, holm) | _corrected(others, benjamini_hochberg)
-
+    p_values = _corrected(_tested(figures, primary=True), holm)
+    p_values |= _corrected(_tested(figures, primary=False), benjamini_hochberg)
     corrected = []
     for figure in figures:
         verdicts = [_with_p(verdict, p_values) for verdict in figure.verdicts]
         corrected.append(replace(figure, verdicts=tuple(verdicts)))
     return corrected
+
+
+def _tested(figures: Sequence[Figure], *, primary: bool) -> list[Verdict]:
+    """Return the verdicts with a p value, on the primary claims or on the others."""
+    tested = []
+    for verdict in chain.from_iterable(figure.verdicts for figure in figures):
+        is_tested = not math.isnan(verdict.p)
+        if is_tested and verdict.primary == primary:
+            tested.append(verdict)
+    return tested
 
 
 def _corrected(

@@ -34,13 +34,12 @@ def _check_not_skipped(claim: ClaimSpec, panel: LoadedPanel, budget: str) -> Non
     Raises:
         NotTestableError: the reason of the claim, of one of its arms, or of a panel without runs
     """
-    if budget in claim.skip_under:
-        raise NotTestableError(claim.skip_under[budget])
-    for label in claim.arms:
-        if label in panel.skipped:
-            raise NotTestableError(panel.skipped[label])
+    reasons = [claim.skip_under.get(budget), *map(panel.skipped.get, claim.arms)]
     if not panel.is_shown:
-        raise NotTestableError(str(panel.why_not))
+        reasons.append(panel.why_not)
+    for reason in reasons:
+        if reason is not None:
+            raise NotTestableError(reason)
 
 
 def verdicts(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool = False) -> list[Verdict]:
@@ -156,14 +155,19 @@ def _outcome(claim: ClaimSpec, estimate: Estimate) -> Outcome:
     d = estimate.d
     if math.isnan(d.se):  # one pair gives no verdict
         return Outcome(NOT_RESOLVED, math.nan)
+    outcome = estimate.outcome
+    if outcome is None:
+        outcome = _tested(claim, estimate)
+    p = outcome.p * (2 * ALPHA / (1 - d.confidence))
+    return outcome._replace(p=min(1.0, p))
+
+
+def _tested(claim: ClaimSpec, estimate: Estimate) -> Outcome:
+    """Test an estimate, or its logarithms, with the margin of the claim."""
     margin = claim.margin
     if estimate.unit == "times":
         margin = math.log(claim.margin or 1.0)
-    outcome = estimate.outcome
-    if outcome is None:
-        outcome = KINDS[claim.kind].test(estimate.tested or d, margin)
-    p = outcome.p * (2 * ALPHA / (1 - d.confidence))
-    return outcome._replace(p=min(1.0, p))
+    return KINDS[claim.kind].test(estimate.tested or estimate.d, margin)
 
 
 def _diverged_sentences(claim: ClaimSpec, panel: LoadedPanel) -> list[str]:

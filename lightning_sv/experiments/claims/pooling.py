@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -78,12 +79,11 @@ class Pool:
         for arm, runs in arms.items():
             self._runs.setdefault(arm, {}).update(runs)
             first = next(iter(runs.values()))
-            ends = (first.tokens, *(first.summary.get(key) for key in CORPUS_KEYS))
-            alike.setdefault(ends, []).append(arm)
+            text = tuple(map(first.summary.get, CORPUS_KEYS))
+            alike.setdefault((first.tokens, text), []).append(arm)
         for group in alike.values():
-            home = frozenset[Hashable]().union(
-                *(self._home.get(arm, frozenset([arm])) for arm in group)
-            )
+            homes = [self._home.get(arm, {arm}) for arm in group]
+            home = frozenset(chain.from_iterable(homes))
             self._home |= dict.fromkeys(home, home)
 
     def runs(self, arm: Hashable) -> Mapping[int, Run]:
@@ -119,8 +119,12 @@ class Pool:
     def _design(self, group: frozenset[Hashable], of: Callable[[Run], float]) -> BlockDesign:
         # In the order of `_runs`: that of a set differs between processes, and with it the last
         # digit.
-        rows = {arm: _read(runs, of) for arm, runs in self._runs.items() if arm in group}
-        return BlockDesign({arm: row for arm, row in rows.items() if row})
+        values = {}
+        for arm, runs in self._runs.items():
+            row = _read(runs, of)
+            if row and arm in group:
+                values[arm] = row
+        return BlockDesign(values)
 
 
 def _read(runs: Mapping[int, Run], of: Callable[[Run], float]) -> dict[int, float]:

@@ -6,7 +6,7 @@ No stage changes another. A kind of your own is a subclass of `PanelKind` with a
 (docs/extend.md).
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -61,8 +61,6 @@ class PanelKind:
         has_pairs: if True, arms are compared with the baseline in pairs
         shows_training: if True, the report has copying, sizes of steps and gammas if the runs
             measured them
-        uses_every_seed: if True, each arm has all of its runs, otherwise those of the seeds that
-            all arms have
         lost_runs: sentence on what is compared if runs are missing
     """
 
@@ -72,7 +70,6 @@ class PanelKind:
     has_own_pool: ClassVar[bool] = False
     has_pairs: ClassVar[bool] = False
     shows_training: ClassVar[bool] = False
-    uses_every_seed: ClassVar[bool] = False
     lost_runs: ClassVar[str] = "Arms are compared on the seeds that they share."
 
     def check(self, panel: PanelSpec) -> None:
@@ -117,11 +114,14 @@ class PanelKind:
         return [arm for arm in every if arm.series not in incomplete]
 
     def comparable(self, every: Sequence[Arm]) -> tuple[Arm, ...]:
-        """Return the arms that are compared, with the runs that count."""
-        kept = self.kept(every)
-        if self.uses_every_seed:
-            return tuple(kept)
-        return on_shared_seeds(kept)
+        """Return the arms that are compared, with the runs of the seeds that all of them have."""
+        return on_shared_seeds(self.kept(every))
+
+    def pool(self, shared: Pool) -> Pool:
+        """Return the pool of the arms of a panel, given that of its figure."""
+        if self.has_own_pool:
+            return Pool()
+        return shared
 
     def laws(self, panel: "LoadedPanel") -> list[FittedLaws]:
         """Return the scaling laws of its series."""
@@ -182,10 +182,6 @@ class PlannedPanel(_Panel):
         """Requested runs of all arms."""
         return list(chain.from_iterable(arm.requests for arm in self.arms))
 
-    def arm(self, label: str) -> PlannedArm:
-        """Return the arm with a label, which must exist."""
-        return {arm.label: arm for arm in self.arms}[label]
-
 
 @dataclass(frozen=True, eq=False)
 class LoadedPanel(_Panel):
@@ -194,7 +190,7 @@ class LoadedPanel(_Panel):
     Attributes:
         arms: arms that are compared, with the runs that count; empty if the panel is unavailable
         every: arms with all available runs
-        pool: runs of all panels of the figure
+        pool: runs of all panels that share their scatter
         notes: sentences on the runs for readers
     """
 
@@ -208,7 +204,7 @@ class LoadedPanel(_Panel):
     def of_arms(cls, spec: PanelSpec, arms: Sequence[Arm]) -> "LoadedPanel":
         """Return an available panel, whose arms share their scatter with no other panel."""
         pool = Pool()
-        add_to_pool(pool, spec, arms)
+        add_to_pool(pool, arms)
         return cls(spec, tuple(arms), tuple(arms), pool)
 
     def arm(self, label: str) -> Arm:
@@ -238,16 +234,14 @@ class LoadedPanel(_Panel):
         return one.on(seeds), two.on(seeds)
 
     def _with_pooled_runs(self, arm: Arm) -> Arm:
-        runs = self.pool.runs(pool_key(self.spec, arm))
+        runs = self.pool.runs(arm.key)
         return replace(arm, runs=tuple(runs.values()), seeds=tuple(runs))
 
     def difference(
         self, a: Arm, b: Arm, of: Callable[[Run], float] = FINAL, confidence: float = CONFIDENCE
     ) -> PairedDifference:
         """A - B with the scatter of all arms of their pool; see `Pool.difference`."""
-        key_a = pool_key(self.spec, a)
-        key_b = pool_key(self.spec, b)
-        return self.pool.difference(key_a, key_b, of, confidence)
+        return self.pool.difference(a.key, b.key, of, confidence)
 
     @property
     def is_shown(self) -> bool:
@@ -314,14 +308,8 @@ def alike(arms: Sequence[Arm]) -> list[list[Arm]]:
     return list(grouped(arms, attrgetter("size")).values())
 
 
-def pool_key(panel: PanelSpec, arm: Arm) -> Hashable:
-    """Return the key of an arm in a pool; arms of one configuration are one arm."""
-    own_pool = panel.title if KINDS[panel.kind].has_own_pool else ""
-    return own_pool, arm.run_spec.identity if arm.run_spec else arm.label
-
-
-def add_to_pool(pool: Pool, panel: PanelSpec, arms: Sequence[Arm]) -> None:
+def add_to_pool(pool: Pool, arms: Sequence[Arm]) -> None:
     """Add the runs of a panel to a pool; arms of one size share their scatter."""
-    trained = [arm for arm in arms if arm.runs]
-    for group in alike(trained):
-        pool.add({pool_key(panel, arm): arm.by_seed for arm in group})
+    for group in alike(arms):
+        trained = [arm for arm in group if arm.runs]
+        pool.add({arm.key: arm.by_seed for arm in trained})

@@ -1,5 +1,7 @@
 """Loss against tokens, and differences to the baseline."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from lightning_sv.experiments.arms import Arm, baseline_first
@@ -21,7 +23,10 @@ class CurvesKind(PanelKind):
     claims = LOSS_CLAIMS
     has_pairs = True
     shows_training = True
-    uses_every_seed = True
+
+    def comparable(self, every: Sequence[Arm]) -> tuple[Arm, ...]:
+        """Return the arms that have runs, with all of them."""
+        return tuple(self.kept(every))
 
     def table(self, panel: LoadedPanel) -> pd.DataFrame:
         """Return one row per arm: its losses, and its difference to the baseline."""
@@ -38,7 +43,8 @@ class CurvesKind(PanelKind):
 def difference_table(panel: LoadedPanel) -> pd.DataFrame:
     """Return one row per arm: losses, difference to the baseline, tokens, late training loss."""
     pairs = {pair.b.label: pair for pair in panel.pairs}
-    counts = {len(arm.runs) for arm in panel.arms} | {pair.difference.n for pair in panel.pairs}
+    counts = {len(arm.runs) for arm in panel.arms}
+    counts |= {pair.difference.n for pair in panel.pairs}
     rows = []
     for arm in baseline_first(panel.arms):
         row = _loss_cells(arm)
@@ -93,8 +99,7 @@ def _token_factor(pair: Pair) -> str:
 
 
 def _late_train_loss(arm: Arm) -> str:
-    losses = [run.late_train_loss for run in arm.runs]
-    known = [loss for loss in losses if loss is not None]
-    if not known:
+    losses = pd.Series([run.late_train_loss for run in arm.runs], dtype=float).dropna()
+    if losses.empty:
         return ""
-    return f"{sum(known) / len(known):.4f}"
+    return f"{sum(losses) / len(losses):.4f}"

@@ -50,7 +50,9 @@ def _measured(panel: LoadedPanel) -> MeasuredTable:
 
 
 def _cell_text(cell: str | float) -> str:
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+    if isinstance(cell, float):
+        return f"{cell:.4g}"
+    return str(cell)
 
 
 def read_table(path: Path) -> MeasuredTable:
@@ -72,13 +74,18 @@ def read_table(path: Path) -> MeasuredTable:
 
 def _theory_table(content: Sequence[dict[str, Any]], path: Path) -> MeasuredTable:
     columns = ["part", "statement", "stated", "measured", "verdict"]
-    rows = [{column: row[column] for column in columns} for row in content if row["claim"] == "or"]
+    rows = []
+    for row in content:
+        if row["claim"] == "or":
+            rows.append([row[column] for column in columns])
     frame = pd.DataFrame(rows, columns=columns, dtype=object).map(_eight_digits)
     return MeasuredTable(frame, f"Checked apart from this page by make theory ({path}).")
 
 
 def _eight_digits(cell: str | float) -> str:
-    return cell if isinstance(cell, str) else f"{cell:.8g}"
+    if isinstance(cell, str):
+        return cell
+    return f"{cell:.8g}"
 
 
 def _bench_table(content: dict[str, Any], path: Path) -> MeasuredTable:

@@ -79,15 +79,16 @@ def _ratio_interval(verdict: Verdict) -> str:
 
 def verdicts_json(figures: Sequence[Figure], report: Path, **more: Any) -> str:
     """Return the verdicts of evaluated figures as JSON."""
-    made = [
-        {
-            "figure": figure.spec.name,
-            "title": figure.spec.title,
-            "command": figure.command,
-            "tokens_per_param": figure.tokens_per_param,
-            "verdicts": [vars(verdict) for verdict in figure.verdicts],
-            "warnings": figure.warnings,
-        }
-        for figure in figures
-    ]
+    made = [_figure_json(figure) for figure in figures]
     return json_text({"report": str(report), "figures": made, **more})
+
+
+def _figure_json(figure: Figure) -> dict[str, Any]:
+    return {
+        "figure": figure.spec.name,
+        "title": figure.spec.title,
+        "command": figure.command,
+        "tokens_per_param": figure.tokens_per_param,
+        "verdicts": list(map(vars, figure.verdicts)),
+        "warnings": figure.warnings,
+    }

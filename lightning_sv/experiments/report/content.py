@@ -160,10 +160,10 @@ def _period(runs: Sequence[Run]) -> str:
 
 def _range_text(values: Iterable[float | None]) -> str:
     """Return the smallest and the largest of the known values, once if they are equal."""
-    known = [value for value in values if value is not None]
-    if not known:
+    known = pd.Series(list(values), dtype=float).dropna()
+    if known.empty:
         return "not stated"
-    ends = [f"{min(known):.3g}", f"{max(known):.3g}"]
+    ends = map("{:.3g}".format, [known.min(), known.max()])
     return " to ".join(dict.fromkeys(ends))
 
 

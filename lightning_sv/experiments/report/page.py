@@ -38,7 +38,8 @@ def html_page(content: Content, root: Path) -> str:
 
 def _cell_class(cell: str, column: str) -> str:
     """Return the CSS class of a cell: `verdict equal-within`, or empty if it is no verdict."""
-    if column not in ("verdict", "corrected") or cell not in _VERDICTS:
+    if cell not in _VERDICTS:
         return ""
     colour = "-".join(cell.split()[:2])
-    return f"verdict {colour}" if column == "verdict" else colour
+    classes = {"verdict": f"verdict {colour}", "corrected": colour}
+    return classes.get(column, "")

@@ -97,12 +97,12 @@ def request_arms(
 
 def _check_own_keys(specs: Sequence[tuple[str, ArmSpec]], words: Sequence[str]) -> None:
     """Refuse keys that differ between runs."""
-    names = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")]
+    names = {word.partition("=")[0] for word in words}
     for _, spec in specs:
-        names += spec.overrides
+        names |= {f"--{key}" for key in spec.overrides}
     for name in _RESERVED:
         expected = "no value, because it differs between runs. Use the command's own options."
-        expect(name not in names, f"--{name}", "set", expected)
+        expect(f"--{name}" not in names, f"--{name}", "set", expected)
 
 
 def _parse_run(label: str, given: ArmSpec, config: RunConfig) -> RequestedArm:

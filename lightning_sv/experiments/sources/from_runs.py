@@ -259,10 +259,10 @@ def _logged_panels(runs: Sequence[Run]) -> Iterator[PanelSpec]:
     # It imports matplotlib, which a dry run does not need.
     from lightning_sv.plots.run_plot import branch_curves
 
-    if all(branch_curves(run) for run in runs):
+    if all(map(branch_curves, runs)):
         yield PanelSpec("Branches", kind="qkv")
-    logged = dict.fromkeys(chain.from_iterable(run.curves for run in runs))
-    for tag in filter(_SHARPNESS.fullmatch, logged):
+    logged = chain.from_iterable(run.curves for run in runs)
+    for tag in filter(_SHARPNESS.fullmatch, dict.fromkeys(logged)):
         yield PanelSpec(f"Hessian of the held-out loss: {tag}", kind="scalar", tag=tag)
 
 
