@@ -27,8 +27,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("run", type=Path, help="Run directory.")
     parser.add_argument("dir", type=Path, help="New or empty folder of the export.")
     parser.add_argument("--to", choices=["hf"], default="hf", help="Format of the export.")
-    trusted = "Modules that the run may import."
-    parser.add_argument("--trust_module", nargs="+", default=[], metavar="MODULE", help=trusted)
+    parser.add_trust("the run")
     options = parser.parse_args(argv)
     check_unused(options.dir)
     quiet = transformers().utils.logging

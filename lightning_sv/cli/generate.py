@@ -32,8 +32,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--seed", type=number(int, 0, 2**32 - 1), default=0, help="Random seed, by default 0."
     )
-    trusted = "Modules that the run may import."
-    parser.add_argument("--trust_module", nargs="+", default=[], metavar="MODULE", help=trusted)
+    parser.add_trust("the run")
     options = parser.parse_args(argv)
     trained = read_run(run_of(options.run) or options.run, complete=False)
     model, tokenizer = load_trained(options.run, options.trust_module)

@@ -78,8 +78,7 @@ def _options(argv: list[str]) -> Namespace:
     parser.add_argument(
         "--trust_remote_code", action="store_true", help="Run modelling code in the model's folder."
     )
-    trusted = "Modules that a run may import."
-    parser.add_argument("--trust_module", nargs="+", default=[], metavar="MODULE", help=trusted)
+    parser.add_trust("a run")
     options = parser.parse_args(argv)
     for key in ("png", "training_png"):
         picture = getattr(options, key)

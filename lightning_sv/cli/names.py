@@ -13,7 +13,7 @@ from lightning_sv.corpus.config import LAYER, CorpusConfig
 from lightning_sv.corpus.sources.files import source_files
 from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.settings.paths import config_names, find_config
-from lightning_sv.settings.words import Option, options_of
+from lightning_sv.settings.words import Option, options_of, values_of
 from lightning_sv.settings.yaml_file import SECTIONS, read_leaves
 
 #: option -> its default in a run that names a model
@@ -27,9 +27,7 @@ DEFAULTS = {
 }
 #: layers in the order in which they are read: a model sets values that depend on its size, and a
 #: text of your own the vocabulary of the model
-_ORDER = ("base", *DEFAULTS, "own data")
-#: option -> key that it sets
-KEYS = {"scale": "model.scale"}
+_ORDER = ("base", "optim", "schedule", "trainer", "data", "model", "probes", "own data")
 #: folder of the corpora that are prepared from your own text
 CORPORA = Path("data")
 
@@ -49,6 +47,11 @@ class NamedCorpus:
     layer: tuple[str, ...]
     prepare: tuple[str, ...]
     is_own: bool
+
+    @property
+    def place(self) -> str:
+        """Place of its layer among the others."""
+        return "own data" if self.is_own else "data"
 
     @property
     def is_prepared(self) -> bool:
@@ -89,32 +92,31 @@ def resolve_names(words: Sequence[str]) -> Resolved:
     names, before, after = _split(words)
     if not names:
         return Resolved(list(words), list(words), None)
-    layers: dict[str, Sequence[str]] = {}
     if "model" in names:
-        layers["base"] = _layer(".", "base")
         names = DEFAULTS | names
-    for option in DEFAULTS:
-        if option != "data" and names.get(option):
-            layers[option] = _layer(option, names[option])
-    after = [*_key_words(names), *after]
+    layers = _layers(names)
+    if "scale" in names:
+        after = ["--model.scale", names["scale"], *after]
     if "data" not in names:
         selected = [*before, *_ordered(layers), *after]
         return Resolved(selected, selected, None)
 
     corpus = find_corpus(names["data"])
-    place = "own data" if corpus.is_own else "data"
-    selected = _ordered({**layers, place: corpus.layer})
-    with_text = _ordered({**layers, place: corpus.prepare})
+    selected = _ordered(layers | {corpus.place: corpus.layer})
+    with_text = _ordered(layers | {corpus.place: corpus.prepare})
     return Resolved([*before, *selected, *after], [*before, *with_text, *after], corpus)
 
 
-def _key_words(names: Mapping[str, str]) -> list[str]:
-    """Return the words of the names that are values of one key, such as --scale."""
-    words = []
-    for option, key in KEYS.items():
-        if option in names:
-            words += [f"--{key}", names[option]]
-    return words
+def _layers(names: Mapping[str, str]) -> dict[str, Sequence[str]]:
+    """Return the words of the config files of all names but that of the corpus."""
+    layers: dict[str, Sequence[str]] = {}
+    if "model" in names:
+        layers["base"] = _layer(".", "base")
+    for option in ("optim", "schedule", "trainer", "model", "probes"):
+        name = names.get(option)
+        if name:
+            layers[option] = _layer(option, name)
+    return layers
 
 
 def _ordered(layers: Mapping[str, Sequence[str]]) -> list[str]:
@@ -137,13 +139,15 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
             after += option.words
         else:
             before += option.words
-    _check_keys(names, words)
+    if "scale" in names and values_of(words, "model.scale"):
+        expected = "one of --scale and --model.scale. Remove one."
+        raise ConfigError(f"--scale is {names['scale']}; expected {expected}")
     return names, before, after
 
 
 def _is_name(option: Option) -> bool:
     """Return True for a name, not for a section such as `--model {...}` or `--data FILE.yaml`."""
-    if option.name not in (*DEFAULTS, *KEYS):
+    if option.name not in (*DEFAULTS, "scale"):
         return False
     if option.name not in SECTIONS:
         return True
@@ -162,16 +166,6 @@ def _add_name(names: dict[str, str], option: Option) -> None:
         given = f"{names[key]} and {option.value}"
         raise ConfigError(f"--{key} is {given}; expected one name. Remove one.")
     names[key] = option.value
-
-
-def _check_keys(names: Mapping[str, str], words: Sequence[str]) -> None:
-    """Refuse a key that a name sets too."""
-    given = {option.name for option in options_of(words)}
-    for name, key in KEYS.items():
-        if name in names and key in given:
-            raise ConfigError(
-                f"--{name} is {names[name]}; expected one of --{name} and --{key}. Remove one."
-            )
 
 
 def _layer(option: str, name: str) -> list[str]:

@@ -12,13 +12,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.settings.data import DataConfig
-from lightning_sv.settings.paths import (
-    PATHS,
-    WITH_PATHS,
-    config_path,
-    expand_path,
-    expand_variables,
-)
+from lightning_sv.settings.paths import EXPANSIONS, config_path
 from lightning_sv.settings.trainer import TRAINER_DEFAULTS, Plain, class_name, entries_of
 from lightning_sv.settings.words import options_of, underscored, values_of
 from lightning_sv.settings.yaml_file import (
@@ -105,23 +99,21 @@ class Parser(ArgumentParser):
 
     def _hint(self, keys: Iterable[str], words: Sequence[str]) -> str:
         """Return a suggestion for the first unknown key, or for words without a config file."""
-        near = self._meant_key(keys)
-        if near is not None:
-            return f". Did you mean {near!r}?"
+        for key in keys:
+            near = None if self._is_known(key) else closest_key(key, self.known_keys())
+            if near is not None:
+                return f". Did you mean {near!r}?"
         reads_a_run = "model.backbone" in self.known_keys()
         if reads_a_run and not values_of(words, "config"):
             return ". Start from a complete config, e.g. --config tiny-unified."
         return ""
 
-    def _meant_key(self, keys: Iterable[str]) -> str | None:
-        """Return the known key that is meant by the first unknown one; None if none is close."""
+    def _is_known(self, key: str) -> bool:
+        """Return True for a key of the parser, or one inside its value, e.g. of a class."""
         known = self.known_keys()
         sections = {name.rpartition(".")[0] for name in known}
-        values = set(known) - sections
-        inside_values = tuple(f"{name}." for name in values)  # such as a callback's arguments
-        unknown = [key for key in keys if key not in known and not key.startswith(inside_values)]
-        suggestions = (closest_key(key, known) for key in unknown)
-        return next(filter(None, suggestions), None)
+        inside_values = tuple(f"{name}." for name in set(known) - sections)
+        return key in known or key.startswith(inside_values)
 
     def _check_sections(self, config: Any) -> None:
         """Reject a value for a section, which jsonargparse accepts."""
@@ -150,16 +142,10 @@ def _check_value(action: Action, value: Any) -> None:
 
 
 def _expand_paths(config: Any) -> None:
-    for key in PATHS:
-        _expand(config, key, expand_path)
-    for key in WITH_PATHS:
-        _expand(config, key, expand_variables)
-
-
-def _expand(config: Any, key: str, expand: Callable[[str, str], str]) -> None:
-    value = config.get(key)
-    if isinstance(value, str):
-        config[key] = expand(value, key)
+    for key, expand in EXPANSIONS.items():
+        value = config.get(key)
+        if isinstance(value, str):
+            config[key] = expand(value, key)
 
 
 def _is_nullable(action: Action) -> bool:
@@ -175,16 +161,17 @@ def closest_key(key: str, known: Collection[str]) -> str | None:
     >>> closest_key("model.lr", ["data.seq_len", "model.optim.lr"])
     'model.optim.lr'
     """
-    leaf_keys = {name.rpartition(".")[2]: name for name in known}
     leaf = key.rpartition(".")[2]
     usual = _USUAL_NAMES.get(leaf)
     if usual in known:
         return usual
+    leaf_keys = {name.rpartition(".")[2]: name for name in known}
     if leaf in leaf_keys:
         return leaf_keys[leaf]
     near = get_close_matches(key, known, n=1, cutoff=0.7)
-    near += [leaf_keys[name] for name in get_close_matches(leaf, leaf_keys, n=1, cutoff=0.7)]
-    return next(iter(near), None)
+    near_leaves = get_close_matches(leaf, leaf_keys, n=1, cutoff=0.7)
+    near += map(leaf_keys.__getitem__, near_leaves)
+    return near[0] if near else None
 
 
 def _with_config_paths(words: Iterable[str]) -> list[str]:
@@ -250,25 +237,20 @@ def dropped_entries(files: Iterable[Path], trainer: Mapping[str, Any]) -> Iterat
         files: config files in the order of the command line
         trainer: parsed section `trainer`, to which they lead
     """
+    used = {key: _class_names(trainer[key]) for key in _LISTS}
     for file in files:
         section = read_yaml(file, f"--config {file}").get("trainer", {})
         for key in _LISTS:
-            dropped = _dropped(key, section, used=_class_names(trainer[key]))
-            if dropped:
+            listed = _class_names(section.get(key)) + _class_names(section.get(f"{key}+"))
+            dropped = [name for name in listed if name not in used[key]]
+            if dropped and used[key]:  # without any, a later null was asked for
                 yield (
                     f"{', '.join(dropped)} in trainer.{key} of {file} is dropped, because a later "
                     f"list replaces it; write {key}+ in the later file to keep both"
                 )
 
 
-def _dropped(key: str, section: Mapping[str, Any], used: list[str]) -> list[str]:
-    """Return the classes of a list in a file that are not used, although others are."""
-    if not any(used):
-        return []
-    names = _class_names(section.get(key)) + _class_names(section.get(f"{key}+"))
-    return [name for name in names if name not in used]
-
-
 def _class_names(value: Any) -> list[str]:
     """Return the names of the classes in the value of a key."""
-    return [class_name(entry) for entry in entries_of(value)]
+    names = map(class_name, entries_of(value))
+    return list(filter(None, names))  # a switch, such as `logger: false`, names none

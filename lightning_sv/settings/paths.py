@@ -90,6 +90,10 @@ def _exists(path: str) -> bool:
     return os.path.lexists(path.removeprefix("files:"))
 
 
+#: key whose value is or contains a path -> what expands it
+EXPANSIONS = dict.fromkeys(PATHS, expand_path) | dict.fromkeys(WITH_PATHS, expand_variables)
+
+
 def find_config(kind: str, name: str, *, own_first: bool = True) -> Path:
     """Return conf/KIND/NAME.yaml of the working directory, or else of the package.
 

@@ -56,6 +56,11 @@ class PlainParser(ArgumentParser):
             "core, at most four.",
         )
 
+    def add_trust(self, reader: str) -> None:
+        """Add `--trust_module` to a command that reads a run or a checkpoint."""
+        text = f"Modules that {reader} may import."
+        self.add_argument("--trust_module", nargs="+", default=[], metavar="MODULE", help=text)
+
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:

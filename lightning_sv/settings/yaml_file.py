@@ -3,7 +3,7 @@
 import io
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from itertools import chain
@@ -17,7 +17,7 @@ from yaml.nodes import MappingNode, Node, SequenceNode
 
 from lightning_sv.atomic import reading
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.settings.paths import PATHS, WITH_PATHS, config_path
+from lightning_sv.settings.paths import EXPANSIONS, config_path
 from lightning_sv.settings.words import options_of
 
 #: section of a callback of every run -> its class, which only `fit` imports
@@ -162,7 +162,8 @@ def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dic
             file = Path(config_path(text, "--config"))
             files.append(file)
             if keys:
-                keys = _without(keys, read_leaves(file))
+                for overridden in read_leaves(file):
+                    keys.pop(overridden, None)
         elif key.endswith("+") and key in keys:
             hint = "Put the others into a YAML file."
             raise ConfigError(f"{command}: --{key} is set twice; expected one. {hint}")
@@ -171,13 +172,9 @@ def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dic
     return files, keys
 
 
-def _without(keys: Mapping[str, Any], overridden: Collection[str]) -> dict[str, Any]:
-    return {key: value for key, value in keys.items() if key not in overridden}
-
-
 def _value(key: str, text: str, command: str) -> Any:
     """Return the value of a key, read by OmegaConf as in config files: 1e-3 is a number."""
-    if key in (*PATHS, *WITH_PATHS) and text != "null":  # a path may look like a number
+    if key in EXPANSIONS and text != "null":  # a path may look like a number
         return text
     try:
         content: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))

@@ -202,9 +202,6 @@ def test_source_files_name_with_a_comma_is_one_path(tmp_path: Path) -> None:
         assert source_files(CorpusConfig(source=f"files:{spec}"))[0] == found
 
 
-MONITOR = "{class_path: lightning.pytorch.callbacks.DeviceStatsMonitor}"
-
-
 PROBE = "{class_path: lightning_sv.callbacks.ResidualMonitor}"
 MONITOR = "{class_path: lightning.pytorch.callbacks.DeviceStatsMonitor}"
 
@@ -218,12 +215,13 @@ MONITOR = "{class_path: lightning.pytorch.callbacks.DeviceStatsMonitor}"
         (f"callbacks: [{PROBE}, {MONITOR}]", []),
         ("callbacks: null", []),  # asked for
         ("max_steps: 3", []),
+        ("logger: {class_path: lightning.pytorch.loggers.CSVLogger}", []),  # instead of a switch
     ],
 )
 def test_dropped_entries_names_lists_that_a_later_file_replaces(
     later: str, dropped: list[str], tmp_path: Path
 ) -> None:
-    words = layer(tmp_path, f"trainer: {{callbacks: [{PROBE}]}}")
+    words = layer(tmp_path, f"trainer: {{callbacks: [{PROBE}], logger: true}}")
     (tmp_path / "later.yaml").write_text(f"trainer: {{{later}}}")
     words += ["--config", str(tmp_path / "later.yaml")]
     _, _, trainer = parse_run(words, check_corpus=False)
