@@ -199,9 +199,9 @@ def test_apply_strategy_dnp_outside_plain_linear_is_dp(name: str, words: list[st
     layers = {weight.removesuffix(".weight") for weight in without}
     assert set(words) <= {layer.rpartition(".")[2] for layer in layers}
     assert without <= {
-        module.site for module in model.modules() if isinstance(module, ScaledWeight)
+        module.plain_name for module in model.modules() if isinstance(module, ScaledWeight)
     }
-    normed = {module.site for module in model.modules() if isinstance(module, OutputNorm)}
+    normed = {module.plain_name for module in model.modules() if isinstance(module, OutputNorm)}
     assert layers.isdisjoint(normed)
     assert report.same_function == (not normed)
 

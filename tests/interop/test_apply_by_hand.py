@@ -540,7 +540,7 @@ class Bare(nn.Module):
 def added(model: nn.Module) -> dict[str, set[str]]:
     """Matrix -> its sides that have a vector, the shared one among them."""
     return {
-        module.site.removesuffix(".weight"): _sides(module)
+        module.plain_name.removesuffix(".weight"): _sides(module)
         for module in model.modules()
         if isinstance(module, ScaledWeight)
     }

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.interop.apply.matrices import SiteMatrix
+from lightning_sv.interop.apply.matrices import TracedBranch
 from lightning_sv.interop.apply.weights import OutputNorm, Scaled, ScaledPart, ScaledWeight
 from lightning_sv.interop.groups import unwrapped
 from lightning_sv.scale import ScaleStrategy, ScaleVector
@@ -54,11 +54,11 @@ class Applied(NamedTuple):
 
     strategy: ScaleStrategy
     constants: dict[str, float | None]  #: parameter that must not train -> its value, if known
-    sites: frozenset[str]  #: names of the weights that are computed
+    weights: frozenset[str]  #: names of the weights that are computed
     handles: list[Any]  #: handles of the model's hooks
     norms: dict[str, tuple[Role, float]]  #: vector that remains in its norm -> role and origin
     #: matrices behind norms, and the name in `norms` of the vector they read
-    matrices: list[tuple[SiteMatrix, str]]
+    matrices: list[tuple[TracedBranch, str]]
 
     def stored(self, model: nn.Module) -> Iterator[tuple[Role, nn.Parameter]]:
         """Yield role and parameter of the vectors that their norms store as gamma - origin."""
@@ -70,7 +70,7 @@ class Applied(NamedTuple):
     def branches(self, model: nn.Module) -> Iterator[AppliedBranch]:
         """Yield the matrices behind norms, then norms without matrices."""
         parameters = _parameters(model)
-        scaled = {each.site: each for each in model.modules() if isinstance(each, Scaled)}
+        scaled = {each.plain_name: each for each in model.modules() if isinstance(each, Scaled)}
         gammas = self._gammas(parameters, scaled)
         for matrix, norm in self.matrices:
             weight = _weight_of(matrix, parameters)
@@ -98,7 +98,7 @@ class Applied(NamedTuple):
         return gammas
 
 
-def _weight_of(matrix: SiteMatrix, parameters: dict[str, nn.Parameter]) -> nn.Parameter | None:
+def _weight_of(matrix: TracedBranch, parameters: dict[str, nn.Parameter]) -> nn.Parameter | None:
     """Return the parameter of a matrix, also if its weight is computed."""
     path, _, attribute = matrix.weight.rpartition(".")
     original = f"{path}.parametrizations.{attribute}.original".removeprefix(".")
@@ -106,7 +106,7 @@ def _weight_of(matrix: SiteMatrix, parameters: dict[str, nn.Parameter]) -> nn.Pa
 
 
 def _branches_of(
-    matrix: SiteMatrix, weight: nn.Parameter, of_norm: Any, scaled: dict[str, Scaled]
+    matrix: TracedBranch, weight: nn.Parameter, of_norm: Any, scaled: dict[str, Scaled]
 ) -> Iterator[AppliedBranch]:
     """Yield the matrices in a weight, each with its vectors."""
     rows = weight if matrix.in_axis == weight.ndim - 1 else weight.mT
@@ -126,7 +126,7 @@ def _branches_of(
         yield AppliedBranch(path, suffix, block, sides)
 
 
-def _scale_after(matrix: SiteMatrix, scaled: dict[str, Scaled]) -> ScaleVector | None:
+def _scale_after(matrix: TracedBranch, scaled: dict[str, Scaled]) -> ScaleVector | None:
     """Return the vector after the norm of a layer's output; None without either."""
     norm = scaled.get(matrix.weight.rpartition(".")[0])
     return norm.scale if isinstance(norm, OutputNorm) else None
@@ -144,8 +144,8 @@ def check_complete(model: nn.Module, args: Any) -> None:
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
     applied: Applied = vars(model)[APPLIED]
-    present = {module.site for module in model.modules() if isinstance(module, Scaled)}
-    missing = sorted(applied.sites - present)
+    present = {module.plain_name for module in model.modules() if isinstance(module, Scaled)}
+    missing = sorted(applied.weights - present)
     if missing:
         _check_not_replaced(model, missing)
     for name in applied.constants:

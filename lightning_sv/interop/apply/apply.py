@@ -1,7 +1,7 @@
 """Strategies on existing models: planned, executed, and checked on real outputs.
 
-    trace      TracedModel, find_sites   which vectors and norms there are, and who reads them
-    decide     Plan                      what becomes of each; nothing changes yet
+    trace      TracedModel, find_norms   which vectors and norms there are, and who reads them
+    decide     Placements                what becomes of each; nothing changes yet
     execute    Change                    each step with its inverse on a stack
     check      outputs                   equal outputs, or the stack runs and the model is as before
 
@@ -21,16 +21,16 @@ from torch._subclasses.fake_tensor import is_fake
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.apply.applied import APPLIED
 from lightning_sv.interop.apply.change import Change
+from lightning_sv.interop.apply.find_norms import find_norms
 from lightning_sv.interop.apply.outputs import (
     outputs_of,
     outputs_of_vectors,
     relative_difference,
     rounding_of,
 )
-from lightning_sv.interop.apply.plan import Plan
+from lightning_sv.interop.apply.placements import Placements
 from lightning_sv.interop.apply.report import Report, notes_on_model
-from lightning_sv.interop.apply.site import Site
-from lightning_sv.interop.apply.sites import find_sites
+from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.interop.apply.weights import Scaled
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.api import TracedModel
@@ -86,16 +86,16 @@ def apply_strategy(
     # Vectors made in inference mode could not train. `undo` restores the model unless all is well.
     with torch.inference_mode(False), ExitStack() as undo:
         traced = TracedModel(model, example, known)
-        sites = find_sites(traced, bare=True)
-        if not sites:
+        norms = find_norms(traced, bare=True)
+        if not norms:
             name = type(model).__name__
             raise ConfigError(f"{name} has no norm; expected a model with norms for a strategy.")
         if "lm_head" in options.placement_at:
-            dp_at += _head_names(sites)
+            dp_at += _head_names(norms)
         before = outputs_of(traced)
-        plan = Plan(model, parsed, dp_at, sites)
-        change = Change(model, plan, undo)
-        change.register(sites)
+        placements = Placements(model, parsed, dp_at, norms)
+        change = Change(model, placements, undo)
+        change.register(norms)
 
         # The vectors alone must preserve the function; only the norms of `dnp` may change it.
         without_norms = outputs_of_vectors(traced, parsed)
@@ -105,7 +105,7 @@ def apply_strategy(
         report = Report(
             strategy=parsed,
             vectors=tuple(vectors),
-            notes=(*plan.notes, *notes_on_model(traced, parsed, sites)),
+            notes=(*placements.notes, *notes_on_model(traced, parsed, norms)),
             difference=relative_difference(before, after),
             same_function=not change.outputs,
             stacked=tuple(name for name, axes in vectors.items() if axes > 1),
@@ -133,11 +133,11 @@ def _names_of_vectors(model: nn.Module) -> dict[str, int]:
     return dict(sorted(axes.items()))
 
 
-def _head_names(sites: Sequence[Site]) -> list[str]:
-    """Return the last part of the name of the output projection, if a site reaches it."""
+def _head_names(norms: Sequence[TracedNorm]) -> list[str]:
+    """Return the last part of the name of the output projection, if it reads a norm."""
     words: set[str] = set()
-    for site in sites:
-        words.update(matrix.word for matrix in site.matrices if matrix.role == "head")
+    for norm in norms:
+        words.update(branch.word for branch in norm.branches if branch.role == "head")
     return sorted(words)
 
 

@@ -4,15 +4,15 @@ Some models normalize without a vector, such as OLMo with its LayerNorm without 
 strategy then adds one before each matrix. Only a norm of whole rows has a channel per column of
 these matrices:
 
-    xhat -> W1, W2          a site, with vectors before W1 and W2
+    xhat -> W1, W2          vectors before W1 and W2
     xhat -> W1, + residual  none: the residual stream reads xhat, too
 """
 
 from collections.abc import Iterator
 from itertools import chain
 
-from lightning_sv.interop.apply.matrices import Matrices, SiteMatrix
-from lightning_sv.interop.apply.site import Site
+from lightning_sv.interop.apply.matrices import Matrices, TracedBranch
+from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers
 from lightning_sv.roles.graph import Node
@@ -20,14 +20,14 @@ from lightning_sv.roles.norms import Norms
 from lightning_sv.roles.ops import NORMS
 
 
-def bare_sites(matrices: Matrices) -> list[Site]:
-    """Return a site per norm, with the matrices that can have vectors."""
-    sites = []
+def bare_norms(matrices: Matrices) -> list[TracedNorm]:
+    """Return the norms without a vector, with the matrices that can have vectors."""
+    norms = []
     for norm in _bare_norms(matrices.traced):
         ends = _linear_ends(norm)
         if ends:
-            sites.append(_site(norm, ends, matrices))
-    return sites
+            norms.append(_traced_norm(norm, ends, matrices))
+    return norms
 
 
 def _bare_norms(traced: TracedModel) -> Iterator[Node]:
@@ -62,20 +62,22 @@ def _linear_ends(norm: Node) -> list[Consumer]:
     return ends if all(end.along_channels for end in ends) else []
 
 
-def _site(norm: Node, ends: list[Consumer], matrices: Matrices) -> Site:
-    """Return the site of a norm that linear maps read."""
+def _traced_norm(norm: Node, ends: list[Consumer], matrices: Matrices) -> TracedNorm:
+    """Return a norm that linear maps read."""
     products = {end.node for end in ends}
     tied: list[str] = []
-    found: list[SiteMatrix] = []
+    branches: list[TracedBranch] = []
     unfit: list[str] = []
     for name in matrices.names_read(ends):
         if name in matrices.tied:
             tied.append(name)
         elif _reads_alone(norm, name, products, matrices):
-            found.append(matrices.matrix(name))
+            branches.append(matrices.branch(name))
         else:
             unfit.append(name)
-    return Site("", 1.0, "input", matrices=tuple(found), tied=tuple(tied), unfit=tuple(unfit))
+    return TracedNorm(
+        "", 1.0, "input", branches=tuple(branches), tied=tuple(tied), unfit=tuple(unfit)
+    )
 
 
 def _reads_alone(norm: Node, name: str, products: set[Node], matrices: Matrices) -> bool:

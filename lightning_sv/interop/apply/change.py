@@ -1,4 +1,4 @@
-"""Execution of a `Plan` on a model; closing a stack undoes it exactly.
+"""Execution of `Placements` on a model; closing a stack undoes it exactly.
 
 Each change pushes its inverse onto the stack. If an error follows, or if the outputs differ in the
 end, the stack runs all inverses in reverse order:
@@ -27,10 +27,10 @@ from lightning_sv.interop.apply.applied import (
     check_complete,
     check_state,
 )
-from lightning_sv.interop.apply.matrices import SiteMatrix
-from lightning_sv.interop.apply.plan import BranchPlan, Gamma, Plan, SitePlan
+from lightning_sv.interop.apply.matrices import TracedBranch
+from lightning_sv.interop.apply.placements import Gamma, PlacedBranch, PlacedNorm, Placements
 from lightning_sv.interop.apply.saving import load_unfolded, save_unfolded
-from lightning_sv.interop.apply.site import Site
+from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.interop.apply.weights import (
     OutputNorm,
     Scaled,
@@ -46,9 +46,12 @@ from lightning_sv.scale import DirectScale, OffsetScale, ScaleVector
 from lightning_sv.scale.definitions import upcast
 from lightning_sv.scale.vector import Role
 
+#: scale vector of a matrix, or a function that returns its gamma if a different matrix owns it
+_Source = ScaleVector | Callable[[], Tensor]
+
 
 class _SharedVector:
-    """One vector for all matrices behind a norm, which the first of them owns.
+    """One vector for all branches of a norm, which the first of them owns.
 
     The others call it: FSDP2 gathers its parameters in a hook of the call.
     """
@@ -57,7 +60,7 @@ class _SharedVector:
         self._vector = vector
         self._has_owner = False
 
-    def take(self) -> ScaleVector | Callable[[], Tensor]:
+    def take(self) -> _Source:
         """Return the vector for its owner, afterwards a function that returns gamma."""
         if self._has_owner:
             return self._vector.__call__
@@ -66,7 +69,7 @@ class _SharedVector:
 
 
 class Change:
-    """Changes of a model by a plan; closing `undo` restores the model exactly.
+    """Changes of a model by a strategy; closing `undo` restores the model exactly.
 
     Attributes:
         outputs: path of a linear layer -> the norm of its output
@@ -74,11 +77,11 @@ class Change:
     """
 
     @torch.no_grad()
-    def __init__(self, model: nn.Module, plan: Plan, undo: ExitStack):
+    def __init__(self, model: nn.Module, placements: Placements, undo: ExitStack):
         self.model = model
-        self.strategy = plan.strategy
+        self.strategy = placements.strategy
         self.undo = undo
-        self.named = plan.named
+        self.named = placements.named
         self.eps = _norm_eps(model)
         self.outputs: dict[str, OutputNorm] = {}
         self.norms: dict[str, tuple[Role, float]] = {}
@@ -86,10 +89,10 @@ class Change:
         self._constants: dict[str, float | None] = {}
         self._weights: dict[str, None] = {}  # computed weights, in order
         self._orders: dict[nn.Module, tuple[str, ...]] = {}
-        for site in plan.sites:
-            self._change(site)
+        for placed in placements.norms:
+            self._change(placed)
 
-    def register(self, sites: Iterable[Site]) -> None:
+    def register(self, norms: Iterable[TracedNorm]) -> None:
         """Register the checks of the model, and its `Applied`."""
         handles: list[Any] = [
             self.model.register_forward_pre_hook(check_complete),
@@ -105,10 +108,10 @@ class Change:
         for handle in handles:
             self.undo.callback(handle.remove)
 
-        readers: dict[SiteMatrix, str] = {}
-        for site in sites:
-            vector = site.vector if site.vector in self.norms else ""
-            readers.update(dict.fromkeys(site.matrices, vector))
+        readers: dict[TracedBranch, str] = {}
+        for norm in norms:
+            vector = norm.vector if norm.vector in self.norms else ""
+            readers.update(dict.fromkeys(norm.branches, vector))
         applied = Applied(
             self.strategy,
             self._constants,
@@ -128,132 +131,150 @@ class Change:
                 return unwrapped(name.removeprefix(start))
         return None
 
-    def _change(self, plan: SitePlan) -> None:
-        """Change a norm's vector, then the matrices behind it."""
-        site = plan.site
-        if plan.gamma is Gamma.ABSENT:
-            self._add_vectors(plan)
+    def _change(self, placed: PlacedNorm) -> None:
+        """Change a norm's vector, then the branches behind it."""
+        norm = placed.norm
+        if placed.gamma is Gamma.ABSENT:
+            self._add_vectors(placed)
             return
-        gamma = upcast(self.named[site.vector]) + (site.origin or 0.0)
-        if plan.gamma is Gamma.KEPT:
-            self._keep(site, gamma)
-        elif plan.gamma is Gamma.CONSTANT:
-            self._freeze(site.vector)
-            self._constants[site.vector] = None
-        else:
-            self._neutralize(site, gamma)
-        if plan.gamma is Gamma.FOLDED:
-            self._scale_columns(site.matrices, gamma)
-        for branch in plan.branches:
-            scale_in = self._unsigned(gamma, [branch.matrix]) if branch.scale_in else None
-            self._branch(branch, scale_in, site.vector)
+        gamma = upcast(self.named[norm.vector]) + (norm.origin or 0.0)
+        match placed.gamma:
+            case Gamma.KEPT:
+                self._keep(norm, gamma)
+            case Gamma.CONSTANT:
+                self._freeze(norm.vector)
+                self._constants[norm.vector] = None
+            case Gamma.MOVED:
+                self._neutralize(norm, gamma)
+            case Gamma.FOLDED:
+                self._neutralize(norm, gamma)
+                self._scale_columns(norm.branches, gamma)
+        for branch in placed.branches:
+            self._move(branch, norm, gamma)
 
-    def _add_vectors(self, plan: SitePlan) -> None:
+    def _move(self, placed: PlacedBranch, norm: TracedNorm, gamma: Tensor) -> None:
+        """Give a branch a vector with the value of its norm's, if it gets one."""
+        scale_in: Callable[[], _Source] | None = None
+        if placed.placement.scale_in:
+            value = self._unsigned(gamma, [placed.branch])
+            scale_in = self._vectors_before(placed.branch, value, norm.vector)
+        self._scale(placed, scale_in)
+
+    def _add_vectors(self, placed: PlacedNorm) -> None:
         """Add vectors of ones behind a norm without one: one per matrix, or one for all."""
+        branches = placed.norm.branches
         shared: _SharedVector | None = None
-        matrices = plan.site.matrices
-        if plan.shares and matrices:
-            shared = _SharedVector(self._vector_for_all(matrices))
-        for branch in plan.branches:
-            matrix = branch.matrix
-            scale_in = self._ones(matrix) if branch.scale_in else None
-            self._branch(branch, scale_in, matrix.weight, shared)
+        if placed.shares and branches:
+            shared = _SharedVector(self._vector_for_all(branches))
+        for placed_branch in placed.branches:
+            branch = placed_branch.branch
+            scale_in: Callable[[], _Source] | None = None
+            if shared is not None:
+                scale_in = shared.take
+            elif placed_branch.placement.scale_in:
+                scale_in = self._vectors_before(branch, self._ones(branch), branch.weight)
+            self._scale(placed_branch, scale_in)
 
-    def _vector_for_all(self, matrices: Sequence[SiteMatrix]) -> ScaleVector:
+    def _vectors_before(
+        self, branch: TracedBranch, gamma: Tensor, source: str
+    ) -> Callable[[], ScaleVector]:
+        """Return a function that makes a vector before a branch; it trains if `source` does."""
+        lead = self.named[branch.weight].shape[:-2]
+        each = gamma.expand(*lead, -1)  # (d_in) -> (*batch_dims, d_in)
+        return partial(self._vector, source, each, "input")
+
+    def _vector_for_all(self, branches: Sequence[TracedBranch]) -> ScaleVector:
         """Return a vector of ones, which trains if one of the matrices does."""
-        trained = [matrix for matrix in matrices if self._trains[matrix.weight]]
-        like = (trained or matrices)[0]
+        trained = [branch for branch in branches if self._trains[branch.weight]]
+        like = (trained or branches)[0]
         return self._vector(like.weight, self._ones(like), "input")
 
-    def _ones(self, matrix: SiteMatrix) -> Tensor:
-        weight = self.named[matrix.weight]
-        return upcast(weight).new_ones(weight.shape[matrix.in_axis])
+    def _ones(self, branch: TracedBranch) -> Tensor:
+        weight = self.named[branch.weight]
+        return upcast(weight).new_ones(weight.shape[branch.in_axis])
 
-    def _keep(self, site: Site, gamma: Tensor) -> None:
+    def _keep(self, norm: TracedNorm, gamma: Tensor) -> None:
         """Keep gamma in its norm, in the strategy's parameterization."""
-        role: Role = "input" if site.role == "input" else "output"
-        origin = site.origin or 0.0
-        self.norms[site.vector] = role, origin
+        role: Role = "input" if norm.role == "input" else "output"
+        origin = norm.origin or 0.0
+        self.norms[norm.vector] = role, origin
         has_form = self.strategy.vector_class is (OffsetScale if origin else DirectScale)
-        if site.is_tied or has_form:
+        if norm.is_tied or has_form:
             return
-        can_move_signs = site.matrices and site.stays is None
+        can_move_signs = norm.branches and norm.stays is None
         if can_move_signs:
-            gamma = self._unsigned(gamma, site.matrices, site.bias)
-        vector = self._vector(site.vector, gamma, role)
-        self._freeze(site.vector)
-        self._parametrize(site.vector, ScaledGamma(vector, origin))
+            gamma = self._unsigned(gamma, norm.branches, norm.bias)
+        vector = self._vector(norm.vector, gamma, role)
+        self._freeze(norm.vector)
+        self._parametrize(norm.vector, ScaledGamma(vector, origin))
 
     def _unsigned(
-        self, gamma: Tensor, matrices: Iterable[SiteMatrix], bias: str | None = None
+        self, gamma: Tensor, branches: Iterable[TracedBranch], bias: str | None = None
     ) -> Tensor:
-        """Return gamma; signs that its form cannot represent move into matrices and bias."""
+        """Return gamma; signs that its form cannot represent move into branches and bias."""
         if (gamma >= 0).all() or (gamma == 0).any():
             return gamma
         try:
             self.strategy.vector_class(gamma.shape[-1], "input").set_gamma(gamma.cpu())
         except ValueError:
-            self._scale_columns(matrices, gamma.sign())
+            self._scale_columns(branches, gamma.sign())
             if bias is not None:
                 self._set(bias, self.named[bias] * gamma.sign())
             return gamma.abs()
         return gamma
 
-    def _neutralize(self, site: Site, gamma: Tensor) -> None:
+    def _neutralize(self, norm: TracedNorm, gamma: Tensor) -> None:
         """Set the norm's gamma to 1, and divide its bias, which the vectors behind it multiply."""
-        neutral = 1 - (site.origin or 0.0)
-        self._constants[site.vector] = neutral
-        self._set(site.vector, torch.full_like(self.named[site.vector], neutral))
-        self._freeze(site.vector)
-        if site.bias is None:
+        neutral = 1 - (norm.origin or 0.0)
+        self._constants[norm.vector] = neutral
+        self._set(norm.vector, torch.full_like(self.named[norm.vector], neutral))
+        self._freeze(norm.vector)
+        if norm.bias is None:
             return
-        bias = self.named[site.bias]
+        bias = self.named[norm.bias]
         if ((gamma == 0) & (bias != 0)).any():
-            why = f"{site.vector} has a zero entry at which {site.bias} is not zero"
+            why = f"{norm.vector} has a zero entry at which {norm.bias} is not zero"
             hint = "Use a strategy without hg and ap."
             raise ConfigError(f"{why}; vectors behind it cannot represent that. {hint}")
-        self._set(site.bias, torch.where(gamma == 0, bias, bias / gamma))
+        self._set(norm.bias, torch.where(gamma == 0, bias, bias / gamma))
 
-    def _branch(
-        self,
-        plan: BranchPlan,
-        gamma: Tensor | None,
-        source: str,
-        shared: _SharedVector | None = None,
-    ) -> None:
-        """Add vectors to a matrix; `gamma` before it has the device of the parameter `source`."""
-        matrix = plan.matrix
-        weight = self.named[matrix.weight]
-        lead = weight.shape[:-2]
-        if plan.norm:
-            self._normalize_output(matrix, weight)
+    def _scale(self, placed: PlacedBranch, scale_in: Callable[[], _Source] | None) -> None:
+        """Add vectors to a branch; `scale_in` returns the next one before it."""
+        branch = placed.branch
+        weight = self.named[branch.weight]
+        if placed.placement.norm_out:
+            self._normalize_output(placed)
         parts = []
-        for width in matrix.parts:
-            scale_in: ScaleVector | Callable[[], Tensor] | None = None
-            if shared is not None:
-                scale_in = shared.take()
-            elif gamma is not None:
-                each = gamma.expand(*lead, -1)  # (d_in) -> (*batch_dims, d_in)
-                scale_in = self._vector(source, each, "input")
-            scale_out: ScaleVector | None = None
-            if plan.scale_out:
-                ones = upcast(weight).new_ones(*lead, width)  # (*batch_dims, d_out)
-                scale_out = self._vector(matrix.weight, ones, "output")
-            parts.append(ScaledPart(scale_in, scale_out))
-        transposed = matrix.in_axis != weight.ndim - 1
-        scaled = ScaledWeight(parts, matrix.parts, transposed, matrix.role)
-        self._parametrize(matrix.weight, scaled)
+        for width in branch.parts:
+            source = None if scale_in is None else scale_in()
+            parts.append(ScaledPart(source, self._scale_out(placed, width)))
+        transposed = branch.in_axis != weight.ndim - 1
+        scaled = ScaledWeight(parts, branch.parts, transposed, branch.role)
+        self._parametrize(branch.weight, scaled)
 
-    def _normalize_output(self, matrix: SiteMatrix, weight: Tensor) -> None:
-        """Normalize the output of a matrix's layer, in heads if it has them."""
-        path = matrix.weight.rpartition(".")[0]
+    def _scale_out(self, placed: PlacedBranch, width: int) -> ScaleVector | None:
+        """Return a vector of ones after a matrix, unless it gets none or the norm has it."""
+        placement = placed.placement
+        if placement.norm_out or not placement.scale_out:
+            return None
+        return self._ones_after(placed.branch, width)
+
+    def _ones_after(self, branch: TracedBranch, width: int) -> ScaleVector:
+        weight = self.named[branch.weight]
+        ones = upcast(weight).new_ones(*weight.shape[:-2], width)  # (*batch_dims, d_out)
+        return self._vector(branch.weight, ones, "output")
+
+    def _normalize_output(self, placed: PlacedBranch) -> None:
+        """Normalize the output of a branch's layer, in heads if it has them."""
+        branch = placed.branch
+        path = branch.weight.rpartition(".")[0]
         layer = self.model.get_submodule(path)
-        d_out = weight.shape[0]
+        d_out = len(self.named[branch.weight])
         vector: ScaleVector | None = None
-        if self.strategy.placement_row.scale_out:
-            vector = self._vector(matrix.weight, upcast(weight).new_ones(d_out), "output")
-        norm = OutputNorm(vector, matrix.head_width or d_out, self.eps)
-        norm.site = path
+        if placed.placement.scale_out:
+            vector = self._ones_after(branch, d_out)
+        norm = OutputNorm(vector, branch.head_width or d_out, self.eps)
+        norm.plain_name = path
         layer.add_module("output_norm", norm)
         self.undo.callback(layer.__delattr__, "output_norm")
         self.undo.callback(layer.register_forward_hook(output_norm_hook).remove)
@@ -271,13 +292,13 @@ class Change:
             raise ConfigError(f"{name} under {str(self.strategy)!r}: {error}{hint}") from error
         return vector.requires_grad_(self._trains[name])
 
-    def _scale_columns(self, matrices: Iterable[SiteMatrix], gamma: Tensor) -> None:
+    def _scale_columns(self, branches: Iterable[TracedBranch], gamma: Tensor) -> None:
         """W <- W diag(gamma)."""
-        for matrix in matrices:
-            weight = self.named[matrix.weight]
-            is_last = matrix.in_axis == weight.ndim - 1
+        for branch in branches:
+            weight = self.named[branch.weight]
+            is_last = branch.in_axis == weight.ndim - 1
             factor = gamma if is_last else gamma.unsqueeze(-1)  # (d_in) or (d_in, 1)
-            self._set(matrix.weight, weight * factor)
+            self._set(branch.weight, weight * factor)
 
     def _set(self, name: str, value: Tensor) -> None:
         parameter = self._checked(name)
@@ -301,7 +322,7 @@ class Change:
         owner = self.model.get_submodule(path)
         order = self._orders.setdefault(owner, tuple(owner._parameters))
         parametrization.order = order
-        parametrization.site = name
+        parametrization.plain_name = name
         self.undo.callback(remove_parametrization, owner, attribute, order, keep=False)
         parametrize.register_parametrization(owner, attribute, parametrization)
         own_class: Any = type(owner)  # torch makes a class for each parametrized module

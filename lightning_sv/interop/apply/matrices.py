@@ -22,8 +22,8 @@ from lightning_sv.roles.ops import CONVOLUTIONS, NORMS, SUMS
 from lightning_sv.roles.types import ModelParameter, ModelRole, agreed
 
 
-class SiteMatrix(NamedTuple):
-    """A matrix that reads the output of a scale vector.
+class TracedBranch(NamedTuple):
+    """A matrix that reads the output of a norm.
 
     Attributes:
         weight: name of the parameter, (*batch_dims, d_out, d_in) or (*batch_dims, d_in, d_out)
@@ -90,12 +90,12 @@ class Matrices:
         reads = {product.node.op for product in products}
         return operands == {"parameter"} and reads.isdisjoint(CONVOLUTIONS)
 
-    def plain_ones(self, names: Iterable[str]) -> list[SiteMatrix]:
+    def branches(self, names: Iterable[str]) -> list[TracedBranch]:
         """Return the matrices that can have vectors."""
-        return [self.matrix(name) for name in names if self.is_plain(name)]
+        return [self.branch(name) for name in names if self.is_plain(name)]
 
-    def matrix(self, name: str) -> SiteMatrix:
-        """Return a plain matrix."""
+    def branch(self, name: str) -> TracedBranch:
+        """Return a plain matrix as a branch."""
         row = self.traced.roles[name]
         assert row.in_axis is not None
         products = self.traced.products[name]
@@ -104,7 +104,7 @@ class Matrices:
         has_norm_of_part = norms == {False}
         is_one = len(row.shape) == 2 and len(layout.parts) == 1
         has_several = layout.mixed or (is_one and has_norm_of_part)
-        return SiteMatrix(
+        return TracedBranch(
             weight=name,
             in_axis=row.in_axis,
             parts=layout.parts,

@@ -63,7 +63,7 @@ def outputs_of_vectors(traced: TracedModel, strategy: ScaleStrategy) -> list[Ten
     called: set[str] = set()
 
     def note_call(module: Any, args: Any, out: Tensor) -> Any:
-        called.add(module.site)
+        called.add(module.plain_name)
         return args[0] if isinstance(module, OutputNorm) else out  # the input of a norm
 
     added = [module for module in model.modules() if isinstance(module, Scaled)]
@@ -72,7 +72,7 @@ def outputs_of_vectors(traced: TracedModel, strategy: ScaleStrategy) -> list[Ten
             hooks.enter_context(module.register_forward_hook(note_call))
         outputs = _checked_outputs(traced)
     for module in added:
-        if module.site not in called:
+        if module.plain_name not in called:
             _check_unread(module, traced, strategy)
     return outputs
 
@@ -88,13 +88,13 @@ def _checked_outputs(traced: TracedModel) -> list[Tensor]:
 
 def _check_unread(module: Scaled, traced: TracedModel, strategy: ScaleStrategy) -> None:
     """Refuse a weight that the trace has reached, and whose vectors the pass does not read."""
-    site = module.site
-    if isinstance(module, OutputNorm) and f"{site}.weight" in traced.products:
-        what = f"{strategy.placement} normalizes the output of {site}"
-        hint = f"Use dp, or dp_at=({site.rpartition('.')[2]!r},)."
+    name = module.plain_name
+    if isinstance(module, OutputNorm) and f"{name}.weight" in traced.products:
+        what = f"{strategy.placement} normalizes the output of {name}"
+        hint = f"Use dp, or dp_at=({name.rpartition('.')[2]!r},)."
         raise ConfigError(f"{what}, but this model uses its weight without calling it. {hint}")
-    if site in traced.products or site in traced.scaled:
-        what = f"{site} is read by a stored reference, without its scale vectors"
+    if name in traced.products or name in traced.scaled:
+        what = f"{name} is read by a stored reference, without its scale vectors"
         raise ConfigError(f"{what}; expected {_READABLE}")
 
 

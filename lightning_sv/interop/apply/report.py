@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from lightning_sv.interop.apply.site import Site
+from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.types import ModelParameter
 from lightning_sv.scale import ScaleStrategy
@@ -58,11 +58,11 @@ def _first_of(names: Sequence[str]) -> str:
 
 
 def notes_on_model(
-    traced: TracedModel, strategy: ScaleStrategy, sites: list[Site]
+    traced: TracedModel, strategy: ScaleStrategy, norms: list[TracedNorm]
 ) -> Iterator[tuple[str, str]]:
     """Yield notes on layers without norms, and on parameters that the pass did not reach."""
     adds_vectors = strategy.per_branch or strategy.placement_row.scale_out
-    if adds_vectors and _lacks_norms(traced, sites):
+    if adds_vectors and _lacks_norms(traced, norms):
         why = "none of the others follows a norm whose output only matrices read"
         yield type(traced.model).__name__, f"no matrix except the head gets a vector, because {why}"
     for row in traced.roles.parameters:
@@ -80,10 +80,10 @@ def _notes_on_unused(row: ModelParameter) -> Iterator[tuple[str, str]]:
         yield row.name, "unchanged, because the forward pass did not reach it"
 
 
-def _lacks_norms(traced: TracedModel, sites: list[Site]) -> bool:
+def _lacks_norms(traced: TracedModel, norms: list[TracedNorm]) -> bool:
     """Return True if no layer's matrix is behind a norm, as in OLMo 2."""
     layers = {row.name for row in traced.roles.parameters if row.role == "matrix"}
-    for site in sites:
-        if not layers.isdisjoint(site.readers):
+    for norm in norms:
+        if not layers.isdisjoint(norm.readers):
             return False
     return bool(layers)

@@ -88,11 +88,11 @@ class Scaled(nn.Module):
     """Base of the modules that a strategy adds.
 
     Attributes:
-        site: name of the weight, or path of the layer, in the plain model
+        plain_name: name of the weight, or path of the layer, in the plain model
         order: for a parametrization, previous names of its module's parameters
     """
 
-    site: str = ""
+    plain_name: str = ""
     order: tuple[str, ...] = ()
 
 

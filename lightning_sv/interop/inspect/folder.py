@@ -3,7 +3,7 @@
 The model is never loaded. Its configuration gives a model on fake tensors. The trace of that shows
 which matrices read which vector. Then vectors are read at once, and matrices in blocks:
 
-    config.json -> fake model -> sites        names and shapes
+    config.json -> fake model -> norms        names and shapes
     *.safetensors -> gamma, sums |w_j|^2      values, of one block at a time
 """
 
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from lightning_sv.errors import expect
-from lightning_sv.interop.apply.matrices import SiteMatrix
-from lightning_sv.interop.apply.site import Site
-from lightning_sv.interop.apply.sites import find_sites
+from lightning_sv.interop.apply.find_norms import find_norms
+from lightning_sv.interop.apply.matrices import TracedBranch
+from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.interop.inspect.channels import channel_squares
 from lightning_sv.interop.inspect.statistics import StoredVector
 from lightning_sv.interop.inspect.stored import StoredParameters, StoredWeights
@@ -46,25 +46,25 @@ def vectors_of_folder(folder: Path, *, trust_remote_code: bool = False) -> Found
     model = model_from_config(folder, trust_remote_code=trust_remote_code)
     traced = TracedModel(model)
     matrices = _MatrixSums(StoredParameters(weights, model), traced.roles)
-    vectors = [_stored(site, traced.roles, matrices) for site in find_sites(traced)]
+    vectors = [_stored(norm, traced.roles, matrices) for norm in find_norms(traced)]
     return FoundVectors(type(model).__name__, vectors, matrices.unread())
 
 
-def _stored(site: Site, roles: Roles, matrices: "_MatrixSums") -> StoredVector:
-    """Return the vector of a site as its file has it."""
-    row = roles[site.vector]
+def _stored(norm: TracedNorm, roles: Roles, matrices: "_MatrixSums") -> StoredVector:
+    """Return the vector of a norm as its file has it."""
+    row = roles[norm.vector]
     parameters = matrices.parameters
-    why = "" if row.redundant else str(site.stays or "not only matrices read it")
+    why = "" if row.redundant else str(norm.stays or "not only matrices read it")
     sums: dict[str, Tensor] = {}
-    for matrix in site.matrices:
+    for matrix in norm.branches:
         width = roles[matrix.weight].shape[matrix.in_axis]
         if row.shape == (width,):
             sums |= matrices.of(matrix)
     return StoredVector(
-        name=site.vector,
+        name=norm.vector,
         role=row.role,
-        stored=parameters.weights.read(parameters.key(site.vector, row.shape)),
-        origin=site.origin or 0.0,
+        stored=parameters.weights.read(parameters.key(norm.vector, row.shape)),
+        origin=norm.origin or 0.0,
         why=why,
         matrices=sums,
         shared=True,
@@ -79,7 +79,7 @@ class _MatrixSums:
         self.roles = roles
         self._sums: dict[str, dict[str, Tensor]] = {}
 
-    def of(self, matrix: SiteMatrix) -> dict[str, Tensor]:
+    def of(self, matrix: TracedBranch) -> dict[str, Tensor]:
         """Return the sums of each matrix in a weight; empty if it is stored differently."""
         name = matrix.weight
         if name not in self._sums:
@@ -96,7 +96,7 @@ class _MatrixSums:
         """Return the names of the matrices that are stored differently."""
         return [name for name, sums in self._sums.items() if not sums]
 
-    def _unchanged(self, matrix: SiteMatrix) -> dict[str, Tensor]:
+    def _unchanged(self, matrix: TracedBranch) -> dict[str, Tensor]:
         name = matrix.weight
         shape = self.roles[name].shape
         key = self.parameters.key(name, shape)
@@ -108,7 +108,7 @@ class _MatrixSums:
             return {name: sums[0]}
         return {f"{name}[{i}]": squares for i, squares in enumerate(sums)}
 
-    def _stacked(self, matrix: SiteMatrix) -> dict[str, Tensor]:
+    def _stacked(self, matrix: TracedBranch) -> dict[str, Tensor]:
         """Return the sums over tensors of the same pattern, such as the gates of all experts."""
         name = matrix.weight
         shape = self.roles[name].shape

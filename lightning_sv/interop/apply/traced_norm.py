@@ -1,13 +1,13 @@
-"""A scale vector in a model, and why it stays in its norm.
+"""A norm of a model, and why its scale vector stays in it.
 
-A site is all that a strategy needs to know of a norm: its vector, the matrices behind it, and
-whether these can take the vector up. `sites.py` and `bare_norms.py` make sites of a trace.
+A `TracedNorm` is all that a strategy needs to know: the vector, the branches behind the norm, and
+whether these can take the vector up. `find_norms.py` and `bare_norms.py` make it of a trace.
 """
 
 from dataclasses import dataclass
 from enum import Enum
 
-from lightning_sv.interop.apply.matrices import SiteMatrix
+from lightning_sv.interop.apply.matrices import TracedBranch
 
 
 class Reason(Enum):
@@ -34,15 +34,15 @@ class Stays:
 
 
 @dataclass(frozen=True)
-class Site:
-    """A scale vector of the model, or a norm without one.
+class TracedNorm:
+    """A norm of the model, with or without a scale vector.
 
     Attributes:
         vector: name of the parameter; '' for a norm without one
         origin: gamma is the parameter plus this, 0 or 1; None if it is neither
         role: 'input' or 'output'
         bias: name of the bias that its norm adds
-        matrices: matrices that read it; empty for an output vector
+        branches: matrices that read it; empty for an output vector
         tied: names of matrices that read it and are tied to a different parameter
         stays: why it cannot be folded into the matrices; None if it can
         unfit: names of matrices that read it and cannot have vectors; of an output vector, all
@@ -52,7 +52,7 @@ class Site:
     origin: float | None
     role: str
     bias: str | None = None
-    matrices: tuple[SiteMatrix, ...] = ()
+    branches: tuple[TracedBranch, ...] = ()
     tied: tuple[str, ...] = ()
     stays: Stays | None = None
     unfit: tuple[str, ...] = ()
@@ -65,4 +65,4 @@ class Site:
     @property
     def readers(self) -> tuple[str, ...]:
         """Names of all matrices that read it."""
-        return (*(matrix.weight for matrix in self.matrices), *self.tied, *self.unfit)
+        return (*(branch.weight for branch in self.branches), *self.tied, *self.unfit)

@@ -1,12 +1,12 @@
-"""Scale vectors of a traced model and the matrices that read them.
+"""Norms of a traced model, with their scale vectors and the matrices that read them.
 
 A vector may move from its norm into the matrices behind it if they read nothing else of it:
 
     gamma * xhat -> q_proj, k_proj, v_proj      moves: W diag(gamma), in each of them
     gamma * xhat + b -> q_proj                  moves, and b becomes b / gamma
-    gamma * xhat -> q_proj, conv                stays, for one of the reasons of `site.Reason`
+    gamma * xhat -> q_proj, conv                stays, for one of the reasons of `Reason`
 
-Experts that no token of the example reached have the site of their siblings.
+Experts that no token of the example reached have the norm of their siblings.
 """
 
 import re
@@ -15,10 +15,10 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.interop.apply.bare_norms import bare_sites
+from lightning_sv.interop.apply.bare_norms import bare_norms
 from lightning_sv.interop.apply.biases import Added, added_after
-from lightning_sv.interop.apply.matrices import Matrices, SiteMatrix
-from lightning_sv.interop.apply.site import Reason, Site, Stays
+from lightning_sv.interop.apply.matrices import Matrices, TracedBranch
+from lightning_sv.interop.apply.traced_norm import Reason, Stays, TracedNorm
 from lightning_sv.roles import family
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.dataflow import value_at
@@ -29,36 +29,36 @@ _VECTORS = ("input", "output")
 _MATRICES = ("matrix", "router", "head")
 
 
-def find_sites(traced: TracedModel, *, bare: bool = False) -> list[Site]:
-    """Return the model's scale vectors, in its own order.
+def find_norms(traced: TracedModel, *, bare: bool = False) -> list[TracedNorm]:
+    """Return the norms of a model that have a scale vector, in its own order.
 
-    With `bare` also norms without one that only matrices read. Names with given roles that the pass
-    does not reach have no site.
+    With `bare` also norms without one that only matrices read. Vectors with given roles that the
+    pass does not reach are left out.
     """
     matrices = Matrices(traced)
-    sites = []
+    norms = []
     for row in traced.roles.parameters:
         is_reached = row.name in traced.scaled or row.name not in traced.known
         if row.role in _VECTORS and is_reached:
-            sites.append(_site(row, matrices))
+            norms.append(_norm(row, matrices))
     if bare:
-        sites += bare_sites(matrices)
-    return _with_siblings(sites, traced)
+        norms += bare_norms(matrices)
+    return _with_siblings(norms, traced)
 
 
-def _site(row: ModelParameter, matrices: Matrices) -> Site:
-    """Return the site of a vector, with the matrices that read it."""
+def _norm(row: ModelParameter, matrices: Matrices) -> TracedNorm:
+    """Return the norm of a vector, with the matrices that read it."""
     readers = _readers(row, matrices)
-    found = _matrices_of(row, readers, matrices)
+    found = _branches(row, readers, matrices)
     added = added_after(row.name, matrices.traced) if found else Added()
     stays = next(_reasons_to_stay(row, readers, found, added, matrices), None)
-    names = [matrix.weight for matrix in found]
-    return Site(
+    names = [branch.weight for branch in found]
+    return TracedNorm(
         vector=row.name,
         origin=_origin(row, matrices.traced),
         role=row.role,
         bias=added.bias if stays is None else None,
-        matrices=tuple(matrix for matrix in found if matrix.weight not in matrices.tied),
+        branches=tuple(branch for branch in found if branch.weight not in matrices.tied),
         tied=tuple(sorted(matrices.tied.intersection(names))),
         stays=stays,
         unfit=tuple(name for name in readers if name not in names),
@@ -73,17 +73,17 @@ def _readers(row: ModelParameter, matrices: Matrices) -> list[str]:
     return matrices.names_read(traced.consumers_of(row.name))
 
 
-def _matrices_of(row: ModelParameter, readers: list[str], matrices: Matrices) -> list[SiteMatrix]:
+def _branches(row: ModelParameter, readers: list[str], matrices: Matrices) -> list[TracedBranch]:
     """Return the readers of an input vector that can have vectors."""
     if row.role == "output":
         return []
-    return matrices.plain_ones(readers)
+    return matrices.branches(readers)
 
 
 def _reasons_to_stay(
     row: ModelParameter,
     readers: list[str],
-    found: list[SiteMatrix],
+    found: list[TracedBranch],
     added: Added,
     matrices: Matrices,
 ) -> Iterator[Stays]:
@@ -92,22 +92,22 @@ def _reasons_to_stay(
         yield Stays(Reason.TIED)
     if added.others:
         yield Stays(Reason.OTHERS_ADDED)
-    for matrix in found:
-        yield from _misfits(row, matrix, matrices)
+    for branch in found:
+        yield from _misfits(row, branch.weight, matrices)
     if row.role == "input" and len(found) < len(readers):
         yield Stays(Reason.UNFIT)
     if not row.redundant:
         yield Stays(Reason.NEEDED)
 
 
-def _misfits(row: ModelParameter, matrix: SiteMatrix, matrices: Matrices) -> Iterator[Stays]:
+def _misfits(row: ModelParameter, weight: str, matrices: Matrices) -> Iterator[Stays]:
     """Yield why one matrix cannot absorb a vector."""
-    if matrix.weight in matrices.tied:
-        yield Stays(Reason.MATRIX_TIED, matrix.weight)
+    if weight in matrices.tied:
+        yield Stays(Reason.MATRIX_TIED, weight)
     if len(row.shape) != 1:
         yield Stays(Reason.SHAPE, len(row.shape))
-    elif matrices.width_read(matrix.weight) != row.shape[0]:
-        yield Stays(Reason.WIDTH, matrix.weight)
+    elif matrices.width_read(weight) != row.shape[0]:
+        yield Stays(Reason.WIDTH, weight)
 
 
 def _origin(row: ModelParameter, traced: TracedModel) -> float | None:
@@ -131,8 +131,8 @@ def _constant_added(factor: Node) -> float | None:
     return c if gammas == [c, c + 1, c + 3] else None
 
 
-def _with_siblings(sites: list[Site], traced: TracedModel) -> list[Site]:
-    """Add experts without tokens to the site of their siblings.
+def _with_siblings(norms: list[TracedNorm], traced: TracedModel) -> list[TracedNorm]:
+    """Add experts without tokens to the norm of their siblings.
 
     Names of siblings differ only in the last number.
 
@@ -141,29 +141,29 @@ def _with_siblings(sites: list[Site], traced: TracedModel) -> list[Site]:
             that it skips
     """
     unreached_norms = set(map(_siblings, _unreached(traced, _VECTORS, traced.scaled)))
-    reached: dict[str, tuple[Site, SiteMatrix]] = {}
+    reached: dict[str, tuple[TracedNorm, TracedBranch]] = {}
     families: set[str] = set()
-    for site, matrix in _matrices_of_sites(sites):
-        families.add(family(matrix.weight))
-        if _siblings(site.vector) not in unreached_norms:
-            reached[_siblings(matrix.weight)] = site, matrix
+    for norm, branch in _branches_of(norms):
+        families.add(family(branch.weight))
+        if _siblings(norm.vector) not in unreached_norms:
+            reached[_siblings(branch.weight)] = norm, branch
 
-    added: dict[Site, list[SiteMatrix]] = defaultdict(list)
+    added: dict[TracedNorm, list[TracedBranch]] = defaultdict(list)
     for name in _unreached(traced, _MATRICES, traced.products):
         if _siblings(name) in reached:
-            site, matrix = reached[_siblings(name)]
-            added[site].append(matrix._replace(weight=name))
+            norm, branch = reached[_siblings(name)]
+            added[norm].append(branch._replace(weight=name))
         elif family(name) in families and name not in traced.known:
             what = f"no token of the example reached {name}, so its scale vector is unknown"
             hint = "pass an example that reaches it, such as one with more tokens."
             raise ConfigError(f"{what}; {hint}")
-    return [replace(site, matrices=(*site.matrices, *added[site])) for site in sites]
+    return [replace(norm, branches=(*norm.branches, *added[norm])) for norm in norms]
 
 
-def _matrices_of_sites(sites: Iterable[Site]) -> Iterator[tuple[Site, SiteMatrix]]:
-    for site in sites:
-        for matrix in site.matrices:
-            yield site, matrix
+def _branches_of(norms: Iterable[TracedNorm]) -> Iterator[tuple[TracedNorm, TracedBranch]]:
+    for norm in norms:
+        for branch in norm.branches:
+            yield norm, branch
 
 
 def _unreached(

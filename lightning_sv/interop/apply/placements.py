@@ -1,0 +1,260 @@
+"""Where a strategy places scale vectors in a model, decided before anything is changed.
+
+A norm's vector gamma and the branches behind it, under the placements of a strategy:
+
+    kept       gamma * xhat -> W           the norm keeps it, in the strategy's parameterization
+    moved      xhat -> W diag(gamma_in)    each branch has a vector of its own with its value
+    folded     xhat -> (W diag(gamma))     the strategy has no vectors before matrices
+    constant   gamma * xhat -> W           the same, but matrices cannot absorb it
+"""
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from torch import nn
+
+from lightning_sv.errors import expect
+from lightning_sv.interop.apply.matrices import TracedBranch
+from lightning_sv.interop.apply.traced_norm import TracedNorm
+from lightning_sv.scale import ScaleStrategy
+from lightning_sv.scale.strategy import Placement
+
+
+class Gamma(Enum):
+    """What becomes of the vector of a norm."""
+
+    ABSENT = auto()
+    KEPT = auto()
+    MOVED = auto()
+    FOLDED = auto()
+    CONSTANT = auto()
+
+
+@dataclass(frozen=True)
+class PlacedBranch:
+    """A branch, and the parts that it gets.
+
+    Attributes:
+        branch: the matrix
+        placement: whether it gets a vector before it and one after it, and whether its output is
+            normalized
+    """
+
+    branch: TracedBranch
+    placement: Placement
+
+    @property
+    def is_plain(self) -> bool:
+        """True if nothing is added."""
+        parts = self.placement
+        return not (parts.scale_in or parts.scale_out or parts.norm_out)
+
+
+@dataclass(frozen=True)
+class PlacedNorm:
+    """A norm, what becomes of its vector, and the branches behind it that change.
+
+    Attributes:
+        norm: the norm
+        gamma: what becomes of its vector
+        branches: branches that change
+        shares: whether the branches share one vector before them, which the norm does not have
+    """
+
+    norm: TracedNorm
+    gamma: Gamma
+    branches: tuple[PlacedBranch, ...]
+    shares: bool
+
+
+class Placements:
+    """Placements of a strategy's vectors at all norms of a model.
+
+    `dp_at` has the last parts of the names of branches with `dp` instead of `dnp`.
+
+    Attributes:
+        norms: norms that change
+        notes: (name, deviation from the strategy and its reason)
+
+    Raises:
+        ConfigError: `dp_at` names no branch
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        strategy: ScaleStrategy,
+        dp_at: Collection[str],
+        norms: list[TracedNorm],
+    ):
+        self.model = model
+        self.strategy = strategy
+        self.dp_at = dp_at
+        self.row = strategy.placement_row
+        self.named = dict(model.named_parameters())
+        self._notes: dict[tuple[str, str], None] = {}  # ordered, and once each for tied matrices
+        self._changed: set[str] = set()
+        # a value stays linear in its vector through a norm by hand, up to matrices of that norm
+        self._behind: set[str] = set()
+        for norm in norms:
+            if norm.role == "input":
+                self._behind.update(norm.readers)
+        self._check_dp_at(norms)
+        self.norms = [self._placed(norm) for norm in norms if self._has_known_form(norm)]
+
+    @property
+    def notes(self) -> list[tuple[str, str]]:
+        """Pairs of a name and a deviation from the strategy with its reason."""
+        return list(self._notes)
+
+    def _check_dp_at(self, norms: list[TracedNorm]) -> None:
+        words: dict[str, None] = {}
+        if self.row.norm_out:
+            for norm in norms:
+                words.update(dict.fromkeys(branch.word for branch in norm.branches))
+        wanted = f"one of {' '.join(words)}." if words else "none without dnp."
+        for word in self.dp_at:
+            expect(word in words, "dp_at", repr(word), wanted)
+
+    def _has_known_form(self, norm: TracedNorm) -> bool:
+        """Return True if a norm multiplies by w or 1 + w; note it otherwise."""
+        if norm.origin in (0.0, 1.0):
+            return True
+        why = "because its norm multiplies by neither w nor 1 + w"
+        self._note(norm.vector, f"unchanged, {why}")
+        return False
+
+    def _note(self, name: str, what: str) -> None:
+        self._notes[name, what] = None
+
+    def _placed(self, norm: TracedNorm) -> PlacedNorm:
+        self._note_branches(norm)
+        gamma = self._gamma(norm)
+        is_new = gamma is Gamma.ABSENT and self.row.scale_in
+        branches = self._placed_branches(norm, scale_in=is_new or gamma is Gamma.MOVED)
+        shares = is_new and not self.strategy.per_branch
+        return PlacedNorm(norm, gamma, tuple(branches), shares=shares)
+
+    def _placed_branches(self, norm: TracedNorm, *, scale_in: bool) -> Iterator[PlacedBranch]:
+        """Yield the branches that change, unless a different norm changed them."""
+        for branch in norm.branches:
+            placed = PlacedBranch(branch, self._placement(branch, scale_in=scale_in))
+            if branch.weight in self._changed or placed.is_plain:
+                continue
+            self._changed.add(branch.weight)
+            yield placed
+
+    def _note_branches(self, norm: TracedNorm) -> None:
+        """Note which matrices have no vectors of their own, and why."""
+        adds_before = self.row.scale_in and not norm.vector
+        if adds_before or self.row.scale_out:
+            self._note_missing_vectors(norm)
+        if not self.strategy.per_branch:
+            return
+        for branch in norm.branches:
+            if branch.mixed:
+                why = "several interleaved matrices that share their vectors: hg is partial"
+                self._note(branch.weight, f"contains {why}")
+
+    def _note_missing_vectors(self, norm: TracedNorm) -> None:
+        lacks = "no vector after it" if norm.vector else "no own vector"
+        for name in norm.tied:
+            self._note(name, f"{lacks}, because it is tied; to have one, untie it first")
+        if norm.role == "input":
+            why = "because it also reads other values, or is not a plain matrix"
+            for name in norm.unfit:
+                self._note(name, f"{lacks}, {why}")
+
+    def _gamma(self, norm: TracedNorm) -> Gamma:
+        """Decide what becomes of a norm's vector."""
+        if not norm.vector:
+            return Gamma.ABSENT
+        self._note_remaining(norm)
+        if not norm.branches:
+            return self._kept(norm)
+        if self.row.scale_in:
+            return self._gamma_before_branches(norm)
+        if norm.stays is None:
+            return Gamma.FOLDED
+        self._note(norm.vector, f"constant, and not folded into the matrices: {norm.stays}")
+        return Gamma.CONSTANT
+
+    def _gamma_before_branches(self, norm: TracedNorm) -> Gamma:
+        """Decide whether each matrix has a vector of its own before it, or the norm has one."""
+        if not self._is_heterogeneous(norm):
+            return self._kept(norm)
+        if norm.stays is None:
+            return Gamma.MOVED
+        kept = self._kept(norm)
+        self._note(norm.vector, f"shared by all branches, without heterogeneity: {norm.stays}")
+        return kept
+
+    def _kept(self, norm: TracedNorm) -> Gamma:
+        if norm.is_tied:
+            self._note(norm.vector, f"unchanged: {norm.stays}")
+        return Gamma.KEPT
+
+    def _is_heterogeneous(self, norm: TracedNorm) -> bool:
+        """Return True if the strategy has a vector per matrix, and there are several."""
+        n_branches = len(norm.tied) + len(norm.unfit)
+        for branch in norm.branches:
+            n_expert = math.prod(self.named[branch.weight].shape[:-2])
+            n_branches += len(branch.parts) * n_expert
+        return self.strategy.per_branch and n_branches != 1
+
+    def _note_remaining(self, norm: TracedNorm) -> None:
+        """Note a vector that should move and has no matrices to move to."""
+        if not self._should_move(norm):
+            return
+        what = "remains one vector of its norm"
+        if norm.role == "output" and not self._behind.issuperset(norm.unfit):
+            why = "operations other than matrices also read it"
+            self._note(norm.vector, f"{what}: {why}, so matrices that read it get no vectors")
+        if norm.role == "input" and norm.stays is not None and not norm.branches:
+            self._note(norm.vector, f"{what}: {norm.stays}")
+
+    def _should_move(self, norm: TracedNorm) -> bool:
+        if not self.row.scale_in:
+            return True
+        has_vectors = self.strategy.per_branch or self.row.scale_out
+        # of a tied matrix, `_note_branches` reports the missing vector after it
+        return has_vectors and not norm.tied
+
+    def _placement(self, branch: TracedBranch, *, scale_in: bool) -> Placement:
+        """Decide the parts of a branch.
+
+        With a norm and no vector the weight keeps its value; its new name and type show that it is
+        no plain weight.
+        """
+        if not self._takes_norm(branch):
+            return replace(self.row, scale_in=scale_in, norm_out=False)
+        if branch.normalized:
+            return replace(self.row, scale_in=scale_in, norm_out=False, scale_out=False)
+        return replace(self.row, scale_in=scale_in, norm_out=self._allows_norm(branch))
+
+    def _takes_norm(self, branch: TracedBranch) -> bool:
+        is_spared = branch.role == "router" or branch.word in self.dp_at
+        is_changed = branch.weight in self._changed
+        return self.row.norm_out and not is_spared and not is_changed
+
+    def _allows_norm(self, branch: TracedBranch) -> bool:
+        """Return True if the output of a branch can be normalized; note why it cannot."""
+        why = self._reason_against_norm(branch)
+        if why is not None:
+            self._note(branch.weight, f"dp instead of dnp, because {why}")
+        return why is None
+
+    def _reason_against_norm(self, branch: TracedBranch) -> str | None:
+        weight = self.named[branch.weight]
+        is_one = weight.ndim == 2 and len(branch.parts) == 1
+        if branch.mixed or not is_one:
+            return "it holds several matrices"
+        layer = type(self.model.get_submodule(branch.weight.rpartition(".")[0]))
+        if layer is not nn.Linear:
+            name = layer.__name__.removeprefix("Parametrized")
+            return f"its layer is a {name}, not an nn.Linear"
+        if len(weight) == 1:
+            return "the norm of a single output is its sign"
+        return None
