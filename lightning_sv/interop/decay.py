@@ -18,6 +18,7 @@ from lightning_sv.interop.groups import trained_parameters
 from lightning_sv.own_code import find
 from lightning_sv.roles import MODEL_ROLES, ModelParameter, Roles, family
 from lightning_sv.roles.table import aligned
+from lightning_sv.roles.types import decayed_roles
 from lightning_sv.scale.strategy import DECAYS
 
 
@@ -57,34 +58,20 @@ class DecayReport:
         return "\n".join(lines)
 
     def _table(self) -> list[str]:
-        tensors: Counter[str] = Counter()
-        now: Counter[str] = Counter()
-        for role, decays in self.now.values():
-            tensors[role] += 1
-            now[role] += decays
-        expected = now.copy()
-        expected.subtract(difference.role for difference in self._superfluous)
-        expected.update(difference.role for difference in self._missing)
-
+        tensors = Counter(role for role, _ in self.now.values())
+        now = Counter(role for role, decays in self.now.values() if decays)
+        decayed = decayed_roles(self.policy)
         rows = [("role", "tensors", "decay now", f"decay under {self.policy}")]
         for role in MODEL_ROLES:
-            if role in tensors:
-                rows.append((role, f"{tensors[role]}", f"{now[role]}", f"{expected[role]}"))
+            count = tensors[role]
+            expected = count if role in decayed else 0
+            if count:
+                rows.append((role, f"{count}", f"{now[role]}", f"{expected}"))
         return aligned(rows)
 
-    @property
-    def _superfluous(self) -> list[DecayDifference]:
-        """Parameters that decay, but not under the policy."""
-        return [difference for difference in self.differences if difference.decays]
-
-    @property
-    def _missing(self) -> list[DecayDifference]:
-        """Parameters that do not decay, but do under the policy."""
-        return [difference for difference in self.differences if not difference.decays]
-
     def _sentences(self) -> list[str]:
-        superfluous = [difference.name for difference in self._superfluous]
-        missing = [difference.name for difference in self._missing]
+        superfluous = [row.name for row in self.differences if row.decays]
+        missing = [row.name for row in self.differences if not row.decays]
         sentences = [
             *_by_family("Not in an optimizer", self.without_optimizer),
             *_by_family(f"Decays, but not under {self.policy}", superfluous),

@@ -61,7 +61,7 @@ class ModelParameter:
 
     def decays(self, policy: str) -> bool:
         """Return True if it takes part in weight decay under 'wd', 'iwd', 'owd' or 'nowd'."""
-        return self.role in _decayed_roles(policy)
+        return self.role in decayed_roles(policy)
 
 
 def agreed(values: Collection[T]) -> T | None:
@@ -73,7 +73,8 @@ def agreed(values: Collection[T]) -> T | None:
 
 
 @cache
-def _decayed_roles(policy: str) -> frozenset[str]:
+def decayed_roles(policy: str) -> frozenset[str]:
+    """Return the roles that take part in weight decay under 'wd', 'iwd', 'owd' or 'nowd'."""
     row = find(DECAYS, policy, "policy")
     if not isinstance(row, Decay):
         known = " ".join(DECAYS)
