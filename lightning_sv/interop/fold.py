@@ -240,11 +240,7 @@ def _groups(model: Backbone) -> dict[str, BranchGroup]:
 
 
 def _vector_prefixes(model: Backbone) -> tuple[str, ...]:
-    prefixes = []
-    for path, module in model.named_modules():
-        if isinstance(module, ScaleVector):
-            prefixes.append(f"{path}.")
-    return tuple(prefixes)
+    return tuple(f"{path}." for path, _ in _modules_of(ScaleVector, model))
 
 
 def _set_gamma(vector: Any, gamma: Tensor | None) -> None:

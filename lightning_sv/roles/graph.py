@@ -155,7 +155,11 @@ class Node:
 
     def reads_only(self, known: Collection["Node"]) -> bool:
         """Return True if all inputs of the operation are fixed or `known` values."""
-        return all(value.is_fixed for value in self.outside(known))
+        return self.kinds_outside(known) <= {CONST, PARAM}
+
+    def kinds_outside(self, known: Collection["Node"]) -> set[int]:
+        """Return the kinds of the input tensors that are not `known` values."""
+        return {value.kind for value in self.outside(known)}
 
 
 class Graph(NamedTuple):

@@ -31,6 +31,8 @@ _MULTIPLIED = {"mul": ("self", "other"), "div": ("self",)}
 #: operations that keep a power of |x|, but for constants
 _LIMITS = {"add", "clamp", "clamp_min", "maximum"}
 _KEEP_SUM = {"add", "sub", "mul", "div"}
+#: operation, and which of its outputs is a mean
+_MEANS = {("mean", 0), ("var_mean", 1), ("std_mean", 1)}
 
 
 class Powers(NamedTuple):
@@ -226,12 +228,8 @@ def _subtracts_mean(node: Node) -> bool:
     """Return True for x - mean(x)."""
     if node.op != "sub" or len(node.inputs) != 2:
         return False
-    return _is_mean(plain(node.values[1]))
-
-
-def _is_mean(node: Node) -> bool:
-    is_second_output = node.output == 1
-    return node.op == "mean" or (is_second_output and node.op in ("var_mean", "std_mean"))
+    subtracted = plain(node.values[1])
+    return (subtracted.op, subtracted.output) in _MEANS
 
 
 def _source_of_multiple(node: Node) -> Node:

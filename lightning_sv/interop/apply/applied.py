@@ -18,7 +18,13 @@ from torch import Tensor, nn
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.apply.matrices import TracedBranch
-from lightning_sv.interop.apply.weights import OutputNorm, Scaled, ScaledPart, ScaledWeight
+from lightning_sv.interop.apply.weights import (
+    OutputNorm,
+    Scaled,
+    ScaledPart,
+    ScaledWeight,
+    scaled_modules,
+)
 from lightning_sv.interop.groups import unwrapped
 from lightning_sv.scale import ScaleStrategy, ScaleVector
 from lightning_sv.scale.vector import Role
@@ -70,7 +76,7 @@ class Applied(NamedTuple):
     def branches(self, model: nn.Module) -> Iterator[AppliedBranch]:
         """Yield the matrices behind norms, then norms without matrices."""
         parameters = _parameters(model)
-        scaled = {each.plain_name: each for each in model.modules() if isinstance(each, Scaled)}
+        scaled = scaled_modules(model)
         gammas = self._gammas(parameters, scaled)
         for matrix, norm in self.matrices:
             weight = _weight_of(matrix, parameters)
@@ -144,8 +150,7 @@ def check_complete(model: nn.Module, args: Any) -> None:
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
     applied: Applied = vars(model)[APPLIED]
-    present = {module.plain_name for module in model.modules() if isinstance(module, Scaled)}
-    missing = sorted(applied.weights - present)
+    missing = sorted(applied.weights - scaled_modules(model).keys())
     if missing:
         _check_not_replaced(model, missing)
     for name in applied.constants:
@@ -167,9 +172,8 @@ def _check_not_replaced(model: nn.Module, missing: list[str]) -> None:
 
 def _has_parameters_alone(module: nn.Module) -> bool:
     """Return True for a module with parameters and without vectors."""
-    has_vectors = any(isinstance(each, Scaled) for each in module.modules())
     has_parameters = next(module.parameters(), None) is not None
-    return has_parameters and not has_vectors
+    return has_parameters and not scaled_modules(module)
 
 
 def _trains(model: nn.Module, name: str) -> bool:

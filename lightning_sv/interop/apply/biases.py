@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from lightning_sv.roles.api import TracedModel
-from lightning_sv.roles.graph import Node, follow, plain
+from lightning_sv.roles.graph import PARAM, Node, follow, plain
 from lightning_sv.roles.ops import NO_NORM, NORMS, PRODUCTS, SUMS
 
 #: operations that may insert other numbers
@@ -73,8 +73,7 @@ def _addends(node: Node) -> Iterator[Node]:
 
 def _passes(user: Node, reached: Collection[Node]) -> bool:
     """Return True but for the products of a value and a matrix."""
-    others = user.outside(reached)
-    return user.op not in PRODUCTS or not any(other.is_learned for other in others)
+    return user.op not in PRODUCTS or PARAM not in user.kinds_outside(reached)
 
 
 def _added_by(node: Node) -> list[Node]:

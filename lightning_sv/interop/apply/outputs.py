@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.interop.apply.weights import OutputNorm, Scaled
+from lightning_sv.interop.apply.weights import OutputNorm, Scaled, scaled_modules
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.forward import copied, logits_of, tracing_state
 from lightning_sv.roles.graph import DATA, PARAM
@@ -66,13 +66,13 @@ def outputs_of_vectors(traced: TracedModel, strategy: ScaleStrategy) -> list[Ten
         called.add(module.plain_name)
         return args[0] if isinstance(module, OutputNorm) else out  # the input of a norm
 
-    added = [module for module in model.modules() if isinstance(module, Scaled)]
+    added = scaled_modules(model)
     with ExitStack() as hooks:
-        for module in added:
+        for module in added.values():
             hooks.enter_context(module.register_forward_hook(note_call))
         outputs = _checked_outputs(traced)
-    for module in added:
-        if module.plain_name not in called:
+    for name, module in added.items():
+        if name not in called:
             _check_unread(module, traced, strategy)
     return outputs
 
@@ -100,8 +100,12 @@ def _check_unread(module: Scaled, traced: TracedModel, strategy: ScaleStrategy) 
 
 def rounding_of(traced: TracedModel) -> float:
     """Return the largest difference attributed to rounding, by the narrowest dtype of the pass."""
-    dtypes = {node.dtype for node in traced.flow.graph.nodes if node.kind in (PARAM, DATA)}
-    return max(_ROUNDING.get(dtype, _ROUNDING_SHORT) for dtype in dtypes if dtype.is_floating_point)
+    largest = 0.0
+    for node in traced.flow.graph.nodes:
+        depends_on_parameters = node.kind in (PARAM, DATA)
+        if depends_on_parameters and node.dtype.is_floating_point:
+            largest = max(largest, _ROUNDING.get(node.dtype, _ROUNDING_SHORT))
+    return largest
 
 
 def relative_difference(before: list[Tensor], after: list[Tensor]) -> float:

@@ -194,7 +194,7 @@ def _keeps_part(user: Node, parts: Collection[Node]) -> bool:
     """Return True if an operation returns a part alone, without a further matrix or data."""
     if user.moves or user.op in _KEEPING_PARTS:
         return True
-    kinds_of_others = {other.kind for other in user.outside(parts)}
+    kinds_of_others = user.kinds_outside(parts)
     if user.op in PRODUCTS:
         return PARAM not in kinds_of_others
     return user.pointwise and DATA not in kinds_of_others
@@ -231,7 +231,7 @@ def _stays_one(user: Node, values: set[Node]) -> bool:
 
     A factor, such as a gate, counts as one matrix; so do channels joined with others.
     """
-    kinds_of_others = {other.kind for other in user.outside(values)}
+    kinds_of_others = user.kinds_outside(values)
     if user.op in _PRODUCTS:
         return PARAM not in kinds_of_others
     meets_data = DATA in kinds_of_others

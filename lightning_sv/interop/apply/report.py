@@ -65,18 +65,16 @@ def notes_on_model(
     if adds_vectors and _lacks_norms(traced, norms):
         why = "none of the others follows a norm whose output only matrices read"
         yield type(traced.model).__name__, f"no matrix except the head gets a vector, because {why}"
+    reached = traced.uses.keys() | traced.scaled.keys()
     for row in traced.roles.parameters:
-        is_reached = row.name in traced.uses or row.name in traced.scaled
-        if is_reached:
-            continue
-        if row.name not in traced.known:
-            yield from _notes_on_unused(row)
-        elif row.role in _MATRICES:
-            yield row.name, "unchanged, not reached: its norm's vectors moved to other matrices"
+        if row.name not in reached:
+            yield from _notes_on_unreached(row, is_known=row.name in traced.known)
 
 
-def _notes_on_unused(row: ModelParameter) -> Iterator[tuple[str, str]]:
-    if row.role == "other" and row.trained:
+def _notes_on_unreached(row: ModelParameter, *, is_known: bool) -> Iterator[tuple[str, str]]:
+    if is_known and row.role in _MATRICES:
+        yield row.name, "unchanged, not reached: its norm's vectors moved to other matrices"
+    if not is_known and row.role == "other" and row.trained:
         yield row.name, "unchanged, because the forward pass did not reach it"
 
 

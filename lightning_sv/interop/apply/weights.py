@@ -96,6 +96,15 @@ class Scaled(nn.Module):
     order: tuple[str, ...] = ()
 
 
+def scaled_modules(model: nn.Module) -> dict[str, Scaled]:
+    """Return name in the plain model -> what a strategy added there."""
+    added = {}
+    for module in model.modules():
+        if isinstance(module, Scaled):
+            added[module.plain_name] = module
+    return added
+
+
 class ScaledPart(nn.Module):
     """Scale vectors of one matrix: diag(gamma_out) W diag(gamma_in).
 
