@@ -22,6 +22,7 @@ from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.apply.applied import APPLIED
 from lightning_sv.interop.apply.change import Change
 from lightning_sv.interop.apply.find_norms import find_norms
+from lightning_sv.interop.apply.notes import notes_on_model
 from lightning_sv.interop.apply.outputs import (
     outputs_of,
     outputs_of_vectors,
@@ -29,7 +30,7 @@ from lightning_sv.interop.apply.outputs import (
     rounding_of,
 )
 from lightning_sv.interop.apply.placements import Placements
-from lightning_sv.interop.apply.report import Report, notes_on_model
+from lightning_sv.interop.apply.report import Report
 from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.interop.apply.weights import Scaled
 from lightning_sv.nn import Backbone

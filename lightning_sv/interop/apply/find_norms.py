@@ -40,74 +40,77 @@ def find_norms(traced: TracedModel, *, bare: bool = False) -> list[TracedNorm]:
     for row in traced.roles.parameters:
         is_reached = row.name in traced.scaled or row.name not in traced.known
         if row.role in _VECTORS and is_reached:
-            norms.append(_norm(row, matrices))
+            norms.append(_Vector(row, matrices).norm())
     if bare:
         norms += bare_norms(matrices)
     return _with_siblings(norms, traced)
 
 
-def _norm(row: ModelParameter, matrices: Matrices) -> TracedNorm:
-    """Return the norm of a vector, with the matrices that read it."""
-    readers = _readers(row, matrices)
-    found = _branches(row, readers, matrices)
-    added = added_after(row.name, matrices.traced) if found else Added()
-    stays = next(_reasons_to_stay(row, readers, found, added, matrices), None)
-    names = [branch.weight for branch in found]
-    return TracedNorm(
-        vector=row.name,
-        origin=_origin(row, matrices.traced),
-        role=row.role,
-        bias=added.bias if stays is None else None,
-        branches=tuple(branch for branch in found if branch.weight not in matrices.tied),
-        tied=tuple(sorted(matrices.tied.intersection(names))),
-        stays=stays,
-        unfit=tuple(name for name in readers if name not in names),
-    )
+class _Vector:
+    """A scale vector of the trace.
 
+    Attributes:
+        readers: names of the matrices that read its values
+        branches: those that can have vectors; none of an output vector
+        added: what is added to its values before these
+    """
 
-def _readers(row: ModelParameter, matrices: Matrices) -> list[str]:
-    """Return the names of the matrices that read a vector's values."""
-    traced = matrices.traced
-    if row.role == "output" and row.name in traced.known:
-        return []  # a role may be given because the consumers are unknown
-    return matrices.names_read(traced.consumers_of(row.name))
+    def __init__(self, row: ModelParameter, matrices: Matrices) -> None:
+        self.row = row
+        self.matrices = matrices
+        self.readers = self._readers()
+        self.branches: list[TracedBranch] = []
+        self.added = Added()
+        if row.role == "input":
+            self.branches = matrices.branches(self.readers)
+        if self.branches:
+            self.added = added_after(row.name, matrices.traced)
 
+    def _readers(self) -> list[str]:
+        traced = self.matrices.traced
+        if self.row.role == "output" and self.row.name in traced.known:
+            return []  # a role may be given because the consumers are unknown
+        return self.matrices.names_read(traced.consumers_of(self.row.name))
 
-def _branches(row: ModelParameter, readers: list[str], matrices: Matrices) -> list[TracedBranch]:
-    """Return the readers of an input vector that can have vectors."""
-    if row.role == "output":
-        return []
-    return matrices.branches(readers)
+    def norm(self) -> TracedNorm:
+        """Return the norm of the vector, with the matrices that read it."""
+        tied = self.matrices.tied
+        names = [branch.weight for branch in self.branches]
+        stays = next(self._reasons_to_stay(), None)
+        return TracedNorm(
+            vector=self.row.name,
+            origin=_origin(self.row, self.matrices.traced),
+            role=self.row.role,
+            bias=self.added.bias if stays is None else None,
+            branches=tuple(branch for branch in self.branches if branch.weight not in tied),
+            tied=tuple(sorted(tied.intersection(names))),
+            stays=stays,
+            unfit=tuple(name for name in self.readers if name not in names),
+        )
 
+    def _reasons_to_stay(self) -> Iterator[Stays]:
+        """Yield why it cannot move into the matrices that read it, the first reason first."""
+        if self.row.name in self.matrices.tied:
+            yield Stays(Reason.TIED)
+        if self.added.others:
+            yield Stays(Reason.OTHERS_ADDED)
+        for branch in self.branches:
+            yield from self._misfits(branch.weight)
+        has_unfit = len(self.branches) < len(self.readers)
+        if has_unfit and self.row.role == "input":
+            yield Stays(Reason.UNFIT)
+        if not self.row.redundant:
+            yield Stays(Reason.NEEDED)
 
-def _reasons_to_stay(
-    row: ModelParameter,
-    readers: list[str],
-    found: list[TracedBranch],
-    added: Added,
-    matrices: Matrices,
-) -> Iterator[Stays]:
-    """Yield why a vector cannot move into the matrices that read it, the first reason first."""
-    if row.name in matrices.tied:
-        yield Stays(Reason.TIED)
-    if added.others:
-        yield Stays(Reason.OTHERS_ADDED)
-    for branch in found:
-        yield from _misfits(row, branch.weight, matrices)
-    if row.role == "input" and len(found) < len(readers):
-        yield Stays(Reason.UNFIT)
-    if not row.redundant:
-        yield Stays(Reason.NEEDED)
-
-
-def _misfits(row: ModelParameter, weight: str, matrices: Matrices) -> Iterator[Stays]:
-    """Yield why one matrix cannot absorb a vector."""
-    if weight in matrices.tied:
-        yield Stays(Reason.MATRIX_TIED, weight)
-    if len(row.shape) != 1:
-        yield Stays(Reason.SHAPE, len(row.shape))
-    elif matrices.width_read(weight) != row.shape[0]:
-        yield Stays(Reason.WIDTH, weight)
+    def _misfits(self, weight: str) -> Iterator[Stays]:
+        """Yield why one matrix cannot absorb it."""
+        shape = self.row.shape
+        if weight in self.matrices.tied:
+            yield Stays(Reason.MATRIX_TIED, weight)
+        if len(shape) != 1:
+            yield Stays(Reason.SHAPE, len(shape))
+        elif self.matrices.width_read(weight) != shape[0]:
+            yield Stays(Reason.WIDTH, weight)
 
 
 def _origin(row: ModelParameter, traced: TracedModel) -> float | None:

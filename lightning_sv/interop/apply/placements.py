@@ -17,6 +17,7 @@ from torch import nn
 
 from lightning_sv.errors import expect
 from lightning_sv.interop.apply.matrices import TracedBranch
+from lightning_sv.interop.apply.notes import notes_on_norm
 from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.scale import ScaleStrategy
 from lightning_sv.scale.strategy import Placement
@@ -130,7 +131,8 @@ class Placements:
         self._notes[name, what] = None
 
     def _placed(self, norm: TracedNorm) -> PlacedNorm:
-        self._note_branches(norm)
+        for name, note in notes_on_norm(norm, self.strategy, self._behind):
+            self._note(name, note)
         gamma = self._gamma(norm)
         is_new = gamma is Gamma.ABSENT and self.row.scale_in
         branches = self._placed_branches(norm, scale_in=is_new or gamma is Gamma.MOVED)
@@ -146,32 +148,10 @@ class Placements:
             self._changed.add(branch.weight)
             yield placed
 
-    def _note_branches(self, norm: TracedNorm) -> None:
-        """Note which matrices have no vectors of their own, and why."""
-        adds_before = self.row.scale_in and not norm.vector
-        if adds_before or self.row.scale_out:
-            self._note_missing_vectors(norm)
-        if not self.strategy.per_branch:
-            return
-        for branch in norm.branches:
-            if branch.mixed:
-                why = "several interleaved matrices that share their vectors: hg is partial"
-                self._note(branch.weight, f"contains {why}")
-
-    def _note_missing_vectors(self, norm: TracedNorm) -> None:
-        lacks = "no vector after it" if norm.vector else "no own vector"
-        for name in norm.tied:
-            self._note(name, f"{lacks}, because it is tied; to have one, untie it first")
-        if norm.role == "input":
-            why = "because it also reads other values, or is not a plain matrix"
-            for name in norm.unfit:
-                self._note(name, f"{lacks}, {why}")
-
     def _gamma(self, norm: TracedNorm) -> Gamma:
         """Decide what becomes of a norm's vector."""
         if not norm.vector:
             return Gamma.ABSENT
-        self._note_remaining(norm)
         if not norm.branches:
             return self._kept(norm)
         if self.row.scale_in:
@@ -203,24 +183,6 @@ class Placements:
             n_expert = math.prod(self.named[branch.weight].shape[:-2])
             n_branches += len(branch.parts) * n_expert
         return self.strategy.per_branch and n_branches != 1
-
-    def _note_remaining(self, norm: TracedNorm) -> None:
-        """Note a vector that should move and has no matrices to move to."""
-        if not self._should_move(norm):
-            return
-        what = "remains one vector of its norm"
-        if norm.role == "output" and not self._behind.issuperset(norm.unfit):
-            why = "operations other than matrices also read it"
-            self._note(norm.vector, f"{what}: {why}, so matrices that read it get no vectors")
-        if norm.role == "input" and norm.stays is not None and not norm.branches:
-            self._note(norm.vector, f"{what}: {norm.stays}")
-
-    def _should_move(self, norm: TracedNorm) -> bool:
-        if not self.row.scale_in:
-            return True
-        has_vectors = self.strategy.per_branch or self.row.scale_out
-        # of a tied matrix, `_note_branches` reports the missing vector after it
-        return has_vectors and not norm.tied
 
     def _placement(self, branch: TracedBranch, *, scale_in: bool) -> Placement:
         """Decide the parts of a branch.

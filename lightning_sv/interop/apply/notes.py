@@ -1,0 +1,101 @@
+"""Notes on what deviates from a strategy in a model, each with its reason.
+
+A note is a pair: the name of a parameter or model, and the deviation.
+"""
+
+from collections.abc import Collection, Iterator
+
+from lightning_sv.interop.apply.traced_norm import TracedNorm
+from lightning_sv.roles.api import TracedModel
+from lightning_sv.roles.types import ModelParameter
+from lightning_sv.scale import ScaleStrategy
+
+_MATRICES = ("matrix", "router", "head")
+Note = tuple[str, str]
+
+
+def notes_on_norm(
+    norm: TracedNorm, strategy: ScaleStrategy, behind: Collection[str]
+) -> Iterator[Note]:
+    """Yield which matrices of a norm lack vectors, and why a norm's vector remains.
+
+    `behind` has the matrices of all norms that only matrices read.
+    """
+    row = strategy.placement_row
+    adds_before = row.scale_in and not norm.vector
+    if adds_before or row.scale_out:
+        yield from _on_missing_vectors(norm)
+    if strategy.per_branch:
+        yield from _on_mixed_branches(norm)
+    if norm.vector and _should_move(norm, strategy):
+        yield from _on_remaining_vector(norm, behind)
+
+
+def _on_missing_vectors(norm: TracedNorm) -> Iterator[Note]:
+    lacks = "no vector after it" if norm.vector else "no own vector"
+    for name in norm.tied:
+        yield name, f"{lacks}, because it is tied; to have one, untie it first"
+    if norm.role == "output":
+        return
+    for name in norm.unfit:
+        why = "because it also reads other values, or is not a plain matrix"
+        yield name, f"{lacks}, {why}"
+
+
+def _on_mixed_branches(norm: TracedNorm) -> Iterator[Note]:
+    for branch in norm.branches:
+        if branch.mixed:
+            what = "contains several interleaved matrices that share their vectors"
+            yield branch.weight, f"{what}: hg is partial"
+
+
+def _should_move(norm: TracedNorm, strategy: ScaleStrategy) -> bool:
+    """Return True if the strategy has vectors at the matrices of a norm."""
+    row = strategy.placement_row
+    if not row.scale_in:
+        return True
+    has_vectors = strategy.per_branch or row.scale_out
+    # of a tied matrix, another note says that it has no vector after it
+    return has_vectors and not norm.tied
+
+
+def _on_remaining_vector(norm: TracedNorm, behind: Collection[str]) -> Iterator[Note]:
+    """Yield why a vector that should move has no matrices to move to."""
+    what = "remains one vector of its norm"
+    reads_others = norm.role == "output" and not set(norm.unfit).issubset(behind)
+    if reads_others:
+        why = "operations other than matrices also read it"
+        yield norm.vector, f"{what}: {why}, so matrices that read it get no vectors"
+    has_no_branch = norm.role == "input" and not norm.branches
+    if has_no_branch and norm.stays is not None:
+        yield norm.vector, f"{what}: {norm.stays}"
+
+
+def notes_on_model(
+    traced: TracedModel, strategy: ScaleStrategy, norms: list[TracedNorm]
+) -> Iterator[Note]:
+    """Yield notes on layers without norms, and on parameters that the pass did not reach."""
+    adds_vectors = strategy.per_branch or strategy.placement_row.scale_out
+    if adds_vectors and _lacks_norms(traced, norms):
+        why = "none of the others follows a norm whose output only matrices read"
+        yield type(traced.model).__name__, f"no matrix except the head gets a vector, because {why}"
+    reached = traced.uses.keys() | traced.scaled.keys()
+    for row in traced.roles.parameters:
+        if row.name not in reached:
+            yield from _notes_on_unreached(row, is_known=row.name in traced.known)
+
+
+def _notes_on_unreached(row: ModelParameter, *, is_known: bool) -> Iterator[Note]:
+    if is_known and row.role in _MATRICES:
+        yield row.name, "unchanged, not reached: its norm's vectors moved to other matrices"
+    if not is_known and row.role == "other" and row.trained:
+        yield row.name, "unchanged, because the forward pass did not reach it"
+
+
+def _lacks_norms(traced: TracedModel, norms: list[TracedNorm]) -> bool:
+    """Return True if no layer's matrix is behind a norm, as in OLMo 2."""
+    layers = {row.name for row in traced.roles.parameters if row.role == "matrix"}
+    for norm in norms:
+        if not layers.isdisjoint(norm.readers):
+            return False
+    return bool(layers)
