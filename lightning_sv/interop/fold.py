@@ -240,7 +240,7 @@ def _groups(model: Backbone) -> dict[str, BranchGroup]:
 
 
 def _vector_prefixes(model: Backbone) -> tuple[str, ...]:
-    return tuple(f"{path}." for path, _ in _modules_of(ScaleVector, model))
+    return tuple(f"{path}." for path, _ in _modules_of(ScaleVector, model))  # type: ignore[type-abstract]
 
 
 def _set_gamma(vector: Any, gamma: Tensor | None) -> None:
