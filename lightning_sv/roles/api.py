@@ -21,6 +21,7 @@ from lightning_sv.roles.dataflow import Dataflow, value_at
 from lightning_sv.roles.declared import Declared, declared_roles
 from lightning_sv.roles.example_inputs import example_of
 from lightning_sv.roles.graph import Node, Use
+from lightning_sv.roles.norms import ScaledValue
 from lightning_sv.roles.result import Roles
 from lightning_sv.roles.table import family
 from lightning_sv.roles.trace import trace
@@ -60,8 +61,8 @@ class TracedModel:
 
     Attributes:
         inputs: (args, kwargs) of the pass
-        uses: parameter -> one or more roles
-        scaled: scale vector -> (scaled value, the factor)
+        use_roles: parameter -> roles of its uses
+        scaled: scale vector -> the values that it scales
         products: matrix -> its uses in products with data
         roles: the result
 
@@ -86,8 +87,8 @@ class TracedModel:
         self._check_known()
 
         self.flow = Dataflow(trace(model, *self.inputs))
-        self.uses: dict[str, set[ModelRole]] = defaultdict(set)
-        self.scaled: dict[str, list[tuple[Node, Node]]] = defaultdict(list)
+        self.use_roles: dict[str, set[ModelRole]] = defaultdict(set)
+        self.scaled: dict[str, list[ScaledValue]] = defaultdict(list)
         self.products: dict[str, list[Use]] = defaultdict(list)
         given = {name: Declared(role) for name, role in self.known.items()}
         self._declared = declared_roles(model) | given
@@ -132,7 +133,7 @@ class TracedModel:
     def _note_role(self, use: LearnedUse, role: ModelRole) -> None:
         is_product_with_data = use.is_operand and not use.node.is_learned
         for name in use.names:
-            self.uses[name].add(role)
+            self.use_roles[name].add(role)
             if is_product_with_data:
                 self.products[name].append(use)
 
@@ -141,7 +142,7 @@ class TracedModel:
             role_of_factors = "multiplier"
             self._scales_matrix |= use.factors
         for name in use.factors:
-            self.uses[name].add(role_of_factors)
+            self.use_roles[name].add(role_of_factors)
 
     def consumers_of(self, name: str) -> list[Consumer]:
         """Return the consumers of the values that a scale vector scales, without passing gates.
@@ -165,15 +166,15 @@ class TracedModel:
         """Return the role of a parameter; None if the pass does not use it."""
         if name in self._declared:
             return self._declared[name].role
-        roles = set(self.uses.get(name, ()))
+        roles = set(self.use_roles.get(name, ()))
         if self.scaled.get(name):
             roles.add(self._role_of_vector(name))
         return next((role for role in MODEL_ROLES if role in roles), None)
 
     def _role_of_vector(self, name: str) -> ModelRole:
         """Return 'input' for the paper's Input-Norm: only matrices read it."""
-        ends = self.consumers_of(name)
-        only_matrices = bool(ends) and all(end.matrix is not None for end in ends)
+        matrices = [consumer.matrix for consumer in self.consumers_of(name)]
+        only_matrices = bool(matrices) and None not in matrices
         return "input" if only_matrices else "output"
 
     def _decays_to(self, name: str) -> float | None:
@@ -181,7 +182,7 @@ class TracedModel:
         if declared is not None and declared.decays_to is not None:
             return declared.decays_to
         scaled = self.scaled.get(name)
-        return value_at(scaled[-1][1], 0.0) if scaled else None
+        return value_at(scaled[-1].factor, 0.0) if scaled else None
 
     def _redundant(self, name: str) -> bool | None:
         if self.scaled.get(name):
@@ -193,30 +194,32 @@ class TracedModel:
 
         Nothing else may read these values, and the matrices may multiply nothing else.
         """
-        if not all(factor.is_learned for _, factor in self.scaled[name]):
+        factors = [scaled.factor for scaled in self.scaled[name]]
+        if not all(factor.is_learned for factor in factors):
             return False
-        ends = self._ends_of_gates(name)
         matrices: set[str] = set()
-        for end in ends:
-            if end.matrix is None or not self._absorbs(end.matrix, end):
+        products: set[Node] = set()
+        for consumer in self._consumers_through_gates(name):
+            if consumer.matrix is None or not self._absorbs(consumer.matrix, consumer):
                 return False
-            matrices |= self.flow.sources[end.matrix]
-        return bool(ends) and self._multiply_only(matrices, {end.node for end in ends})
+            matrices |= self.flow.sources[consumer.matrix]
+            products.add(consumer.node)
+        return bool(products) and self._multiply_only(matrices, products)
 
-    def _absorbs(self, matrix: Node, end: Consumer) -> bool:
+    def _absorbs(self, matrix: Node, consumer: Consumer) -> bool:
         """Return True if a factor of the channels that a matrix reads is a factor of it."""
-        return end.along_channels and self.flow.is_linear(matrix)
+        return consumer.along_channels and self.flow.is_linear(matrix)
 
     def _multiply_only(self, matrices: set[str], products: set[Node]) -> bool:
         """Return True if all products of some matrices are these, and none is also a table."""
         found: set[Node] = set()
         for matrix in matrices:
             found.update(product.node for product in self.products[matrix])
-            if "embedding" in self.uses[matrix]:
+            if "embedding" in self.use_roles[matrix]:
                 return False
         return found == products
 
-    def _ends_of_gates(self, name: str) -> list[Consumer]:
+    def _consumers_through_gates(self, name: str) -> list[Consumer]:
         """Return the consumers of a vector's values through gates; none if one is unknown."""
         outputs = self.flow.graph.outputs
         try:

@@ -19,6 +19,7 @@ import lightning_sv.roles.ops as ops
 from lightning_sv.roles.dataflow import Dataflow
 from lightning_sv.roles.destinations import is_head, is_router
 from lightning_sv.roles.graph import Node, Use, plain
+from lightning_sv.roles.norms import ScaledValue
 from lightning_sv.roles.types import ModelRole
 
 
@@ -116,10 +117,10 @@ class LearnedUse(Use):
         return norms.products_with(self.node)
 
     @property
-    def scaled_values(self) -> list[tuple[Node, Node]]:
+    def scaled_values(self) -> list[ScaledValue]:
         """Scaled outputs of norms, each with its factor: the value, or the sum of it and data."""
-        by_value = [(end, self.value) for end in self.scaled]
-        by_sum = [(end, self.node) for end in self.scaled_by_sum]
+        by_value = [ScaledValue(scaled, self.value) for scaled in self.scaled]
+        by_sum = [ScaledValue(scaled, self.node) for scaled in self.scaled_by_sum]
         return by_value + by_sum
 
     @property

@@ -18,6 +18,7 @@ from lightning_sv.roles.axes import varying_axes
 from lightning_sv.roles.graph import DATA, Node, Use, plain, users_in_order
 from lightning_sv.roles.linear import Axes, LinearValues
 from lightning_sv.roles.measure import is_measurable
+from lightning_sv.roles.norms import ScaledValue
 
 _KNOWN = ops.MIXING | ops.PRODUCTS.keys() | ops.ROWS.keys() | ops.TERMS.keys()
 _SUMS_OF_ROWS = ops.ROWS.keys() | ops.TERMS.keys()
@@ -46,7 +47,7 @@ class Consumer(NamedTuple):
 
 
 def consumers(
-    scaled: Iterable[tuple[Node, Node]],
+    scaled: Iterable[ScaledValue],
     name: str,
     *,
     through_gates: bool,
@@ -80,10 +81,8 @@ class _LinearWalk:
         linear: these and the values behind matrices; without axes, because matrices mix channels
     """
 
-    def __init__(
-        self, scaled: Iterable[tuple[Node, Node]], name: str, *, through_gates: bool
-    ) -> None:
-        starts = {start: _channels(start, factor) for start, factor in scaled}
+    def __init__(self, scaled: Iterable[ScaledValue], name: str, *, through_gates: bool) -> None:
+        starts = {start.value: _channels(start) for start in scaled}
         self.reached = LinearValues(starts, through_gates=through_gates)
         self.linear = LinearValues(dict.fromkeys(starts, _MIXED), through_gates=through_gates)
         self.name = name
@@ -156,8 +155,10 @@ class _LinearWalk:
         return False
 
 
-def _channels(start: Node, factor: Node) -> Axes:
+def _channels(scaled: ScaledValue) -> Axes:
     """Return the axes of a scaled value along which its factor varies."""
+    start = scaled.value
+    factor = scaled.factor
     if start.op in ops.CHANNELS_FIRST:
         return frozenset({1})
     if factor.kind == DATA:  # a sum of the vector and data

@@ -35,6 +35,13 @@ _KEEP_SUM = {"add", "sub", "mul", "div"}
 _MEANS = {("mean", 0), ("var_mean", 1), ("std_mean", 1)}
 
 
+class ScaledValue(NamedTuple):
+    """A normalized value times a factor: a scale vector, or the sum of one and data."""
+
+    value: Node
+    factor: Node
+
+
 class Powers(NamedTuple):
     """The value x^own |x|^size, but for constants."""
 

@@ -16,7 +16,7 @@ from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers
 from lightning_sv.roles.graph import Node
-from lightning_sv.roles.norms import Norms
+from lightning_sv.roles.norms import Norms, ScaledValue
 from lightning_sv.roles.ops import NORMS
 
 
@@ -24,9 +24,9 @@ def bare_norms(matrices: Matrices) -> list[TracedNorm]:
     """Return the norms without a vector, with the matrices that can have vectors."""
     norms = []
     for norm in _bare_norms(matrices.traced):
-        ends = _linear_ends(norm)
-        if ends:
-            norms.append(_traced_norm(norm, ends, matrices))
+        readers = _linear_consumers(norm)
+        if readers:
+            norms.append(_traced_norm(norm, readers, matrices))
     return norms
 
 
@@ -34,8 +34,8 @@ def _bare_norms(traced: TracedModel) -> Iterator[Node]:
     """Yield the outputs of norms over the last axis that no scale vector multiplies."""
     norms = traced.flow.norms
     scaled: set[Node] = set()
-    for node, vector in chain.from_iterable(traced.scaled.values()):
-        scaled.update(map(norms.base, node.others(vector)))
+    for value, factor in chain.from_iterable(traced.scaled.values()):
+        scaled.update(map(norms.base, value.others(factor)))
     bare = norms.normalized - scaled
     for node in traced.flow.graph.nodes:
         if node in bare and _is_of_rows(node, norms):
@@ -52,23 +52,24 @@ def _is_of_rows(norm: Node, norms: Norms) -> bool:
     return any(v.shape[-1:] == (1,) or v.stride[-1:] == (0,) for v in statistics)
 
 
-def _linear_ends(norm: Node) -> list[Consumer]:
+def _linear_consumers(norm: Node) -> list[Consumer]:
     """Return the linear maps over the channels of a norm; empty if anything else reads it."""
     ones = Node("parameter", norm.shape[-1:], (1,))
     try:
-        ends = list(consumers([(norm, ones)], "a bare norm", through_gates=False))
+        readers = list(consumers([ScaledValue(norm, ones)], "a bare norm", through_gates=False))
     except UnknownConsumerError:
         return []
-    return ends if all(end.along_channels for end in ends) else []
+    sums_channels = [reader.along_channels for reader in readers]
+    return readers if all(sums_channels) else []
 
 
-def _traced_norm(norm: Node, ends: list[Consumer], matrices: Matrices) -> TracedNorm:
+def _traced_norm(norm: Node, readers: list[Consumer], matrices: Matrices) -> TracedNorm:
     """Return a norm that linear maps read."""
-    products = {end.node for end in ends}
+    products = {reader.node for reader in readers}
     tied: list[str] = []
     branches: list[TracedBranch] = []
     unfit: list[str] = []
-    for name in matrices.names_read(ends):
+    for name in matrices.names_read(readers):
         if name in matrices.tied:
             tied.append(name)
         elif _reads_alone(norm, name, products, matrices):

@@ -38,7 +38,7 @@ def added_after(name: str, traced: TracedModel) -> Added:
     """Return what is added to all scaled values of a vector."""
     shape = tuple(traced.named[name].shape)
     scaled = traced.scaled.get(name, [])
-    sums = {_names_added(node, shape, traced) for node, _ in scaled}
+    sums = {_names_added(each.value, shape, traced) for each in scaled}
     names = frozenset[str]().union(*sums)
     is_one_sum = len(sums) <= 1 and len(names) <= 1
     if not is_one_sum or _OTHER in names:

@@ -120,9 +120,9 @@ def _origin(row: ModelParameter, traced: TracedModel) -> float | None:
     """
     if row.name not in traced.scaled:  # a vector of an expert without tokens
         return row.decays_to
-    if "bias" in traced.uses[row.name]:  # a table of gammas and biases
+    if "bias" in traced.use_roles[row.name]:  # a table of gammas and biases
         return None
-    return agreed({_constant_added(factor) for _, factor in traced.scaled[row.name]})
+    return agreed({_constant_added(scaled.factor) for scaled in traced.scaled[row.name]})
 
 
 def _constant_added(factor: Node) -> float | None:

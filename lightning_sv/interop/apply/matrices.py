@@ -61,13 +61,13 @@ class Matrices:
         self.tied = _tied_parameters(traced)
         self._normalized = _normalized_products(traced)
 
-    def names_read(self, ends: Iterable[Consumer]) -> list[str]:
+    def names_read(self, readers: Iterable[Consumer]) -> list[str]:
         """Return the names of the matrices of linear maps, in the model's order."""
         sources = self.traced.flow.sources
         names: set[str] = set()
-        for end in ends:
-            if end.matrix is not None:
-                names |= sources[end.matrix]
+        for reader in readers:
+            if reader.matrix is not None:
+                names |= sources[reader.matrix]
         return [name for name in self.traced.named if name in names]
 
     def width_read(self, name: str) -> int:
@@ -133,7 +133,7 @@ def _tied_parameters(traced: TracedModel) -> set[str]:
         owners.update(map(id, module._parameters.values()))
     tied = set()
     for name, parameter in traced.named.items():
-        is_table = name in traced.products and "embedding" in traced.uses[name]
+        is_table = name in traced.products and "embedding" in traced.use_roles[name]
         if is_table or owners[id(parameter)] > 1:
             tied.add(name)
     return tied

@@ -79,7 +79,7 @@ def notes_on_model(
     if adds_vectors and _lacks_norms(traced, norms):
         why = "none of the others follows a norm whose output only matrices read"
         yield type(traced.model).__name__, f"no matrix except the head gets a vector, because {why}"
-    reached = traced.uses.keys() | traced.scaled.keys()
+    reached = traced.use_roles.keys() | traced.scaled.keys()
     for row in traced.roles.parameters:
         if row.name not in reached:
             yield from _notes_on_unreached(row, is_known=row.name in traced.known)
