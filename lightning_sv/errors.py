@@ -1,7 +1,11 @@
 """Errors that the command line reports in one sentence; any other exception is a bug."""
 
 from collections.abc import Iterable
+from dataclasses import fields
 from difflib import get_close_matches
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any
 
 
 class ConfigError(ValueError):
@@ -38,6 +42,34 @@ def expect(ok: bool, key: str, value: object, expected: str) -> None:
     """Raise `ConfigError` with the message `KEY is VALUE; expected EXPECTED` unless `ok`."""
     if not ok:
         raise ConfigError(f"{key} is {value}; expected {expected}")
+
+
+#: annotation of a field -> classes of its values, and how a message names them
+_NUMBERS: dict[Any, tuple[tuple[type, ...], str]] = {
+    int: ((Integral,), "an integer"),
+    int | None: ((Integral, NoneType), "an integer or None"),
+    float: ((Real,), "a number"),
+    float | None: ((Real, NoneType), "a number or None"),
+}
+
+
+def expect_number(key: str, value: object, kind: Any) -> None:
+    """Raise `ConfigError` if a value is no number although `kind`, its annotation, is one."""
+    if kind not in _NUMBERS:
+        return
+    classes, expected = _NUMBERS[kind]
+    if isinstance(value, classes):
+        return
+    hint = ""
+    if isinstance(value, str):
+        hint = " Remove the quotes; YAML also reads 1e-3 as text, and 1.0e-3 as a number."
+    raise ConfigError(f"{key} is {value!r}; expected {expected}.{hint}")
+
+
+def expect_numbers(prefix: str, config: Any) -> None:
+    """Raise `ConfigError` if a field of a dataclass is no number although its annotation is one."""
+    for field in fields(config):
+        expect_number(f"{prefix}.{field.name}", getattr(config, field.name), field.type)
 
 
 def expect_known(what: str, name: str, known: Iterable[str]) -> None:

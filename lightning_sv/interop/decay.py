@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.interop.groups import trained_parameters
+from lightning_sv.interop.groups import applied_policy, trained_parameters
 from lightning_sv.own_code import find
 from lightning_sv.roles import MODEL_ROLES, ModelParameter, Roles, family
 from lightning_sv.roles.table import aligned
@@ -77,7 +77,11 @@ class DecayReport:
             *_by_family(f"Decays, but not under {self.policy}", superfluous),
             *_by_family(f"Does not decay, but does under {self.policy}", missing),
         ]
-        if not self.differences:
+        if self.without_optimizer:
+            number = len(self.without_optimizer)
+            hint = "Make the optimizer after apply_strategy, from param_groups."
+            sentences.append(f"{number} trained tensors are in no optimizer and stay. {hint}")
+        elif not self.differences:
             sentences.append(f"The optimizer decays what {self.policy} decays.")
         return sentences
 
@@ -94,7 +98,7 @@ def decay_report(
     optimizer: Optimizer | Sequence[Optimizer],
     example: Any = None,
     *,
-    policy: str = "iwd",
+    policy: str | None = None,
     roles: Roles | None = None,
 ) -> DecayReport:
     """Compare the decay of an optimizer's parameters with a policy, by role.
@@ -103,12 +107,13 @@ def decay_report(
         model: any module
         optimizer: optimizer of its parameters, or several, such as Muon and AdamW
         example: example inputs of the model, see `weight_decay_roles`
-        policy: 'wd', 'iwd', 'owd' or 'nowd'
+        policy: as in `param_groups`, so that groups made without a policy agree with the report
         roles: as in `param_groups`
 
     Raises:
         ConfigError: as `param_groups`, or no parameter of the model is in the optimizer
     """
+    policy = policy or applied_policy(model)
     find(DECAYS, policy, "policy")  # before the trace, which takes seconds
     optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
     decays = _decays_by_id(optimizers)

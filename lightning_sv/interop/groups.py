@@ -97,7 +97,7 @@ def decayed_names(
         ConfigError: as `param_groups`
     """
     if policy is None:
-        policy = _applied_policy(model)
+        policy = applied_policy(model)
     if not isinstance(policy, str):
         wanted = "a word such as 'iwd'. Give the model's inputs as example=."
         raise ConfigError(f"policy is {type(policy).__name__}; expected {wanted}")
@@ -150,7 +150,7 @@ def trained_parameters(
     return {name: found[name] for name in trained}
 
 
-def _applied_policy(model: nn.Module) -> str:
+def applied_policy(model: nn.Module) -> str:
     """Return the decay of the applied strategies of trained models, by default 'iwd'."""
     decays = dict.fromkeys(_decays_of_strategies(model))
     wanted = f"one of {' '.join(decays)}, because the strategies inside differ."

@@ -13,12 +13,13 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_sv.callbacks.run_state import total_steps
 from lightning_sv.corpus import CorpusConfig, Manifest, local_folder
+from lightning_sv.errors import expect_known
 from lightning_sv.optim import ScheduleConfig
 
 log = logging.getLogger(__name__)
 
 
-def config_from(kind: type, value: Any) -> Any:
+def config_from(kind: Any, value: Any) -> Any:
     """Return a config from its fields, which load_from_checkpoint passes.
 
     With hparams_file, they are a mapping of omegaconf.
@@ -27,7 +28,11 @@ def config_from(kind: type, value: Any) -> Any:
         from omegaconf import OmegaConf  # here, because a module needs it for such a file only
 
         value = OmegaConf.to_container(value)
-    return kind(**value) if isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        return value
+    for name in value:
+        expect_known(f"argument of {kind.__name__}", name, kind.__dataclass_fields__)
+    return kind(**value)
 
 
 def corpus_from(value: CorpusConfig | str | Path | dict[str, Any]) -> CorpusConfig:

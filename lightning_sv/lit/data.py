@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from lightning_sv.callbacks.run_state import settings_of
 from lightning_sv.corpus import CorpusConfig, Epochs, TokenLoader, check_corpus, open_split
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import ConfigError, expect, expect_number
 from lightning_sv.lit.build import corpus_from
 from lightning_sv.lit.evaluation import ValidationLoader, prediction_loader, validation_loader
 from lightning_sv.lit.position import CorpusPosition, epochs_of
@@ -62,6 +62,7 @@ class TokenDataModule(L.LightningDataModule):
         full_last_validation: bool = True,
     ):
         super().__init__()
+        expect_number("batch_size", batch_size, int)
         expect(batch_size > 0, "batch_size", batch_size, "at least 1.")
         self.batches = DataConfig(
             corpus_from(corpus),

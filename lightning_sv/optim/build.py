@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.optim import SGD, AdamW, Optimizer
 
-from lightning_sv.errors import ConfigError, expect, expect_known
+from lightning_sv.errors import ConfigError, expect, expect_known, expect_numbers
 from lightning_sv.optim.groups import MATRIX_ROLES, PARAMETER_ROLES, ParameterGroup
 from lightning_sv.optim.muon import CompositeOptimizer, Muon
 from lightning_sv.own_code import find
@@ -61,6 +61,7 @@ class OptimConfig:
     ns_dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
+        expect_numbers(PREFIX, self)
         if ":" not in self.name:
             find(OPTIMIZERS, self.name, f"{PREFIX}.name")
         expect_known(f"{PREFIX}.ns_dtype", self.ns_dtype, NS_DTYPES)

@@ -23,7 +23,7 @@ from lightning_sv.corpus import (
 from lightning_sv.corpus.manifest import FILENAME
 from lightning_sv.corpus.sampler import limited
 from lightning_sv.corpus.sources.files import changed_text
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import ConfigError, expect, expect_numbers
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,7 @@ class DataConfig:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        expect_numbers("data", self)
         # torch's generator on the CPU uses the lower 32 bits of a seed
         is_seed = self.seed is None or 0 <= self.seed < 2**32
         expect(is_seed, "data.seed", self.seed, "an integer from 0 to 2^32 - 1.")

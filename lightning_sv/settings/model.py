@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 from torch.optim import Optimizer
 
 from lightning_sv.atomic import regular
-from lightning_sv.errors import ConfigError, expect, expect_known
+from lightning_sv.errors import ConfigError, expect, expect_known, expect_numbers
 from lightning_sv.nn import (
     Backbone,
     BackboneConfig,
@@ -53,6 +53,7 @@ class PretrainConfig:
     attention_backend: AttentionBackend = "auto"
 
     def __post_init__(self) -> None:
+        expect_numbers("model", self)
         for each in fields(self):
             _check_type(f"model.{each.name}", getattr(self, each.name), each.type)
         is_seed = self.seed is None or 0 <= self.seed < 2**63

@@ -81,7 +81,7 @@ def test_decay_report_several_optimizers_wrapped_model_and_missing_parameters(
     assert set(report.now) | set(report.without_optimizer) == {
         name for name, _ in wrapped.named_parameters()
     }
-    assert "Not in an optimizer" in str(report)
+    assert "Not in an optimizer" in str(report) and "decays what" not in str(report)
 
 
 @pytest.mark.parametrize("optimizer", [
@@ -150,3 +150,12 @@ def test_param_groups_of_compiled_model_needs_no_example(build: Any) -> None:
     assert [[id(p) for p in group["params"]] for group in found] == [
         [id(p) for p in g["params"]] for g in expected
     ]
+
+
+@pytest.mark.parametrize("strategy", ["hg+dp+or", "hg+dp+or+iwd", "hg+dp+nowd"])
+def test_decay_report_without_policy_agrees_with_groups_without_policy(
+    model: nn.Module, strategy: str
+) -> None:
+    apply_strategy(model, strategy)
+    optimizer = torch.optim.AdamW(param_groups(model, 1e-3, weight_decay=0.1))
+    assert not decay_report(model, optimizer).differences

@@ -1,6 +1,8 @@
 """Exact resume: what a checkpoint needs in addition to what Lightning saves."""
 
+import logging
 from dataclasses import asdict
+from math import isclose
 from typing import Any
 
 import lightning as L
@@ -12,6 +14,8 @@ from lightning_sv.lit.checkpoint.random_states import restore_rng, rng_states
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, RNG_KEY
 from lightning_sv.runs.provenance import commit
 from lightning_sv.runs.segments import Segments
+
+log = logging.getLogger(__name__)
 
 
 class ExactResume(L.Callback):
@@ -111,14 +115,21 @@ class ExactResume(L.Callback):
 
 
 def follow_schedule(scheduler: LRScheduler) -> None:
-    """Set the rates of the next step; those of a checkpoint are of a schedule of its own length."""
+    """Set the rates of the next step, and warn if they are not those of the checkpoint.
+
+    Those of the checkpoint are of its own schedule, whose number of steps may be different.
+    """
     if not isinstance(scheduler, LambdaLR):
         return
-    factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
-    for group, peak, factor in zip(
-        scheduler.optimizer.param_groups, scheduler.base_lrs, factors, strict=True
-    ):
-        group["lr"] = peak * factor
+    groups = scheduler.optimizer.param_groups
+    then = groups[0]["lr"]
+    for group, peak, factor in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
+        group["lr"] = peak * factor(scheduler.last_epoch)
+    now = groups[0]["lr"]
+    if not isclose(then, now, rel_tol=1e-6):
+        text = "the learning rate is %.3g instead of %.3g from step %d on: the schedule has a"
+        text += " different number of steps than that of the checkpoint"
+        log.warning(text, now, then, scheduler.last_epoch)
 
 
 def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> None:
