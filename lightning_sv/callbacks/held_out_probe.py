@@ -5,7 +5,7 @@ from typing import Any
 import lightning as L
 from torch import Tensor, nn
 
-from lightning_sv.callbacks.logging import measuring
+from lightning_sv.callbacks.measuring import measuring
 from lightning_sv.callbacks.run_state import (
     data_of,
     evaluation_mode,

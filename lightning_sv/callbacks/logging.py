@@ -1,9 +1,7 @@
-"""Writing numbers to a run's loggers, and what does not count for its speed."""
+"""Writing numbers to a run's loggers, and the peaks of a device."""
 
 import resource
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
@@ -11,7 +9,6 @@ import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 from torch import Tensor
 
-from lightning_sv.callbacks.run_state import callbacks_of, settings_of
 from lightning_sv.gpus import gpu_of_card
 from lightning_sv.optim.groups import full_tensor
 
@@ -37,38 +34,6 @@ def _number(value: float | Tensor) -> float:
     if isinstance(value, Tensor):
         value = full_tensor(value)
     return float(value)
-
-
-class ThroughputClock(L.Callback):
-    """Callback that measures the speed of a run; `idle` has the seconds that do not count."""
-
-    idle = 0.0
-
-
-@contextmanager
-def measuring(trainer: L.Trainer) -> Iterator[None]:
-    """Exclude the body from the throughput, and run it without a compiler.
-
-    Compiling for the shapes of a measurement would take longer than the measurement.
-    """
-    start = time.perf_counter()
-    with _eager(trainer.lightning_module):
-        yield
-    pause_throughput(trainer, time.perf_counter() - start)
-
-
-def _eager(module: L.LightningModule) -> AbstractContextManager[object]:
-    """Return the context that runs a compiled model eagerly; without one it does nothing."""
-    settings = settings_of(module)
-    if settings is None or settings.compile == "none":
-        return nullcontext()
-    return torch.compiler.set_stance("force_eager")
-
-
-def pause_throughput(trainer: L.Trainer, seconds: float) -> None:
-    """Exclude `seconds` from throughput/tokens_per_s, if it is logged."""
-    for clock in callbacks_of(trainer, ThroughputClock):
-        clock.idle += seconds
 
 
 def peak_memory(device: torch.device) -> float:

@@ -14,7 +14,8 @@ from lightning_sv.callbacks.branches import (
     means_over_layers,
     scaled_branches,
 )
-from lightning_sv.callbacks.logging import axis, measuring
+from lightning_sv.callbacks.logging import axis
+from lightning_sv.callbacks.measuring import measuring
 from lightning_sv.callbacks.run_state import known_steps, log_spaced
 from lightning_sv.callbacks.tensorboard_layout import (
     Pages,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv.callbacks.branches import BranchCallback, means_over_layers, scaled_branches
-from lightning_sv.callbacks.logging import measuring
+from lightning_sv.callbacks.measuring import measuring
 from lightning_sv.callbacks.run_state import was_skipped
 from lightning_sv.callbacks.tensorboard_layout import (
     BRANCH_PAGES,

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_sv.callbacks.logging import (
-    ThroughputClock,
     peak_flops,
     peak_memory,
     write_scalars,
@@ -28,7 +27,7 @@ from lightning_sv.optim.groups import matrix_rate
 from lightning_sv.runs.tags import MFU, TRAIN_LOSS, VAL_LOSS
 
 
-class TrainingMonitor(MetricAccumulator, ThroughputClock):
+class TrainingMonitor(MetricAccumulator):
     """Log a run's loss, learning rate, gradient norm, speed and memory.
 
     train/loss: mean over the steps since the last write, in nats per token. throughput/mfu: model
@@ -51,7 +50,7 @@ class TrainingMonitor(MetricAccumulator, ThroughputClock):
         super().__init__(every_n_steps)
         #: time and step of the last write
         self._since = (0.0, 0)
-        #: seconds since the last write that do not count for the throughput
+        #: seconds since the last write that do not count for the throughput, see `measuring`
         self.idle = 0.0
         self._validation_began = 0.0
         self._tokens: float | None = None  # of a micro-batch on all devices

@@ -52,18 +52,10 @@ class Job:
     cuts: bool
     part_bytes: int
 
-    @cached_property
+    @property
     def encoding(self) -> Encoding:
         """Settings of the encoding of all parts."""
-        config = self.config
-        return Encoding(
-            self.tokenizer,
-            config.tokenizer,
-            config.val_fraction,
-            self.cuts,
-            config.errors,
-            config.text_field,
-        )
+        return Encoding(self.config, self.tokenizer, self.cuts)
 
     @cached_property
     def parts(self) -> list[Part]:

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from lightning_sv.atomic import atomic_path
+from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.manifest import SPLITS
 from lightning_sv.corpus.sources.document import Document, Reader, Slice, Source, split_document
 from lightning_sv.corpus.tokenizer import Tokenizer
@@ -61,25 +62,21 @@ class Encoding:
     """All that determines the tokens of a document, in addition to its text.
 
     Args:
+        config: settings of the corpus
         tokenizer: tokenizer of the corpus
-        spec: its name in the settings
-        val_fraction: fraction of the documents held out, or of each
         cuts: if True, each document is cut, with its end in validation
-        errors: handling of text that is not UTF-8
-        text_field: name of the text's column
     """
 
+    config: CorpusConfig
     tokenizer: Tokenizer
-    spec: str
-    val_fraction: float
     cuts: bool
-    errors: str
-    text_field: str
 
     def key(self) -> list[Any]:
         """Return the values that distinguish parts."""
         token = [self.tokenizer.sha256, self.tokenizer.eot]
-        return [PART_VERSION, *token, self.val_fraction, self.cuts, self.errors, self.text_field]
+        config = self.config
+        settings = [config.val_fraction, self.cuts, config.errors, config.text_field]
+        return [PART_VERSION, *token, *settings]
 
 
 @dataclass(frozen=True)
@@ -276,11 +273,11 @@ class _TokenWriter:
             self._check_end(piece.document, ids)
             self._write_piece(piece, ids)
         n_bytes = max(self._val_bytes, LOSS_SAMPLE_BYTES)
-        check_lost(self._lost_bytes, n_bytes, self.encoding.spec)
+        check_lost(self._lost_bytes, n_bytes, self.encoding.config.tokenizer)
 
     def _pieces(self, row: _Row, document: Document) -> Iterator[_Piece]:
-        encoding = self.encoding
-        for part, is_val in split_document(document, encoding.val_fraction, cuts=encoding.cuts):
+        val_fraction = self.encoding.config.val_fraction
+        for part, is_val in split_document(document, val_fraction, cuts=self.encoding.cuts):
             yield _Piece(row, part, is_val)
 
     def _write_piece(self, piece: _Piece, ids: np.ndarray) -> None:

@@ -4,7 +4,8 @@ from typing import Any
 
 import lightning as L
 
-from lightning_sv.callbacks.logging import axis, measuring
+from lightning_sv.callbacks.logging import axis
+from lightning_sv.callbacks.measuring import measuring
 from lightning_sv.callbacks.run_state import (
     data_of,
     has_known_model,

@@ -8,7 +8,7 @@ import lightning as L
 import torch
 from torch import nn
 
-from lightning_sv.callbacks.logging import pause_throughput
+from lightning_sv.callbacks.measuring import pause_throughput
 from lightning_sv.callbacks.run_state import known_steps, log_spaced, model_of
 from lightning_sv.callbacks.sharpness.held_out_loss import HeldOutLoss
 from lightning_sv.callbacks.sharpness.measure import (

@@ -148,7 +148,6 @@ class SplitDocuments:
 
     Attributes:
         cuts: if True, documents are cut, with the end of each in validation
-        duplicates: documents dropped in the last pass because of equal text
 
     Raises:
         ConfigError: there is no document, or none has more than one character
@@ -160,7 +159,6 @@ class SplitDocuments:
         self.read = read
         self.max_bytes = max_bytes
         self.val_fraction = val_fraction
-        self.duplicates = 0
         self.cuts = True
         longest = 0
         number = 0
@@ -185,10 +183,8 @@ class SplitDocuments:
     def _unique(self) -> Iterator[Document]:
         seen: set[bytes] = set()
         n_bytes = 0
-        self.duplicates = 0
         for document in self.read():
             if document.digest in seen:
-                self.duplicates += 1
                 continue
             n_bytes += document.n_bytes
             if self.max_bytes is not None and n_bytes > self.max_bytes:
