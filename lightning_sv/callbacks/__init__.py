@@ -10,10 +10,11 @@ from lightning_sv.callbacks.residual_monitor import ResidualMonitor, residual_ra
 from lightning_sv.callbacks.router_monitor import RouterMonitor
 from lightning_sv.callbacks.run_state import tokens_seen
 from lightning_sv.callbacks.sharpness import Sharpness
+from lightning_sv.callbacks.step_callback import StepCallback
 from lightning_sv.callbacks.training_monitor import TrainingMonitor
 
 __all__ = [
     "BranchNorms", "CopyingMonitor", "Preconditioner", "RelativeSteps", "ResidualMonitor",
-    "RouterMonitor", "RunProgress", "Sharpness", "TrainingMonitor", "branch_norms",
+    "RouterMonitor", "RunProgress", "Sharpness", "StepCallback", "TrainingMonitor", "branch_norms",
     "preconditioner_figures", "residual_ratios", "tokens_seen", "write_scalars",
 ]  # fmt: skip

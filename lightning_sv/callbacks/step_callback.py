@@ -15,6 +15,7 @@ from torch import Tensor
 from lightning_sv.callbacks.logging import write_scalars
 from lightning_sv.callbacks.run_state import StepTrigger
 from lightning_sv.errors import expect
+from lightning_sv.optim import full_tensor
 
 
 class StepCallback(L.Callback):
@@ -58,14 +59,21 @@ class StepCallback(L.Callback):
             self.act(trainer, pl_module)
 
     def write(self, trainer: L.Trainer, figures: Mapping[str, float | Tensor]) -> None:
-        """Log numbers, or scalar tensors of one device, as 'TAG/KEY'."""
+        """Log numbers, or scalar tensors of one device, as 'TAG/KEY'; a collective if sharded."""
         if not figures:
             return
-        values = [torch.as_tensor(figure, dtype=torch.float64) for figure in figures.values()]
-        numbers = torch.stack(values).tolist()  # one transfer from the device
+        values = torch.stack([_wide(figure) for figure in figures.values()])
+        numbers = values.tolist()  # one transfer from the device
         tags = [f"{self.tag}/{key}" for key in figures]
         write_scalars(trainer, dict(zip(tags, numbers, strict=True)))
 
     def expect_at_least(self, key: str, value: int, least: int) -> None:
         """Raise ConfigError if an argument is too small."""
         expect(value >= least, f"{key} of {self.name}", value, f"at least {least}.")
+
+
+def _wide(figure: float | Tensor) -> Tensor:
+    """Return a figure in float64, which has all digits of the others."""
+    if isinstance(figure, Tensor):
+        figure = full_tensor(figure)
+    return torch.as_tensor(figure, dtype=torch.float64)
