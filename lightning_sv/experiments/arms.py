@@ -1,7 +1,7 @@
 """Arms of a panel, planned and with their runs; series over settings, sizes or lengths."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -68,14 +68,8 @@ class PlannedArm(_ArmPlace):
 
     def with_runs(self, ended: Mapping[int, Run], diverged: Sequence[Run]) -> "Arm":
         """Return the arm with its runs: seed -> run that ended, and those that diverged."""
-        place = {field.name: getattr(self, field.name) for field in fields(_ArmPlace)}
-        return Arm(
-            **place,
-            runs=tuple(ended.values()),
-            run_spec=self.run_spec,
-            seeds=tuple(ended),
-            diverged=tuple(diverged),
-        )
+        place = {each.name: getattr(self, each.name) for each in fields(_ArmPlace)}
+        return Arm(**place, by_seed=ended, run_spec=self.run_spec, diverged=tuple(diverged))
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,17 +77,25 @@ class Arm(_ArmPlace):
     """An arm with its runs.
 
     Attributes:
-        runs: complete runs, one per seed
+        by_seed: seed -> complete run
         run_spec: configuration of the runs; None for run directories of a user
-        seeds: seeds of `runs`; 0, 1, ... if they are unknown
         diverged: further runs, whose last loss is NaN
     """
 
-    runs: tuple[Run, ...] = ()
+    by_seed: Mapping[int, Run] = field(default_factory=dict)
     _: KW_ONLY
     run_spec: "RunSpec | None" = None
-    seeds: tuple[int, ...] = ()
     diverged: tuple[Run, ...] = ()
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Complete runs, one per seed."""
+        return tuple(self.by_seed.values())
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seeds of the complete runs."""
+        return tuple(self.by_seed)
 
     @property
     def key(self) -> str:
@@ -115,16 +117,9 @@ class Arm(_ArmPlace):
         """Validation losses against training tokens, one per seed."""
         return [run.curve(VAL_LOSS) for run in self.runs]
 
-    @property
-    def by_seed(self) -> dict[int, Run]:
-        """Seed -> run."""
-        return dict(zip(self.seeds or range(len(self.runs)), self.runs, strict=True))
-
-    def on(self, seeds: Sequence[int]) -> "Arm":
+    def on(self, seeds: Iterable[int]) -> "Arm":
         """Return the arm with the runs of these seeds."""
-        if tuple(seeds) == tuple(self.by_seed):
-            return self
-        return replace(self, runs=tuple(self.by_seed[seed] for seed in seeds), seeds=tuple(seeds))
+        return replace(self, by_seed={seed: self.by_seed[seed] for seed in seeds})
 
 
 def _legend_name(label: str, *, ours: bool) -> str:

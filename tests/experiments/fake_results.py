@@ -44,7 +44,7 @@ def arm(
             "lr": 0.006,
         }
         runs.append(Run(Path(f"{label}-seed{seed}"), label, {}, summary, run.curves))
-    return Arm(label, tuple(runs), ours=ours, baseline=baseline)
+    return Arm(label, dict(enumerate(runs)), ours=ours, baseline=baseline)
 
 
 def point(
@@ -57,7 +57,7 @@ def point(
     ]
     curves = [{"val/loss": Curve(np.array([1000]), np.array([end]))} for end in ends]
     runs = [Run(Path(f"{label}-{k}"), label, {}, {"seed": k}, c) for k, c in enumerate(curves)]
-    return Arm(label, tuple(runs), ours=ours, baseline=baseline)
+    return Arm(label, dict(enumerate(runs)), ours=ours, baseline=baseline)
 
 
 def write_run(directory: Path, label: str, seed: int, **settings: Any) -> Path:
@@ -128,7 +128,9 @@ def figure() -> Figure:
     for tag in ("throughput/tokens_per_s", "memory/peak_gib"):
         times[tag] = Curve(np.array([1000]), np.array([151.0]))
     run = Run(Path("timed"), "llama", {}, {}, {**times, "val/loss": times[tag]})
-    overhead = LoadedPanel.of_arms(PanelSpec("Overhead", kind="table"), [Arm("llama <b>", (run,))])
+    overhead = LoadedPanel.of_arms(
+        PanelSpec("Overhead", kind="table"), [Arm("llama <b>", {0: run})]
+    )
     panels = (curves_panel(), scaling_panel(), grid_panel(), qkv, overhead)
     title = "Placement <of> scale vectors"
     summary = "What <script>alert(1)</script> does."

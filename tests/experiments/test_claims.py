@@ -51,8 +51,12 @@ def run(values: np.ndarray, **scalars: np.ndarray) -> Run:
 
 def arm(label: str, gap: Any = 0.0, noise: Sequence[float] = NOISE) -> Arm:
     """Return runs whose loss is 4 - tokens / 2000 + gap + the noise of the pair."""
-    runs = tuple(run(FALLING + gap + x) for x in noise)
-    return Arm(label, runs, baseline=label == "b")
+    runs = [run(FALLING + gap + x) for x in noise]
+    return of_runs(label, runs)
+
+
+def of_runs(label: str, runs: Sequence[Run]) -> Arm:
+    return Arm(label, dict(enumerate(runs)), baseline=label == "b")
 
 
 def flat(label: str = "b") -> Arm:
@@ -129,7 +133,8 @@ def test_loss_claims_estimate_their_quantity() -> None:
     assert early.estimate == pytest.approx(-0.0213, abs=1e-4)
     _, kept = judge_all("keeps", arm("a", SHRINKS), flat(), at=0.8, margin=0.02)
     assert kept.estimate == pytest.approx(0.01)
-    longer = Arm("a", tuple(run(4 - np.arange(1, 29) / 20 + 0.405 + x) for x in NOISE))
+    falling_longer = 4 - np.arange(1, 29) / 20 + 0.405
+    longer = of_runs("a", [run(falling_longer + x) for x in NOISE])
     trained_longer = judge("equal", longer, flat(), margin=0.01)
     assert trained_longer.estimate == pytest.approx(0.005)
     assert "1.40 times the tokens" in trained_longer.sentence
@@ -228,9 +233,9 @@ def test_efficiency_is_the_ratio_of_tokens() -> None:
     worse = judge("efficiency", arm("a", 0.1), flat())
     assert worse.verdict == CONTRADICTED and "in 0 of 4 pairs" in worse.sentence
     assert estimate_text(worse).startswith("the final loss: +0.1000 (")
-    ends = tuple(run(np.array([3 + x])) for x in NOISE)
+    ends = [run(np.array([3 + x])) for x in NOISE]
     with pytest.raises(NotTestableError):
-        judge("efficiency", Arm("a", ends), Arm("b", ends))
+        judge("efficiency", of_runs("a", ends), of_runs("b", ends))
 
 
 UP = np.linspace(1, 2, len(TOKENS))
@@ -245,8 +250,8 @@ DOWN = np.linspace(1, 0.5, len(TOKENS))
     (UP, np.linspace(1, 2 * math.exp(0.1), len(TOKENS)), NOT_RESOLVED),
 ])  # fmt: skip
 def test_apart_norms_compare_their_growth(q: np.ndarray, v: np.ndarray, word: str) -> None:
-    runs = tuple(run(FALLING, **{Q: q ** (1 + x), V: v ** (1 - x)}) for x in NOISE)
-    found = judge("apart", Arm("a", runs), tags=[Q, V], margin=0.1)
+    runs = [run(FALLING, **{Q: q ** (1 + x), V: v ** (1 - x)}) for x in NOISE]
+    found = judge("apart", of_runs("a", runs), tags=[Q, V], margin=0.1)
     assert (found.verdict, found.unit) == (word, "in logarithms")
     growths = math.log(q[-1] / q[0]) - math.log(v[-1] / v[0])
     assert found.estimate == pytest.approx(growths, abs=1e-4)
@@ -268,9 +273,11 @@ def scaling_panel(slopes: dict[str, float], sizes: Sequence[float] = FOUR_SIZES)
     for label, slope in slopes.items():
         for n in sizes:
             loss = 9 * (n / 1e5) ** slope
-            runs = tuple(run(loss * np.array([1 + x * n / 1e5])) for x in (1e-4, -1e-4, 0.0))
-            point = Arm(f"{label}, {n:g}", runs, baseline=label == "b", series=label)
-            arms.append(replace(point, point=(n,), size=f"{n:g}"))
+            runs = [run(loss * np.array([1 + x * n / 1e5])) for x in (1e-4, -1e-4, 0.0)]
+            point = of_runs(f"{label}, {n:g}", runs)
+            is_baseline = label == "b"
+            place = {"series": label, "point": (n,), "size": f"{n:g}"}
+            arms.append(replace(point, baseline=is_baseline, **place))
     return panel_of([], *arms, kind="scaling")
 
 
@@ -322,7 +329,7 @@ def test_cost_and_memory_are_ratios_of_the_second_half(kind: str) -> None:
             speed = 1e4 * warm ** (r - 1) * (1 + x) / r
             scalars = {"throughput/tokens_per_s": speed, "memory/peak_gib": np.full(20, 2 * r)}
             runs.append(run(FALLING, **scalars))
-        arms.append(Arm(label, tuple(runs), baseline=label == "b"))
+        arms.append(of_runs(label, runs))
     found = judge(kind, *arms, margin=1.2)
     assert found.verdict == HOLDS
     assert interval_of(found) == pytest.approx((1.1, 1.1, 1.1))
@@ -339,7 +346,7 @@ def test_lower_is_the_ratio_of_last_values() -> None:
     zero = [run(FALLING, sharp=np.zeros(20)) for _ in log]
 
     def scalar(a: list[Run], b: list[Run]) -> LoadedPanel:
-        return panel_of([], Arm("a", tuple(a)), Arm("b", tuple(b)), kind="scalar", tag="sharp")
+        return panel_of([], of_runs("a", a), of_runs("b", b), kind="scalar", tag="sharp")
 
     claim = ClaimSpec("lower", "bounded", a="a", b="b")
     (found,) = verdicts(claim, scalar(a, b))
@@ -406,7 +413,7 @@ def test_sensitivity_is_the_mean_excess_over_the_lowest_loss(steep: float, word:
     assert found.verdict == word
     assert found.estimate == pytest.approx((steep - 1) * excess, abs=0.005)
     *others, last = panel.arms
-    lost = replace(last, runs=(), seeds=(), diverged=last.runs)
+    lost = replace(last, by_seed={}, diverged=last.runs)
     with pytest.raises(NotTestableError):
         verdicts(claim, LoadedPanel.of_arms(panel.spec, [*others, lost]))
 
@@ -429,7 +436,7 @@ def test_verdicts_run_ends_before_crossing_not_testable() -> None:
 def without_runs(panel: LoadedPanel, label: str) -> LoadedPanel:
     arms = []
     for each in panel.arms:
-        arms.append(replace(each, runs=(), seeds=()) if each.label == label else each)
+        arms.append(replace(each, by_seed={}) if each.label == label else each)
     kept = tuple(panel.kind.comparable(arms))
     return replace(LoadedPanel.of_arms(panel.spec, arms), arms=kept)
 

@@ -376,7 +376,7 @@ def test_panel_warnings_sizes_of_a_law_need_one_corpus() -> None:
         for size, length, text in (("small", 64, "c0ffee"), ("large", seq_len, corpus)):
             summary = {"corpus_hash": text, "tokenizer_sha256": "7001"}
             run = run_of(size, {"data": {"seq_len": length}}, **summary)
-            arms.append(Arm(size, (run,), baseline=True, series="llama", size=size))
+            arms.append(Arm(size, {0: run}, baseline=True, series="llama", size=size))
         return LoadedPanel.of_arms(PanelSpec("p", kind="scaling"), arms)
 
     assert panel_warnings(panel_of(64, "c0ffee")) == []

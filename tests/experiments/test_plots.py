@@ -88,7 +88,7 @@ def test_curve_plots_unpaired_arms_are_named() -> None:
     for run in fake.arm("longer", 0.0).runs:
         curve = run.curve("val/loss")
         runs.append(with_curve(run, "val/loss", Curve(curve.tokens * 2, curve.values)))
-    plots, notes = curve_plots(panel_of([*panel.arms, Arm("longer", tuple(runs))]))
+    plots, notes = curve_plots(panel_of([*panel.arms, Arm("longer", dict(enumerate(runs)))]))
     drawn = ["longer" in " ".join(legend(plot.figure.axes[0])) for plot in plots]
     assert drawn == [True, False]
     (note,) = notes
@@ -105,9 +105,9 @@ def test_curve_plots_ends_are_those_of_the_table(has_curves: bool) -> None:
     dp, llama, ours = panel.arms
     curve = ours.runs[2].curve("val/loss")
     worse = with_curve(ours.runs[2], "val/loss", Curve(curve.tokens, curve.values + 0.03))
-    arms = [replace(dp, runs=dp.runs[:2]), llama, replace(ours, runs=(*ours.runs[:2], worse))]
+    arms = [dp.on((0, 1)), llama, replace(ours, by_seed={**ours.by_seed, 2: worse})]
     if not has_curves:
-        arms = [replace(arm, runs=tuple(map(_last, arm.runs))) for arm in arms]
+        arms = [replace(arm, by_seed=dict(enumerate(map(_last, arm.runs)))) for arm in arms]
     shown = LoadedPanel.of_arms(panel.spec, arms)
     plots, notes = curve_plots(shown)
     axes = plots[-1].figure.axes[0]
@@ -189,7 +189,7 @@ def test_scalar_plots_are_in_logarithms() -> None:
         for seed, run in enumerate(fake.arm(label, 0.0).runs):
             values = times * np.array([1.0, 10.0, 100.0]) * 2.0 ** (seed - 1)
             runs.append(with_curve(run, "sharp", Curve(np.array([0, 1000, 10_000]), values)))
-        arms.append(Arm(label, tuple(runs), baseline=label == "llama"))
+        arms.append(Arm(label, dict(enumerate(runs)), baseline=label == "llama"))
     nop = fake.point("nop", 3.0)
     panel = panel_of([*arms, nop], kind="scalar", tag="sharp")
     (plot,), notes = scalar_plots(panel)
@@ -220,9 +220,11 @@ def copying_run(run: Run, formed: int, unseen: float) -> Run:
 def test_copying_table_has_parts_and_time_of_the_circuit(tmp_path: Path) -> None:
     """The circuit forms between two points in llama; it never forms in dp."""
     dp, llama, _ = fake.curves_panel().arms
-    never = replace(dp, runs=tuple(copying_run(run, 5, 3.4) for run in dp.runs))
-    fourth = replace(llama, runs=tuple(copying_run(run, 4, 3.5) for run in llama.runs))
-    panel = panel_of([never, fourth])
+    never = [copying_run(run, 5, 3.4) for run in dp.runs]
+    fourth = [copying_run(run, 4, 3.5) for run in llama.runs]
+    arms = [replace(dp, by_seed=dict(enumerate(never)))]
+    arms.append(replace(llama, by_seed=dict(enumerate(fourth))))
+    panel = panel_of(arms)
     table = copying_table(panel).set_index("arm")
     formed = table["circuit forms after, M tokens"]
     assert formed["llama"] == "4.50, 4.50, 4.50" and "never" in formed["dp"]

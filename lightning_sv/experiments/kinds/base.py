@@ -228,14 +228,10 @@ class LoadedPanel(_Panel):
 
     def paired(self, a: Arm, b: Arm) -> tuple[Arm, Arm]:
         """Return two arms on all seeds of the pool that they share; their runs are pairs."""
-        one = self._with_pooled_runs(a)
-        two = self._with_pooled_runs(b)
-        seeds = sorted({*one.seeds} & {*two.seeds})
+        one = replace(a, by_seed=self.pool.runs(a.key))
+        two = replace(b, by_seed=self.pool.runs(b.key))
+        seeds = sorted(one.by_seed.keys() & two.by_seed.keys())
         return one.on(seeds), two.on(seeds)
-
-    def _with_pooled_runs(self, arm: Arm) -> Arm:
-        runs = self.pool.runs(arm.key)
-        return replace(arm, runs=tuple(runs.values()), seeds=tuple(runs))
 
     def difference(
         self, a: Arm, b: Arm, of: Callable[[Run], float] = FINAL, confidence: float = CONFIDENCE

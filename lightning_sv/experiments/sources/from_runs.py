@@ -168,7 +168,7 @@ def _arms(runs_by_arm: Mapping[str, Mapping[int, Run]], first: str) -> list[Arm]
     for label in sorted(runs_by_arm, key=lambda label: label != first):
         runs = dict(sorted(runs_by_arm[label].items()))
         is_baseline = label == first and len(runs_by_arm) > 1
-        arms.append(Arm(label, tuple(runs.values()), baseline=is_baseline, seeds=tuple(runs)))
+        arms.append(Arm(label, runs, baseline=is_baseline))
     return arms
 
 
