@@ -93,7 +93,7 @@ class BlockModel:
         weights[self.arms.index(b)] -= 1.0
         if not np.allclose(weights @ self._known, weights, atol=1e-8):
             raise NotTestableError(
-                f"{a} and {b} share no seed, nor are they connected by other arms' seeds."
+                "the two arms share no seed, nor are they connected by other arms' seeds."
             )
         mean = float(weights @ self._effects)
         if abs(mean) < self._rounding:  # copies would differ by the last digit of the solver
@@ -147,7 +147,7 @@ class BlockDesign:
         alone = self._pairs_alone(a, b, confidence)
         p_values = [self.left_out[arm] for arm in (a, b) if arm in self.left_out]
         if p_values:
-            return self._unpooled_difference(a, b, alone, min(p_values))
+            return self._unpooled_difference(alone, min(p_values))
         if alone is None:
             return self._pooled_difference(a, b, 0, confidence)
         if self._fewest_runs(a, b) == 1:
@@ -160,13 +160,11 @@ class BlockDesign:
             return replace(pooled, alone=alone)
         return pooled
 
-    def _unpooled_difference(
-        self, a: Hashable, b: Hashable, alone: PairedDifference | None, p: float
-    ) -> PairedDifference:
+    def _unpooled_difference(self, alone: PairedDifference | None, p: float) -> PairedDifference:
         """Return the difference by the pairs alone, with the reason and its p value."""
         if alone is None:
-            reason = "share no seed, and one of them scatters too much to be pooled."
-            raise NotTestableError(f"{a} and {b} {reason}")
+            found = "the two arms share no seed"
+            raise NotTestableError(f"{found}, and one of them scatters too much to be pooled.")
         others = len(self.pooled.scattered)
         reason = f"an arm scatters more than {others} others (F test, p {p:.2g})"
         return replace(alone, scatter=f"their own scatter, because {reason}")

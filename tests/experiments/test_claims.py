@@ -1,5 +1,6 @@
 """Each kind of claim on curves with a known result."""
 
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -450,6 +451,18 @@ def test_verdicts_need_the_runs_of_their_own_arms_only() -> None:
     assert [verdict.n for verdict in verdicts(less(""), sizes)] == [0, 3, 3, 3]
     with pytest.raises(NotTestableError, match="a, 100000"):  # a law needs all sizes
         verdicts(STEEPER, sizes)
+
+
+def test_verdicts_arms_without_a_shared_seed_are_not_named_by_their_configuration() -> None:
+    arms = []
+    for first, each in enumerate([arm("a", -0.02), flat()]):
+        identity = json.dumps({"model": each.label})
+        run_spec = RunSpec("tiny", "hg", "", (), identity, 600, 600_000, 100_000, 1.0, "tiny")
+        by_seed = {10 * first + seed: run for seed, run in each.by_seed.items()}
+        arms.append(replace(each, run_spec=run_spec, by_seed=by_seed))
+    with pytest.raises(NotTestableError, match="share no seed") as error:
+        verdicts(less(""), panel_of([], *arms))
+    assert "model" not in str(error.value)
 
 
 def figure_of(name: str, *panels: LoadedPanel, paper_scale: bool = False) -> Figure:
