@@ -108,6 +108,11 @@ class Arm(_ArmPlace):
         return bool(self.runs or self.diverged)
 
     @property
+    def why_no_runs(self) -> str:
+        """What happened to the runs of an arm without a complete one."""
+        return "diverged" if self.diverged else "are missing"
+
+    @property
     def losses(self) -> NDArray[np.float64]:
         """(n,) final validation losses, nats per token."""
         return np.array([run.val_loss for run in self.runs], dtype=np.float64)
@@ -152,9 +157,9 @@ def on_shared_seeds(arms: Sequence[Arm]) -> tuple[Arm, ...]:
 
     Empty if they share none.
     """
-    seeds_of_arms = [set(arm.by_seed) for arm in arms]
-    if not seeds_of_arms:
+    if not arms:
         return ()
+    seeds_of_arms = [set(arm.by_seed) for arm in arms]
     shared = sorted(set.intersection(*seeds_of_arms))
     if not shared:
         return ()
@@ -191,6 +196,11 @@ class Series:
     def values(self) -> list[float]:
         """First values of the points."""
         return [point[0] for point in self.points]
+
+    @property
+    def sizes(self) -> list[str]:
+        """Names of the points of sizes or lengths."""
+        return [arm.size for arm in self.arms]
 
     @property
     def losses(self) -> NDArray[np.float64]:

@@ -40,9 +40,10 @@ def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> No
     Raises:
         ConfigError: names the key and two of the runs
     """
-    facts = {name: _corpus_facts(run) for name, run in runs.items()}
-    if validation:
-        for name, run in runs.items():
+    facts = {}
+    for name, run in runs.items():
+        facts[name] = _corpus_facts(run)
+        if validation:
             facts[name] |= _validation_facts(run)
     check_same_data(facts)
 

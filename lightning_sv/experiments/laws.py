@@ -54,8 +54,6 @@ def fit_series(a: Series, b: Series) -> list[ScalingFit]:
     Raises:
         NotTestableError: different sizes, fewer than two, or losses that are not finite
     """
-    sizes_a = [arm.size for arm in a.arms]
-    sizes_b = [arm.size for arm in b.arms]
-    if sizes_a != sizes_b:
-        raise NotTestableError(f"its sizes {sizes_b} are not the baseline's {sizes_a}.")
-    return fit_scaling([float(size) for size in a.values], a.losses, b.losses)
+    if a.sizes != b.sizes:
+        raise NotTestableError(f"its sizes {b.sizes} are not the baseline's {a.sizes}.")
+    return fit_scaling(list(map(float, a.values)), a.losses, b.losses)

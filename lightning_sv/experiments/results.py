@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from lightning_sv.experiments.arms import RunRequest
 from lightning_sv.experiments.kinds.base import LoadedPanel, PlannedPanel
@@ -133,10 +134,13 @@ class Figure:
 
     def claim(self, verdict: Verdict) -> str:
         """Return the statement of a claim, with its panel if several panels have the same."""
-        alike = [other for other in self.verdicts if other.claim == verdict.claim]
-        if len({other.panel for other in alike}) == 1:
-            return verdict.claim
-        return f"{verdict.panel}: {verdict.claim}"
+        panels = set()
+        for other in self.verdicts:
+            if other.claim == verdict.claim:
+                panels.add(other.panel)
+        if len(panels) > 1:
+            return f"{verdict.panel}: {verdict.claim}"
+        return verdict.claim
 
 
 def panels_of(figures: Sequence[Figure]) -> Iterator[tuple[Figure, LoadedPanel]]:
@@ -154,8 +158,9 @@ def requests_of(figures: Sequence[PlannedFigure]) -> list[RunRequest]:
     unique: dict[str, RunRequest] = {}
     for figure in figures:
         for panel in figure.panels:
-            unique |= {run_spec.key(seed): (run_spec, seed) for run_spec, seed in panel.requests}
-    return sorted(unique.values(), key=lambda run: run[1])
+            for run_spec, seed in panel.requests:
+                unique[run_spec.key(seed)] = (run_spec, seed)
+    return sorted(unique.values(), key=itemgetter(1))
 
 
 def count_seeds(count: int) -> str:

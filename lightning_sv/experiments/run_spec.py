@@ -171,7 +171,8 @@ class ParsedRun:
         yield f"{self.model.optim.name} {self.model.schedule.name}"
         yield f"lr {self.model.plan.lr:g}"
         for key, value in self.config.changes.items():
-            if key.startswith(_SHOWN) and not key.startswith(_HIDDEN):
+            is_stated = key.startswith(_HIDDEN)
+            if key.startswith(_SHOWN) and not is_stated:
                 yield f"{key.rpartition('.')[2]} {value}"
         if probes:
             yield f"probes {probes}"

@@ -167,8 +167,12 @@ def train_missing(
 
 def _without_diverged(jobs: Sequence[Job], failed: Mapping[str, str]) -> dict[str, str]:
     """Return the failed jobs that did not diverge, in the order of the jobs."""
-    trained = [job.name for job in jobs if not is_diverged(job.run_dir)]
-    return {name: failed[name] for name in trained if name in failed}
+    reasons = {}
+    for job in jobs:
+        has_failed = job.name in failed
+        if has_failed and not is_diverged(job.run_dir):
+            reasons[job.name] = failed[job.name]
+    return reasons
 
 
 def _print_state(

@@ -182,10 +182,11 @@ def _diverged_sentences(claim: ClaimSpec, panel: LoadedPanel) -> list[str]:
 
 def _paper_value(claim: ClaimSpec, estimate: Estimate, paper_scale: bool) -> float | None:
     """Return the number of the paper, if the estimate is of its quantity and has an interval."""
-    is_same_quantity = paper_scale and not estimate.part
-    if is_same_quantity and estimate.d.has_interval:
-        return claim.paper_value
-    return None
+    is_same_quantity = not estimate.part
+    is_comparable = paper_scale and is_same_quantity and estimate.d.has_interval
+    if not is_comparable:
+        return None
+    return claim.paper_value
 
 
 def _agreement(d: PairedDifference, paper_value: float | None) -> str:

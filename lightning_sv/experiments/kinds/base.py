@@ -6,7 +6,7 @@ No stage changes another. A kind of your own is a subclass of `PanelKind` with a
 (docs/extend.md).
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -219,8 +219,7 @@ class LoadedPanel(_Panel):
         """
         every = tuple(arm for arm in self.every if arm.is_of(names))
         for arm in self.kind.lacking(every):
-            reason = "diverged" if arm.diverged else "are missing"
-            raise NotTestableError(f"all runs of {arm.label} {reason}")
+            raise NotTestableError(f"all runs of {arm.label} {arm.why_no_runs}")
         arms = self.kind.comparable(every)
         if not arms:
             raise NotTestableError(f"the arms {' and '.join(names)} share no seed")
@@ -307,5 +306,8 @@ def alike(arms: Sequence[Arm]) -> list[list[Arm]]:
 def add_to_pool(pool: Pool, arms: Sequence[Arm]) -> None:
     """Add the runs of a panel to a pool; arms of one size share their scatter."""
     for group in alike(arms):
-        trained = [arm for arm in group if arm.runs]
-        pool.add({arm.key: arm.by_seed for arm in trained})
+        runs: dict[Hashable, Mapping[int, Run]] = {}
+        for arm in group:
+            if arm.by_seed:
+                runs[arm.key] = arm.by_seed
+        pool.add(runs)

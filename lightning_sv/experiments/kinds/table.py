@@ -92,8 +92,10 @@ def _bench_table(content: dict[str, Any], path: Path) -> MeasuredTable:
     machine = ", ".join(f"{key} {value}" for key, value in content["machine"].items())
     rows = []
     for mode, groups in content.items():
-        if isinstance(groups, dict):
-            rows += [_bench_row(row, mode) for row in groups.get("strategies", ())]
+        if not isinstance(groups, dict):
+            continue
+        for row in groups.get("strategies", ()):
+            rows.append(_bench_row(row, mode))
     note = f"Measured apart from this page ({path}): {machine}."
     return MeasuredTable(pd.DataFrame(rows, dtype=object), note)
 

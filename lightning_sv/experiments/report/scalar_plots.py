@@ -83,7 +83,8 @@ def scalar_plots(panel: LoadedPanel) -> Drawing:
 
 def _why_not_drawn(arm: Arm, tag: str) -> str:
     """Return why an arm has no line on logarithmic axes; empty if it has one."""
-    if not all(tag in run.curves for run in arm.runs):
+    lacking = [run for run in arm.runs if tag not in run.curves]
+    if lacking:
         return f"{arm.name} has no {tag} in its event files."
     tokens, values = on_one_grid([run.curve(tag) for run in arm.runs])
     has_logarithms = tokens.max() > 0 and values.min() > 0  # NaN has none
