@@ -44,16 +44,21 @@ def atomic_path(final: Path) -> Iterator[Path]:
         if partial.is_file():
             sync(partial)
         else:
-            mode = partial.stat().st_mode & 0o666  # safetensors ignores the umask
-            for path in partial.rglob("*"):
-                if path.is_file():
-                    _set_mode(path, mode)
+            _set_modes(partial)
         partial.replace(final)
     finally:
         remove(partial)  # needed if both names were links to one file: then nothing was renamed
         for folder in created:
             with suppress(OSError):  # not empty
                 folder.rmdir()
+
+
+def _set_modes(folder: Path) -> None:
+    """Give the files of a folder its mode, because safetensors ignores the umask."""
+    mode = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file():
+            _set_mode(path, mode)
 
 
 def _set_mode(path: Path, mode: int) -> None:

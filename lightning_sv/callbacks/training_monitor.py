@@ -129,13 +129,7 @@ class TrainingMonitor(MetricAccumulator):
     def act(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Write the means since the last write, and the present speed and memory."""
         sums, n = self.take()
-        scalars: dict[str, float] = {}
-        if self.lr is not None:
-            scalars["lr"] = self.lr
-        norm = getattr(pl_module, "grad_norm", None)
-        if isinstance(norm, float | Tensor):
-            scalars["grad_norm"] = float(norm)
-        scalars |= self._throughput(trainer)
+        scalars = self._of_last_step(pl_module) | self._throughput(trainer)
         scalars["memory/peak_gib"] = peak_memory(pl_module.device) / 2**30
         if n:  # not if every step was skipped, or without a loss
             self.last_loss = sums["loss"].item() / n
@@ -150,6 +144,16 @@ class TrainingMonitor(MetricAccumulator):
         # values
         write_scalars(trainer, trainer.strategy.broadcast(scalars))
         self._restart_clock(trainer)
+
+    def _of_last_step(self, module: Any) -> dict[str, float]:
+        """Return the learning rate and the norm of the gradient, if they are known."""
+        scalars: dict[str, float] = {}
+        if self.lr is not None:
+            scalars["lr"] = self.lr
+        norm = getattr(module, "grad_norm", None)
+        if isinstance(norm, float | Tensor):
+            scalars["grad_norm"] = float(norm)
+        return scalars
 
     def _throughput(self, trainer: L.Trainer) -> dict[str, float]:
         """Return the speed since the last write: tokens per second and MFU, or steps per second."""

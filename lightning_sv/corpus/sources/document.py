@@ -159,19 +159,26 @@ class SplitDocuments:
         self.read = read
         self.max_bytes = max_bytes
         self.val_fraction = val_fraction
-        self.cuts = True
+        self.cuts = self._needs_cuts()
+
+    def _needs_cuts(self) -> bool:
+        """Return True for few documents, or an empty split; read no further than needed."""
         longest = 0
-        number = 0
+        n_documents = 0
         sides = set()
-        for number, document in enumerate(self._unique(), 1):
+        for document in self._unique():
+            n_documents += 1
             longest = max(longest, len(document.text))
-            sides.add(document.held_out(val_fraction))
-            if number >= FEW and len(sides) == 2:
-                self.cuts = False
-                return
-        if not number and max_bytes:
-            raise ConfigError(f"there is no document within max_bytes={max_bytes}; raise it.")
-        if not number:
+            sides.add(document.held_out(self.val_fraction))
+            if n_documents >= FEW and len(sides) == 2:
+                return False
+        self._check_can_cut(n_documents, longest)
+        return True
+
+    def _check_can_cut(self, n_documents: int, longest: int) -> None:
+        if not n_documents and self.max_bytes:
+            raise ConfigError(f"there is no document within max_bytes={self.max_bytes}; raise it.")
+        if not n_documents:
             raise ConfigError("there is no document; add some.")
         if longest < 2:
             raise ConfigError("no document has more than a single character; add text.")
