@@ -1,4 +1,12 @@
-"""Callbacks for LightningModules whose model has scale vectors."""
+"""Callbacks for LightningModules whose model has scale vectors.
+
+A callback has one of these bases, which say when it acts and log what it measures:
+
+StepCallback          at some steps of a run: Sharpness
+  BranchCallback      figures of the branches of a model: BranchNorms, Preconditioner, RelativeSteps
+  HeldOutProbe        figures of held-out text: CopyingMonitor, ResidualMonitor
+  MetricAccumulator   sums over micro-batches: TrainingMonitor, RouterMonitor
+"""
 
 from lightning_sv.callbacks.branch_norms import BranchNorms, branch_norms
 from lightning_sv.callbacks.copying import CopyingMonitor

@@ -1,4 +1,28 @@
-"""Corpora: text, tokenizer and litdata shards, described by a manifest."""
+"""Corpora: text, tokenizer and litdata shards, described by a manifest.
+
+A preparation, in the order in which files are used:
+
+prepare         plan, encode and publish a corpus, or return the one that exists
+config          its settings
+sources         documents from files, a hub, or installed packages, in slices
+tokenizer       trained on the text, or given
+job             the plan, in the folder of the parts: source, tokenizer, parts
+enough          as many parts as the limit of the corpus needs
+work            their encoding, by any number of processes
+parts           the encoding of one part
+selection       the documents of a corpus, without duplicates, up to its limit
+duplicates      equal documents of all parts
+assemble        from parts to a corpus: shards, manifest, and its folder
+split_writer    the shards of one split
+shards          litdata's format
+manifest        what the corpus contains
+
+Reading it:
+
+validate        checks before training
+remote          a copy of a corpus in an object store
+sampler         the order of a run, the same for any number of devices
+"""
 
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.manifest import Manifest

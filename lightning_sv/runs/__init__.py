@@ -1,1 +1,17 @@
-"""Run directories and the processes that write them; does not import Lightning."""
+"""Run directories and the processes that write them; does not import Lightning.
+
+directory           the files of a run directory: their names and their content
+lock                which directory a run takes, and that no other run writes to it
+segments            starts of a run that was resumed
+provenance          commit, date and machine
+tags                names of scalars
+event_files         scalars of a run, from one file per start
+events              its curves, config and summary
+checkpoint          a checkpoint, read without executing what it names
+sharded_checkpoint  a folder with a file per rank
+trust               modules that a recorded config would import
+job                 a requested run: its command and the state of its directory
+launch              several of them as child processes
+progress            how far a child is
+output              messages of errors, and streams that may fail
+"""
