@@ -1,7 +1,7 @@
 """Norms of W, gamma and the effective W per branch (paper, Figure 4)."""
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 import lightning as L
 import torch
@@ -108,7 +108,7 @@ class BranchNorms(BranchCallback):
         ConfigError: every_n_steps is below 1
     """
 
-    tag: ClassVar[str] = "branch_norm"
+    tag = "branch_norm"
 
     def __init__(self, every_n_steps: int = 50, model: str | None = None):
         super().__init__(every_n_steps, model)

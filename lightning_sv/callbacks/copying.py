@@ -3,8 +3,6 @@
 Source: arXiv:2209.11895.
 """
 
-from typing import ClassVar
-
 import lightning as L
 import torch
 from torch import Tensor, nn
@@ -139,7 +137,7 @@ class CopyingMonitor(HeldOutProbe):
             data.seq_len
     """
 
-    tag: ClassVar[str] = COPYING.removesuffix("/")
+    tag = COPYING.removesuffix("/")
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import lightning as L
 import torch
@@ -234,7 +234,7 @@ class Preconditioner(BranchCallback):
         ConfigError: a value out of range
     """
 
-    tag: ClassVar[str] = "preconditioner"
+    tag = "preconditioner"
 
     def __init__(self, every_n_steps: int = 100, histograms: int = 9, model: str | None = None):
         super().__init__(every_n_steps, model)

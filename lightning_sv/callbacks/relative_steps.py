@@ -1,7 +1,7 @@
 """Relative size of an optimizer step, per role and per branch."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import lightning as L
 import torch
@@ -102,7 +102,7 @@ class RelativeSteps(BranchCallback):
         ConfigError: every_n_steps is below 1
     """
 
-    tag: ClassVar[str] = "relative_step"
+    tag = "relative_step"
 
     def __init__(self, every_n_steps: int = 100, model: str | None = None):
         super().__init__(every_n_steps, model)

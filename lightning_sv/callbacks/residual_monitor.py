@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, ClassVar
+from typing import Any
 
 import lightning as L
 import torch
@@ -100,7 +100,7 @@ class ResidualMonitor(HeldOutProbe):
         ConfigError: a value below 1, or a model without blocks of a `Backbone`
     """
 
-    tag: ClassVar[str] = "residual"
+    tag = "residual"
 
     def __init__(self, points: int = 24, sequences: int = 32, model: str | None = None):
         super().__init__(points, sequences, model)

@@ -1,7 +1,7 @@
 """Metrics of the routers of a mixture of experts."""
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import lightning as L
 import torch
@@ -34,7 +34,7 @@ class RouterMonitor(MetricAccumulator):
         ConfigError: every_n_steps is below 1
     """
 
-    tag: ClassVar[str] = "moe"
+    tag = "moe"
 
     def __init__(self, every_n_steps: int = 50, model: str | None = None):
         super().__init__(every_n_steps, model)

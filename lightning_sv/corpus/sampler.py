@@ -140,7 +140,11 @@ def limited(batches: int, limit: float) -> int:
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def check_shared_memory(batch_bytes: int, num_workers: int, prefetch_factor: int = 2) -> None:
+#: batches that each worker reads ahead, the default of DataLoader
+PREFETCHED = 2
+
+
+def check_shared_memory(batch_bytes: int, num_workers: int) -> None:
     """Check that the batches that workers read ahead fit the shared memory.
 
     Many containers have 64 MiB of it. A worker that finds it full is killed in the middle of a run.
@@ -148,14 +152,13 @@ def check_shared_memory(batch_bytes: int, num_workers: int, prefetch_factor: int
     Args:
         batch_bytes: size of a batch, in bytes
         num_workers: number of worker processes
-        prefetch_factor: batches that each worker reads ahead, as DataLoader's argument
 
     Raises:
         ConfigError: less is free
     """
     if num_workers == 0 or not SHARED_MEMORY.exists():
         return
-    needed = batch_bytes * num_workers * prefetch_factor
+    needed = batch_bytes * num_workers * PREFETCHED
     free = shutil.disk_usage(SHARED_MEMORY).free
     if free < needed:
         expected = f"at least {needed:,}, for the batches of {num_workers} workers"

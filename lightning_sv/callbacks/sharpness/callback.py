@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import lightning as L
 import torch
@@ -71,7 +71,7 @@ class Sharpness(StepCallback):
         ConfigError: a value out of range, an unknown subset, or no loss for other modules or data
     """
 
-    tag: ClassVar[str] = "sharpness"
+    tag = "sharpness"
 
     def __init__(  # noqa: PLR0913
         self,
