@@ -12,6 +12,7 @@ sharded_checkpoint  a folder with a file per rank
 trust               modules that a recorded config would import
 job                 a requested run: its command and the state of its directory
 launch              several of them as child processes
+slurm               several of them as tasks of a cluster
 progress            how far a child is
 output              messages of errors, and streams that may fail
 """

@@ -6,18 +6,16 @@ A second call therefore trains only missing runs, from their last checkpoints.
 """
 
 import json
-import shlex
 import shutil
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from lightning_sv.atomic import file_sha256, partial_of, regular, write_atomically
-from lightning_sv.errors import ConfigError, RunError
+from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import COMMAND, LOCK, LOG, PROGRESS, is_complete
 from lightning_sv.runs.trust import modules_of_words
 
@@ -170,55 +168,3 @@ def _first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str 
         if before.get(name) != now.get(name):
             return name
     return None
-
-
-def array_script(jobs: Sequence[Job], name: str, sbatch: Sequence[str] = ()) -> str:
-    """Return an sbatch script with one run per task of an array.
-
-    By default a task has one CPU for a day. A task near its time limit gets SIGUSR1: the run writes
-    a checkpoint, is requeued, and resumes.
-    """
-    options = [
-        f"--job-name={name}",
-        f"--array=0-{len(jobs) - 1}",
-        *(sbatch or ["--ntasks=1", "--cpus-per-task=1", "--time=24:00:00"]),
-        "--signal=SIGUSR1@120",
-        "--requeue",
-        "--open-mode=append",
-        "--output=slurm-%x-%A_%a.out",
-    ]
-    cases = []
-    for i, job in enumerate(jobs):
-        arguments = shlex.join([*job.arguments, *job.here])
-        cases += [f"# {job.title}", f"{i}) args=({arguments}) ;;"]
-    srun = 'srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}"'
-    lines = [
-        "#!/bin/bash",
-        f"# {len(jobs)} runs of {name}, one per task.",
-        *(f"#SBATCH {option}" for option in options),
-        "set -euo pipefail",
-        "PROGRAM=${PROGRAM:-.venv/bin/lightning-sv}",
-        "export OMP_NUM_THREADS=1",
-        "",
-        'case "$SLURM_ARRAY_TASK_ID" in',
-        *cases,
-        '*) echo "no run of this number: $SLURM_ARRAY_TASK_ID" >&2; exit 2 ;;',
-        "esac",
-        f'exec {srun} "$PROGRAM" fit "${{args[@]}}"',
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def submit(script: Path) -> str:
-    """Submit the script with sbatch and return its output."""
-    try:
-        answer = subprocess.run(
-            ["sbatch", str(script)], capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError:
-        hint = f"copy {script} to the cluster and submit it there."
-        raise ConfigError(f"sbatch is not installed; {hint}") from None
-    if answer.returncode:
-        raise RunError(f"sbatch {script} failed: {answer.stderr.strip()}")
-    return answer.stdout.strip()

@@ -24,7 +24,8 @@ from lightning_sv.experiments.spec import (
 from lightning_sv.experiments.tuned_values import tuned_keys
 from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.plan.plan import plan_steps
-from lightning_sv.runs.job import Job, array_script
+from lightning_sv.runs.job import Job
+from lightning_sv.runs.slurm import array_script
 from lightning_sv.scale.strategy import ScaleStrategy
 from lightning_sv.statistics.verdicts import NOT_TESTABLE
 from tests.conftest import ROOT, config_args, thinned
