@@ -59,12 +59,9 @@ class HeldOutProbe(StepCallback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Read the sequences."""
         data = data_of(trainer)
-        settings = settings_of(pl_module)
         assert data is not None
         self._block = data.held_out(self.sequences).to(pl_module.device)
-        self._documents = None
-        if settings is not None and settings.mask_documents:
-            self._documents = document_ids(self._block, data.manifest.eot)
+        self._documents = documents_of(self._block, trainer, pl_module)
         super().on_train_start(trainer, pl_module)
 
     def act(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -74,3 +71,14 @@ class HeldOutProbe(StepCallback):
         with measuring(trainer), forward_context, evaluation_mode(model):
             figures = self.measure(model, self._block, self._documents)
         self.write(trainer, figures)
+
+
+def documents_of(
+    block: Int[Tensor, "B S"], trainer: L.Trainer, module: L.LightningModule
+) -> Int[Tensor, "B S"] | None:
+    """Return the document of each token if the model restricts attention to it; None otherwise."""
+    data = data_of(trainer)
+    settings = settings_of(module)
+    if data is None or settings is None or not settings.mask_documents:
+        return None
+    return document_ids(block, data.manifest.eot)

@@ -11,6 +11,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from lightning_sv.callbacks.held_out_probe import documents_of
 from lightning_sv.callbacks.run_state import data_of, has_known_model, model_of, settings_of
 from lightning_sv.callbacks.sharpness.batch_size import fitting_length, fitting_sequences
 from lightning_sv.callbacks.sharpness.measure import MeasuredLoss, Measurement
@@ -18,7 +19,7 @@ from lightning_sv.callbacks.sharpness.model_copy import plain_copy
 from lightning_sv.callbacks.sharpness.subsets import parameter_subsets
 from lightning_sv.callbacks.sharpness.time_budget import TimeBudget
 from lightning_sv.errors import ConfigError
-from lightning_sv.nn import Backbone, document_ids, next_token_loss
+from lightning_sv.nn import Backbone, next_token_loss
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
 
@@ -86,17 +87,13 @@ class HeldOutLoss(MeasuredLoss):
 
     def figures(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, float]:
         """Measure on the first rank; other ranks return nothing."""
-        settings = _settings(module)
-        model = plain_copy(
-            model_of(module), settings.plan.meta(), module.device, keep=trainer.is_global_zero
-        )
+        meta = _settings(module).plan.meta()
+        model = plain_copy(model_of(module), meta, module.device, keep=trainer.is_global_zero)
         if model is None:
             return {}
         tokens = self._blocks[:, :-1]  # B T
         targets = self._blocks[:, 1:]  # B T
-        documents = None
-        if settings.mask_documents:
-            documents = document_ids(tokens, _data(trainer).manifest.eot)
+        documents = documents_of(tokens, trainer, module)
 
         def loss() -> Tensor:
             return next_token_loss(model(tokens, documents), targets)
