@@ -1,6 +1,7 @@
 """`lightning-sv presets`: list the config files that --config takes by name."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from lightning_sv.json_text import json_text
@@ -44,6 +45,9 @@ def _print(heading: str, files: Sequence[Path]) -> None:
 
 
 def _summary(path: Path) -> str:
-    """Return the first comment of a config file."""
-    first, _, _ = path.read_text(encoding="utf-8").partition("\n")
-    return first.removeprefix("#").strip() if first.startswith("#") else ""
+    """Return the first sentence of the comment at the top of a config file."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    comment = takewhile(lambda line: line.startswith("#"), lines)
+    text = " ".join(line.removeprefix("#").strip() for line in comment)
+    sentence, end, _ = text.partition(". ")
+    return sentence + end.strip()
