@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from lightning_sv import PretrainModule, apply_strategy
 from lightning_sv.errors import ConfigError
+from lightning_sv.experiments.claims.claim_types import KINDS as CLAIM_KINDS
 from lightning_sv.experiments.kinds.base import KINDS, LoadedPanel
 from lightning_sv.experiments.panel_checks import check_panel
-from lightning_sv.experiments.spec import ArmSpec, ClaimSpec, PanelSpec
+from lightning_sv.experiments.spec import ArmSpec, ClaimSpec, PanelSpec, load_figure
 from lightning_sv.nn import Backbone, BackboneConfig
 from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, role_groups
 from lightning_sv.optim.build import OPTIMIZERS
@@ -30,9 +31,8 @@ from lightning_sv.scale.strategy import DECAYS, PARAMETERIZATIONS, PLACEMENTS
 from lightning_sv.scale.validate import check_parameterization
 from tests.experiments.fake_results import arm
 
-BLOCKS = re.findall(
-    r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs/extend.md").read_text(), re.DOTALL
-)
+PAGE = (Path(__file__).parents[1] / "docs/extend.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SMALL = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=64)
 
 
@@ -187,7 +187,7 @@ def test_traced_operation_block_scales_the_output_side() -> None:
 @pytest.mark.parametrize(("claim", "is_decided"), [("less", True), ("slope", False)])
 def test_panel_kind_block_is_a_kind_of_conf_paper(claim: str, is_decided: bool) -> None:
     run("KINDS")
-    claims = [ClaimSpec(claim, "x", "hg", "llama")]
+    claims = [ClaimSpec(claim, a="hg", b="llama")]
     arms = {label: ArmSpec(label) for label in ("llama", "hg")}
     spec = PanelSpec("Losses", arms, claims, kind="worst_seed")
     with nullcontext() if is_decided else pytest.raises(ConfigError, match=claim):
@@ -198,3 +198,22 @@ def test_panel_kind_block_is_a_kind_of_conf_paper(claim: str, is_decided: bool) 
     assert float(table["highest final loss"][0]) == pytest.approx(
         panel.arm("llama").losses.max(), abs=1e-4
     )
+
+
+def test_extend_figure_with_claims(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```yaml\n(title.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "paper").mkdir()
+    (tmp_path / "paper/mine.yaml").write_text(text)
+    figure = load_figure("mine", tmp_path)
+    (panel,) = figure.panels
+    check_panel(panel)
+    assert [claim.kind for claim in panel.claims] == ["less", "equal"]
+
+
+def test_extend_lists_every_kind_of_claim() -> None:
+    (rows,) = re.findall(r"\| kind \| statement .*\n((?:\|.*\n)*)", PAGE)
+    listed: list[str] = []
+    for row in rows.splitlines()[1:]:
+        _, kinds, *_ = row.split("|")
+        listed += re.findall(r"`(\w+)`", kinds)
+    assert sorted(listed) == sorted(CLAIM_KINDS)

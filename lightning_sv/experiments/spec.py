@@ -127,8 +127,8 @@ class ClaimSpec:
     """
 
     kind: str
-    paper: str
-    a: str
+    paper: str = "not stated"
+    a: str = field(kw_only=True)
     b: str = ""
     margin: float = 0.0
     at: float = 0.25
@@ -230,7 +230,7 @@ class FigureSpec:
 
     name: str
     title: str
-    section: str
+    section: str = field(default="A figure of your own", kw_only=True)
     summary: str
     panels: list[PanelSpec]
     paper: dict[str, str] = field(default_factory=dict)

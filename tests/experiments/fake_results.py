@@ -135,9 +135,8 @@ def figure() -> Figure:
     title = "Placement <of> scale vectors"
     summary = "What <script>alert(1)</script> does."
     paper = {"difference at 0.12B": "-0.033"}
-    spec = FigureSpec(
-        "placement", title, "Section 4.1", summary, [panel.spec for panel in panels], paper
-    )
+    specs = [panel.spec for panel in panels]
+    spec = FigureSpec("placement", title, summary, specs, paper, section="Section 4.1")
     warnings = ("The configs differ in model.optim.lr: 1 against 2.",)
     return Figure(
         spec, panels, verdicts, warnings, "lightning-sv paper placement --scale 'a b'", (6.7, 6.7)

@@ -466,7 +466,7 @@ def test_verdicts_arms_without_a_shared_seed_are_not_named_by_their_configuratio
 
 
 def figure_of(name: str, *panels: LoadedPanel, paper_scale: bool = False) -> Figure:
-    spec = FigureSpec(name, name, "", "", [panel.spec for panel in panels])
+    spec = FigureSpec(name, name, "", [panel.spec for panel in panels])
     return Figure(spec, panels, paper_scale=paper_scale)
 
 

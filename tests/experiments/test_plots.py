@@ -230,7 +230,7 @@ def test_copying_table_has_parts_and_time_of_the_circuit(tmp_path: Path) -> None
     assert formed["llama"] == "4.50, 4.50, 4.50" and "never" in formed["dp"]
     parts = table.filter(like="difference by").loc["dp"].astype(float).tolist()
     assert parts == pytest.approx([0.3 * 2, 0, 0.5 * -0.1])
-    write_report([Figure(FigureSpec("f", "t", "s", "s", []), (panel,))], tmp_path, "w")
+    write_report([Figure(FigureSpec("f", "t", "s", []), (panel,))], tmp_path, "w")
     assert (tmp_path / "figures/f-1-copying.png").is_file()
     estimates = {}
     for row in fake.rows(tmp_path / "differences.csv"):

@@ -230,7 +230,7 @@ def compared_figure(arms: Sequence[RequestedArm], seeds: int) -> PlannedFigure:
     panel = PanelSpec("Validation loss", specs)
     title = f"{', '.join(arm.label for arm in others)} against {first.label}"
     summary = f"{len(arms)} arms, {count_seeds(seeds)}."
-    spec = FigureSpec("comparison", title, "A comparison of your own", summary, [panel])
+    spec = FigureSpec("comparison", title, summary, [panel], section="A comparison of your own")
     return PlannedFigure(spec, (PlannedPanel(panel, tuple(planned)),))
 
 
@@ -266,5 +266,5 @@ def swept_figure(
     names = " and ".join(key.rpartition(".")[2] for key in axes)
     title = f"{names} of {', '.join(arm.label for arm in arms)}"
     summary = f"{len(points)} points, {count_seeds(seeds)} each."
-    spec = FigureSpec("sweep", title, "A sweep of your own", summary, [panel])
+    spec = FigureSpec("sweep", title, summary, [panel], section="A sweep of your own")
     return PlannedFigure(spec, (PlannedPanel(panel, tuple(planned)),))

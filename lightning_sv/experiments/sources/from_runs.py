@@ -81,9 +81,9 @@ def own_figure(
     spec = FigureSpec(
         "runs",
         ", ".join(arm.label for arm in arms),
-        "Your own runs",
         _summary(arms),
         [panel.spec],
+        section="Your own runs",
     )
     return Figure(
         spec,
