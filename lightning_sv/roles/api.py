@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.roles.axes import head_width
+from lightning_sv.roles.along import head_width
 from lightning_sv.roles.classify import LearnedUse, first_rule, uses_of_parameters
 from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers
 from lightning_sv.roles.dataflow import Dataflow, value_at

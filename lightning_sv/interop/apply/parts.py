@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
-from lightning_sv.roles.axes import Block, UseAlong, block_of, users_along
+from lightning_sv.roles.along import Block, UseAlong, block_of, users_along
 from lightning_sv.roles.graph import DATA, PARAM, Node, Use, users_in_order
 from lightning_sv.roles.ops import (
     ATTENTION,
