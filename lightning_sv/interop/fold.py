@@ -103,9 +103,9 @@ def fold_weights(model: Backbone, *, into_norms: bool = False) -> Folded:
     With `into_norms` a shared input-side vector stays in its norm, as in standard models.
     """
     expect(isinstance(model, Backbone), "model", type(model).__name__, "a Backbone.")
-    before_branches = [group.norm for group in _groups(model).values()]
-    stay = before_branches if into_norms else []
-    kept_vectors = {norm.scale for norm in stay}
+    kept_vectors: set[ScaleVector | None] = set()
+    if into_norms:
+        kept_vectors = {group.norm.scale for group in _groups(model).values()}
 
     weights = _plain_weights(model)
     outputs: dict[str, Tensor | None] = {}

@@ -76,14 +76,15 @@ def rule_table(differences: dict[str, tuple[DecayDifference, ...]], policy: str)
     """Return a table of usual rules, with the tensors by role that differ from a policy."""
     rows = [("what decays", f"decays, unlike {policy}", f"spares, unlike {policy}")]
     for label, differing in differences.items():
-        superfluous = [row.role for row in differing if row.decays]
-        missing = [row.role for row in differing if not row.decays]
-        rows.append((label, _counted(superfluous), _counted(missing)))
+        superfluous = _counted(differing, decays=True)
+        missing = _counted(differing, decays=False)
+        rows.append((label, superfluous, missing))
     return "\n".join(aligned(rows))
 
 
-def _counted(roles: Iterable[str]) -> str:
-    counts = Counter(roles)
+def _counted(differences: Iterable[DecayDifference], *, decays: bool) -> str:
+    """Return how many tensors per role decay now, or are spared now."""
+    counts = Counter(row.role for row in differences if row.decays == decays)
     return ", ".join(f"{count} {role}" for role, count in counts.items()) or "-"
 
 

@@ -19,14 +19,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.interop.apply.applied import (
-    APPLIED,
-    FROZEN,
-    REMOVE,
-    Applied,
-    check_complete,
-    check_state,
-)
+from lightning_sv.interop.apply.applied import APPLIED, FROZEN, REMOVE, Applied
+from lightning_sv.interop.apply.checks import check_complete, check_state
 from lightning_sv.interop.apply.matrices import TracedBranch
 from lightning_sv.interop.apply.placements import Gamma, PlacedBranch, PlacedNorm, Placements
 from lightning_sv.interop.apply.saving import load_unfolded, save_unfolded

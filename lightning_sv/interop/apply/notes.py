@@ -86,9 +86,11 @@ def notes_on_model(
 
 
 def _notes_on_unreached(row: ModelParameter, *, is_known: bool) -> Iterator[Note]:
-    if is_known and row.role in _MATRICES:
+    is_matrix = row.role in _MATRICES
+    is_unused = row.role == "other" and row.trained
+    if is_known and is_matrix:
         yield row.name, "unchanged, not reached: its norm's vectors moved to other matrices"
-    if not is_known and row.role == "other" and row.trained:
+    if is_unused and not is_known:
         yield row.name, "unchanged, because the forward pass did not reach it"
 
 

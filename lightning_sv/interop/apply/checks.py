@@ -1,0 +1,98 @@
+"""Checks of a model with an applied strategy, in training and loading.
+
+Other code can undo a strategy without an error, so hooks of the model check two things:
+
+    before each training step    no module lost its vectors, and no constant vector trains
+    before a state is loaded     constant vectors of the state have their constant
+
+A constant vector is one that moved into the matrices behind it. Its norm keeps 1.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_sv.errors import ConfigError, expect
+from lightning_sv.interop.apply.applied import APPLIED, Applied
+from lightning_sv.interop.apply.weights import scaled_modules
+from lightning_sv.interop.groups import unwrapped
+
+
+def check_complete(model: nn.Module, args: Any) -> None:
+    """Check in training that no module lost its scale vectors, and no constant vector trains."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return
+    applied: Applied = vars(model)[APPLIED]
+    missing = sorted(applied.weights - scaled_modules(model).keys())
+    if missing:
+        _check_not_replaced(model, missing)
+    for name in applied.constants:
+        if _trains(model, name):
+            wanted = "False, because this vector is constant in the strategy."
+            raise ConfigError(f"{name}.requires_grad is True; expected {wanted}")
+
+
+def _check_not_replaced(model: nn.Module, missing: list[str]) -> None:
+    """Refuse a new module in the place of one with vectors; a stage of a pipeline lacks modules."""
+    modules = {unwrapped(path): module for path, module in model.named_modules()}
+    for name in missing:
+        module = modules.get(unwrapped(name.rpartition(".")[0]), nn.Identity())
+        if _has_parameters_alone(module):
+            why = "because a new module replaced it, as in resize_token_embeddings"
+            hint = "Call fold_applied(model), then apply_strategy again."
+            raise ConfigError(f"{name} has lost its scale vectors, {why}. {hint}")
+
+
+def _has_parameters_alone(module: nn.Module) -> bool:
+    """Return True for a module with parameters and without vectors."""
+    has_parameters = next(module.parameters(), None) is not None
+    return has_parameters and not scaled_modules(module)
+
+
+def _trains(model: nn.Module, name: str) -> bool:
+    try:
+        return model.get_parameter(name).requires_grad
+    except AttributeError:  # gone, or a view of FSDP1
+        return False
+
+
+def check_state(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+    """Check the constant vectors of a state dict, before it is loaded.
+
+    Means of several states have rounded ones, which get their value again.
+    """
+    constants = _constants(module)
+    for key, value in state.items():
+        name = unwrapped(key.removeprefix(prefix))
+        is_constant = key.startswith(prefix) and name in constants
+        if is_constant and _has_values(value):
+            state[key] = _checked_constant(name, value, constants[name])
+
+
+def _constants(model: nn.Module) -> dict[str, float]:
+    """Return the values of the constant vectors, by all names that the model has for them."""
+    applied: Applied = vars(model)[APPLIED]
+    named: dict[str, nn.Parameter] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        named[unwrapped(name)] = parameter
+    constants = {unwrapped(name): value for name, value in applied.constants.items()}
+
+    values: dict[nn.Parameter, float] = {}
+    for name in constants.keys() & named.keys():
+        value = constants[name]
+        if value is not None:
+            values[named[name]] = value
+    return {name: values[parameter] for name, parameter in named.items() if parameter in values}
+
+
+def _checked_constant(name: str, loaded: Tensor, constant: float) -> Tensor:
+    """Return a vector of the constant, if the loaded one is that but for rounding."""
+    is_constant = bool(((loaded - constant).abs() < 1e-5).all())
+    hint = "Load a plain model's state before apply_strategy."
+    expect(is_constant, name, "a trained vector", f"{constant:g} in all entries. {hint}")
+    return torch.full_like(loaded, constant)
+
+
+def _has_values(value: Any) -> bool:
+    return type(value) in (Tensor, nn.Parameter) and not value.is_meta
