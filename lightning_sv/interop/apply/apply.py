@@ -1,12 +1,16 @@
-"""Strategies on existing models: planned, executed, and checked on real outputs.
+"""Strategies on existing models: decided, executed, and checked on real outputs.
 
     trace      TracedModel, find_norms   which vectors and norms there are, and who reads them
     decide     Placements                what becomes of each; nothing changes yet
     execute    Change                    each step with its inverse on a stack
     check      outputs                   equal outputs, or the stack runs and the model is as before
+    report     notes                     what deviates from the strategy, and why
 
 No step knows the architecture. The check of the outputs finds weights that the trace cannot see,
 such as one that is read by a stored reference.
+
+`Applied` stays in the model: `folding` removes the strategy by it, and `checks` refuses what would
+undo the strategy in silence.
 """
 
 import warnings
