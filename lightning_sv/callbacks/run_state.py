@@ -54,10 +54,10 @@ def settings_of(module: L.LightningModule) -> PretrainConfig | None:
 
 
 def data_of(trainer: L.Trainer) -> DataConfig | None:
-    """Return the token batches of a `TokenDataModule`; None for other data."""
+    """Return the settings of a `TokenDataModule`; None for other data."""
     module = getattr(trainer, "datamodule", None)
-    batches = getattr(module, "batches", None)
-    return batches if isinstance(batches, DataConfig) else None
+    settings = getattr(module, "settings", None)
+    return settings if isinstance(settings, DataConfig) else None
 
 
 def callbacks_of(trainer: L.Trainer, kind: type[_C]) -> list[_C]:

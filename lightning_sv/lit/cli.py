@@ -103,7 +103,7 @@ class PretrainCLI(LightningCLI):
 
     Attributes:
         command: `fit` or `validate`
-        batches: section `data` of the config
+        data: section `data` of the config
         run_dir: directory of the run
         summary: results of a finished run on the first rank, else None
 
@@ -115,7 +115,7 @@ class PretrainCLI(LightningCLI):
     model_class: type[PretrainModule]
     model: PretrainModule
     datamodule: TokenDataModule
-    batches: DataConfig
+    data: DataConfig
     run_dir: Path
     summary: dict[str, Any] | None = None
     #: whether training has started; Lightning restores a checkpoint before
@@ -248,8 +248,8 @@ class PretrainCLI(LightningCLI):
         """Build the model, the data module and the trainer."""
         self.config_init = self.parser.instantiate(self.config)
         self.model = self.config_init["model"]
-        self.batches = self.config_init["data"]
-        self.datamodule = TokenDataModule.from_batches(self.batches)
+        self.data = self.config_init["data"]
+        self.datamodule = TokenDataModule.from_settings(self.data)
         self.trainer = self.instantiate_trainer()
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
@@ -296,7 +296,7 @@ class PretrainCLI(LightningCLI):
         }
         if given["max_steps"] == -1:
             plan = self.model.settings.plan
-            arguments["max_steps"] = plan.steps_for_budget(self.batches.tokens_per_step)
+            arguments["max_steps"] = plan.steps_for_budget(self.data.tokens_per_step)
         return arguments
 
     def _choose_run_dir(self, trainer: L.Trainer) -> None:
@@ -314,6 +314,17 @@ class PretrainCLI(LightningCLI):
             rank=trainer.global_rank,
         )
         self.run_dir = self._resolve()
+
+    # What fit and validate check, with checksums once per node
+
+    def _check_corpus(self) -> None:
+        is_first = self.trainer.local_rank == 0
+        self.data.check(self.model.settings.backbone.vocab_size, checksums=is_first)
+
+    def _read_checkpoint(self, path: str) -> dict[str, Any]:
+        checkpoint = check_checkpoint(path, checksums=self.trainer.local_rank == 0)
+        self._first_step = checkpoint["global_step"]
+        return checkpoint
 
     # fit
 
@@ -333,26 +344,29 @@ class PretrainCLI(LightningCLI):
         model = self.model.settings
         if model.compile == "model" and isinstance(trainer.strategy, FullyShardedStrategy):
             raise ConfigError("model.compile is model; expected block or none if it is sharded.")
-        self.batches.check(model.backbone.vocab_size, checksums=trainer.local_rank == 0)
-        self.batches.share(trainer.world_size)
-        self.batches.check_validation(trainer.world_size)
+        self._check_corpus()
+        self.data.share(trainer.world_size)
+        self.data.check_validation(trainer.world_size)
 
     def _check_resumed(self) -> dict[str, Any] | None:
         """Return the checkpoint that the run resumes, after a check of its settings."""
         path = self.config["ckpt_path"]
         if path is None:
             return None
-        checkpoint = check_checkpoint(path, checksums=self.trainer.local_rank == 0)
-        self._first_step = checkpoint["global_step"]
+        checkpoint = self._read_checkpoint(path)
         check_settings(
             checkpoint,
             self.model.settings,
-            self.batches,
+            self.data,
             training=True,
             own_groups=has_own_groups(self.model),
             built_by=self.model.built_by,
         )
-        run = run_of(Path(path))
+        self._check_kept(run_of(Path(path)))
+        return checkpoint
+
+    def _check_kept(self, run: Path | None) -> None:
+        """Check the settings that a checkpoint does not have, against the config of its run."""
         recorded = {} if run is None else leaves(read_config(run))
         for key in _KEPT:
             value = self.config[key]
@@ -361,21 +375,20 @@ class PretrainCLI(LightningCLI):
                 expected = f"{then}, as in the run of the checkpoint"
                 hint = "Resume with the same settings, or start a new run."
                 raise ConfigError(f"{key} is {value}; expected {expected}. {hint}")
-        return checkpoint
 
     def _read_start(self) -> str | None:
         """Read the initial weights of a new run, if given; return a sentence about them."""
         init_from = self.model.settings.init_from
         if init_from is None or self.config["ckpt_path"] is not None:
             return None
-        start = read_start(init_from, self.model.settings, self.batches)
+        start = read_start(init_from, self.model.settings, self.data)
         self.model.start_from(start)
         return start.text
 
     def _set_steps(self) -> None:
         """Set accumulation, steps and the interval of validations for these devices."""
         trainer = self.trainer
-        plan = DataPlan(self.batches, trainer.world_size)
+        plan = DataPlan(self.data, trainer.world_size)
         trainer.accumulate_grad_batches = plan.accumulate
         if _is_dev_run(trainer):
             return
@@ -395,10 +408,10 @@ class PretrainCLI(LightningCLI):
         trainer = self.trainer
         keys = self.config["trainer"].as_dict()
         device = trainer.strategy.root_device
-        self.batches, choice = choose_micro_batch(
-            self.model.settings, self.batches, keys, device, trainer.world_size
+        self.data, choice = choose_micro_batch(
+            self.model.settings, self.data, keys, device, trainer.world_size
         )
-        self.datamodule.read(self.batches, self._shared_values())
+        self.datamodule.read(self.data, self._shared_values())
         return choice
 
     def _open(self, messages: Sequence[str]) -> None:
@@ -408,7 +421,7 @@ class PretrainCLI(LightningCLI):
         if trainer.is_global_zero:
             self._lock_run_dir()
             console = Console(stderr=self.config["json"])
-            print_groups(console, self.model, trainer.max_steps, self.batches)
+            print_groups(console, self.model, trainer.max_steps, self.data)
             for line in messages:
                 console.print(line, highlight=False, soft_wrap=True)
         self.config_init["checkpoint"].path = self.run_dir / LAST
@@ -437,7 +450,7 @@ class PretrainCLI(LightningCLI):
             default_hp_metric=False,
             filename_suffix=segment_suffix(folder),
         )
-        logger.tokens_per_step = self.batches.tokens_per_step
+        logger.tokens_per_step = self.data.tokens_per_step
         return logger
 
     def _shared_values(self) -> dict[str, Any]:
@@ -457,14 +470,14 @@ class PretrainCLI(LightningCLI):
         if self.config["ckpt_path"] is None:
             clear_unfinished(self.run_dir)
         (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of a shorter run
-        tokenizer = Tokenizer.load(self.batches.folder)
+        tokenizer = Tokenizer.load(self.data.folder)
         tokenizer.save(self.run_dir)  # for `generate`, which does not read the corpus
         write_parameters(self.run_dir, self.model)
         self._write_config()
         for logger in self.trainer.loggers:
             if isinstance(logger, RunLogger):
                 logger.opened = True
-            logger.log_hyperparams(hyperparameters(self.trainer, self.model, self.batches))
+            logger.log_hyperparams(hyperparameters(self.trainer, self.model, self.data))
 
     def _write_config(self) -> None:
         config = self.config.clone()
@@ -505,7 +518,7 @@ class PretrainCLI(LightningCLI):
         is_ours = type(self) is PretrainCLI and self.model_class is PretrainModule
         if not is_ours:
             return None
-        return comparable_arm(self.run_dir, self.model.settings, self.batches)
+        return comparable_arm(self.run_dir, self.model.settings, self.data)
 
     def _starts_at_the_end(self) -> bool:
         """Return True if this start resumed a run that had its last step."""
@@ -525,7 +538,7 @@ class PretrainCLI(LightningCLI):
         self._begin()
 
     def _write_summary(self) -> dict[str, Any]:
-        summary = summarize(self.trainer, self.model, self.batches)
+        summary = summarize(self.trainer, self.model, self.data)
         for logger in self.trainer.loggers:
             logger.finalize("success")
         write_atomically(self.run_dir / SUMMARY, json.dumps(summary, indent=2) + "\n")
@@ -544,10 +557,8 @@ class PretrainCLI(LightningCLI):
         if not path:
             expected = f"a checkpoint to validate. Add --ckpt_path RUN/{LAST}."
             raise ConfigError(f"ckpt_path is not set; expected {expected}")
-        is_first = self.trainer.local_rank == 0
-        checkpoint = check_checkpoint(path, checksums=is_first)
-        self._first_step = checkpoint["global_step"]
-        self.batches.check(self.model.settings.backbone.vocab_size, checksums=is_first)
+        self._read_checkpoint(path)
+        self._check_corpus()
         self._choose_micro_batch()
 
     def after_validate(self) -> None:
@@ -556,14 +567,14 @@ class PretrainCLI(LightningCLI):
         if not self.trainer.is_global_zero:
             return
         loss = self.trainer.callback_metrics["val/loss"]
-        corpus = self.batches.manifest.corpus_hash
+        corpus = self.data.manifest.corpus_hash
         perplexity = float(loss.exp())
         if self.config["json"]:
             numbers = {"val_loss": float(loss), "val_perplexity": perplexity}
             print(json_text({**numbers, "corpus_hash": corpus}, indent=None))
             return
         losses = f"val/loss {float(loss):.4f} nats/token, perplexity {perplexity:.2f}"
-        print(f"{losses}, of corpus {corpus[:12]} in {self.batches.corpus.dir}")
+        print(f"{losses}, of corpus {corpus[:12]} in {self.data.corpus.dir}")
 
 
 def _exit_after(end: Exception) -> NoReturn:

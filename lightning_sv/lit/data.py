@@ -44,7 +44,7 @@ class TokenDataModule(L.LightningDataModule):
             validation
 
     Attributes:
-        batches: corpus, sequence length and batch; `setup` sets the global batch
+        settings: corpus, sequence length and batch; `setup` sets the global batch
 
     Raises:
         ConfigError: a number out of range, or no corpus in the folder
@@ -64,7 +64,7 @@ class TokenDataModule(L.LightningDataModule):
         super().__init__()
         expect_number("batch_size", batch_size, int)
         expect(batch_size > 0, "batch_size", batch_size, "at least 1.")
-        self.batches = DataConfig(
+        self.settings = DataConfig(
             corpus_from(corpus),
             seq_len,
             batch_size if global_batch is None else global_batch,
@@ -76,39 +76,41 @@ class TokenDataModule(L.LightningDataModule):
         )
         self._has_global_batch = global_batch is not None
         self._save_arguments()
-        self._share = self.batches.share(1)
+        self._share = self.settings.share(1)
         self._position = CorpusPosition()
         self._shared: Mapping[str, Any] = {}
 
     @classmethod
-    def from_batches(cls, batches: DataConfig) -> Self:
+    def from_settings(cls, settings: DataConfig) -> Self:
         """Create the module for the command line, which later sets the micro-batch by `read`."""
-        module = cls(batches.corpus, batches.seq_len, batches.global_batch, batches.global_batch)
-        module.read(batches, {})
+        module = cls(
+            settings.corpus, settings.seq_len, settings.global_batch, settings.global_batch
+        )
+        module.read(settings, {})
         return module
 
-    def read(self, batches: DataConfig, shared: Mapping[str, Any]) -> None:
-        """Read these batches from the next loader on.
+    def read(self, settings: DataConfig, shared: Mapping[str, Any]) -> None:
+        """Follow these settings from the next loader on.
 
         Args:
-            batches: corpus, sequence length and batch
+            settings: corpus, sequence length and batch
             shared: values that all ranks must share in addition to `run_values`
         """
-        self.batches = batches
+        self.settings = settings
         self._shared = shared
 
     def _save_arguments(self) -> None:
         """Save the arguments as plain values, for load_from_checkpoint."""
-        batches = self.batches
+        settings = self.settings
         arguments = {
-            "corpus": asdict(batches.corpus),
-            "seq_len": batches.seq_len,
+            "corpus": asdict(settings.corpus),
+            "seq_len": settings.seq_len,
             "batch_size": self.batch_size,
-            "global_batch": batches.global_batch if self._has_global_batch else None,
-            "num_workers": batches.num_workers,
-            "val_sequences": batches.val_sequences,
-            "full_last_validation": batches.full_last_validation,
-            "seed": batches.seed,
+            "global_batch": settings.global_batch if self._has_global_batch else None,
+            "num_workers": settings.num_workers,
+            "val_sequences": settings.val_sequences,
+            "full_last_validation": settings.full_last_validation,
+            "seed": settings.seed,
         }
         # Not for the logger: the module has a seed too, and Lightning refuses two of one name.
         self.save_hyperparameters(arguments, logger=False)
@@ -116,7 +118,7 @@ class TokenDataModule(L.LightningDataModule):
     @property
     def batch_size(self) -> int:
         """Sequences per forward pass on one device."""
-        return self.batches.micro_batch or self.batches.global_batch
+        return self.settings.micro_batch or self.settings.global_batch
 
     # This device's part
 
@@ -137,7 +139,7 @@ class TokenDataModule(L.LightningDataModule):
             rank = distributed.get_rank() if self._devices > 1 else 0
             self._set_share(accumulate=1, rank=rank)
             return
-        shared = run_values(trainer, self.batches, self._seed)
+        shared = run_values(trainer, self.settings, self._seed)
         check_same_on_all_ranks({**self._shared, **shared})
         self._check_corpus(trainer)
         accumulate = int(trainer.accumulate_grad_batches)
@@ -145,14 +147,14 @@ class TokenDataModule(L.LightningDataModule):
         if stage == "fit":
             self._check_accumulation(accumulate)
         self._save_arguments()  # the command line has chosen the micro-batch by now
-        self.batches.check_validation(self._devices)
+        self.settings.check_validation(self._devices)
 
     def _set_share(self, accumulate: int, rank: int) -> None:
         devices = self._devices
         if not self._has_global_batch:
             global_batch = self.batch_size * accumulate * devices
-            self.batches = replace(self.batches, global_batch=global_batch)
-        self._share = self.batches.share(devices, rank)
+            self.settings = replace(self.settings, global_batch=global_batch)
+        self._share = self.settings.share(devices, rank)
 
     def _check_accumulation(self, accumulate: int) -> None:
         share = self._share
@@ -174,18 +176,18 @@ class TokenDataModule(L.LightningDataModule):
 
     def _check_corpus(self, trainer: L.Trainer) -> None:
         """Check that the corpus fits the sequences, and the model if it is ours."""
-        batches = self.batches
-        settings = settings_of(trainer.lightning_module)
-        if settings is not None:
-            batches.check(settings.backbone.vocab_size, checksums=False)
+        settings = self.settings
+        model = settings_of(trainer.lightning_module)
+        if model is not None:
+            settings.check(model.backbone.vocab_size, checksums=False)
             return
-        check_corpus(batches.manifest, batches.folder, seq_len=batches.seq_len, checksums=False)
+        check_corpus(settings.manifest, settings.folder, seq_len=settings.seq_len, checksums=False)
 
     @property
     def _seed(self) -> int:
         """Seed of the order; not torch's, which differs between processes until one is set."""
-        if self.batches.seed is not None:
-            return self.batches.seed
+        if self.settings.seed is not None:
+            return self.settings.seed
         return int(os.environ.get("PL_GLOBAL_SEED", "0"))
 
     @property
@@ -209,10 +211,10 @@ class TokenDataModule(L.LightningDataModule):
             raise ConfigError(f"setup of TokenDataModule is not called; expected a call. {hint}")
         epochs = Epochs() if self.trainer is None else epochs_of(self.trainer)
         loader = TokenLoader(
-            open_split(self.batches.folder, "train", seq_len=self.batches.seq_len),
+            open_split(self.settings.folder, "train", seq_len=self.settings.seq_len),
             self._share,
             seed=self._seed,
-            num_workers=self.batches.num_workers,
+            num_workers=self.settings.num_workers,
             pin_memory=self._on_cuda,
             epochs=epochs,
         )
@@ -225,13 +227,13 @@ class TokenDataModule(L.LightningDataModule):
         of a fit.
         """
         pin_memory = self._on_cuda
-        return validation_loader(self.batches, self._share, self.trainer, pin_memory=pin_memory)
+        return validation_loader(self.settings, self._share, self.trainer, pin_memory=pin_memory)
 
     test_dataloader = val_dataloader
 
     def predict_dataloader(self) -> "DataLoader[Tensor]":
         """Return this device's part of `val_sequences` sequences, in batches of equal size."""
-        return prediction_loader(self.batches, self._share)
+        return prediction_loader(self.settings, self._share)
 
     # The position in the corpus, which Lightning itself restores inside an epoch only
 

@@ -12,6 +12,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -86,6 +87,12 @@ class FullyShardedStrategy(ModelParallelStrategy):
         self._failed = False
         self._ended = False
 
+    @property
+    def _net(self) -> nn.Module:
+        """The module that the Trainer trains; it exists from `setup` on."""
+        assert self.model is not None
+        return self.model
+
     def check_replicas(self) -> int:
         """Return the number of devices, which the number of replicas must divide."""
         devices = self.num_nodes * self.num_processes
@@ -120,8 +127,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         super().setup(trainer)
 
     def _check_sharded(self) -> None:
-        assert self.model is not None
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self._net.named_parameters():
             if parameter.requires_grad and not isinstance(parameter, DTensor):
                 found = f"{type(self).__name__}, and the weight {name} is not sharded"
                 expected = "weights that configure_model shards, as that of PretrainModule does"
@@ -151,11 +157,10 @@ class FullyShardedStrategy(ModelParallelStrategy):
         With `save_distributed_checkpoint`, the shards of this rank under the names of the
         parameters.
         """
-        assert self.model is not None
         optimizer = getattr(optimizer, "_optimizer", optimizer)  # Lightning wraps it
         options = _SHARDED if self.sharded_checkpoints else _FULL
         has_state = bool(optimizer.state)
-        named: dict[str, Any] = get_optimizer_state_dict(self.model, optimizer, options=options)
+        named: dict[str, Any] = get_optimizer_state_dict(self._net, optimizer, options=options)
         if not has_state:  # torch has filled it by a step without gradients, which would count
             optimizer.state.clear()
             if named:  # only rank 0 may have it
@@ -211,8 +216,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Load the weights and optimizer states of a file or folder; return the checkpoint."""
-        assert self.model is not None
-        for part in self.model.modules():
+        for part in self._net.modules():
             if isinstance(part, FSDPModule):
                 part.reshard()
         if is_sharded(checkpoint_path):
@@ -221,7 +225,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
             checkpoint_path, map_location="cpu", mmap=True, weights_only=True
         )
         check_recorded(checkpoint, self.lightning_module)
-        set_model_state_dict(self.model, checkpoint["state_dict"], options=_FULL)
+        set_model_state_dict(self._net, checkpoint["state_dict"], options=_FULL)
         states = checkpoint.get("optimizer_states", ())  # none without a fit
         for optimizer, saved in zip(self.optimizers, states, strict=False):
             self._set_state(optimizer, saved, self._named(optimizer, saved)["state"], _FULL)
@@ -229,14 +233,13 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
     def _load_folder(self, folder: Path) -> dict[str, Any]:
         """Read the shards of this rank from the files of all ranks."""
-        assert self.model is not None
         checkpoint = read_sharded(folder, tensors=False, checksums=False)
         check_recorded(checkpoint, self.lightning_module)
-        model = get_model_state_dict(self.model, options=_SHARDED)
+        model = get_model_state_dict(self._net, options=_SHARDED)
         pairs = list(zip(self.optimizers, checkpoint["optimizer_states"], strict=False))
         states = [self._empty_state(optimizer, saved) for optimizer, saved in pairs]
         load(flat_tensors(model, states), checkpoint_id=folder)
-        set_model_state_dict(self.model, model, options=_SHARDED)
+        set_model_state_dict(self._net, model, options=_SHARDED)
         for (optimizer, saved), state in zip(pairs, states, strict=True):
             self._set_state(optimizer, saved, state["state"], _SHARDED)
         return checkpoint
@@ -245,8 +248,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         """Return the state of an optimizer with tensors that `load` fills."""
         if not saved["state"]:
             return saved
-        assert self.model is not None
-        state: dict[str, Any] = get_optimizer_state_dict(self.model, optimizer, options=_SHARDED)
+        state: dict[str, Any] = get_optimizer_state_dict(self._net, optimizer, options=_SHARDED)
         return state
 
     def _set_state(
@@ -257,12 +259,11 @@ class FullyShardedStrategy(ModelParallelStrategy):
         options: StateDictOptions,
     ) -> None:
         """Load the groups of a saved state dict, and `state`, by names."""
-        assert self.model is not None
         if not state:  # torch would take a step to fill it
             optimizer.load_state_dict(saved)
             return
         named = {"state": state, "param_groups": self._named(optimizer, saved)["param_groups"]}
-        set_optimizer_state_dict(self.model, optimizer, named, options=options)
+        set_optimizer_state_dict(self._net, optimizer, named, options=options)
 
     def _named(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Return an optimizer's state dict with parameter names instead of numbers."""

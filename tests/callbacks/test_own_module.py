@@ -125,7 +125,7 @@ def test_probe_leaves_out_frozen_parameters(data: TokenDataModule, tmp_path: Pat
     traces = []
     for name, loss in (
         ("own", None),
-        ("given", lambda module: module.loss(data.batches.held_out(2))[0]),
+        ("given", lambda module: module.loss(data.settings.held_out(2))[0]),
     ):
         probe = Sharpness(("all",), 2, sequences=2, loss=loss)
         trainer(tmp_path / name, probe, max_steps=1).fit(Frozen(SIZES, lr=0.01, seed=0), data)
@@ -331,7 +331,7 @@ def test_training_monitor_logs_what_a_custom_module_has(
 ) -> None:
     other: Any = L.LightningDataModule()
     other.train_dataloader = loader
-    other.batches = 3  # a name of TokenDataModule too
+    other.settings = 3  # a name of TokenDataModule too
     trainer(tmp_path, TrainingMonitor(1)).fit(kind(foreign("backbone")), datamodule=other)
     logged = tags(tmp_path)
     assert "throughput/steps_per_s" in logged

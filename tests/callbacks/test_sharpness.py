@@ -125,10 +125,10 @@ def test_sharpness_loss_is_that_of_training_in_float32(
     data: TokenDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = replace(SIZES, init_std=1.0)
-    block = data.batches.held_out(8)
+    block = data.settings.held_out(8)
     frequent = int(block.flatten().mode().values)  # so that short sequences have several documents
     # of the class, because the fit replaces the config by one with a micro-batch
-    monkeypatch.setattr(DataConfig, "manifest", replace(data.batches.manifest, eot=frequent))
+    monkeypatch.setattr(DataConfig, "manifest", replace(data.settings.manifest, eot=frequent))
     probe = Sharpness(("scale_input",), 2, sequences=8, lanczos_steps=1)
     run = trainer(tmp_path, probe, precision="bf16-mixed", max_steps=1, val_check_interval=None)
     run.fit(module(backbone=sizes, mask_documents=True), data)

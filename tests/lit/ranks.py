@@ -128,7 +128,7 @@ def default_samplers(corpus: str) -> None:
     alone = TokenDataModule(corpus, seq_len=16, batch_size=4, val_sequences=5, seed=0)
     one_device = iter(alone.train_dataloader())
     steps = [next(one_device) for _ in range(2)]
-    held_out = alone.batches.held_out(5)
+    held_out = alone.settings.held_out(5)
     rank = int(str(RANK))
 
     for overfit in (0, 2):

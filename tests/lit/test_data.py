@@ -30,9 +30,9 @@ def test_data_module_takes_the_accumulation_of_the_trainer(
     assert (
         run.accumulate_grad_batches == 3
         and run.val_check_interval == 6
-        and data.batches is not None
+        and data.settings is not None
     )
-    assert data.batches.global_batch == 6
+    assert data.settings.global_batch == 6
     wrong = TokenDataModule(str(corpus), seq_len=8, batch_size=2, global_batch=8)
     with pytest.raises(ConfigError, match="accumulate_grad_batches"):
         trainer(tmp_path, accumulate_grad_batches=3).fit(module(), wrong)
@@ -57,10 +57,10 @@ def test_data_module_after_a_fit_pickles_and_is_loaded_from_a_checkpoint(
     run.fit(module(), data)
     tools: Any = run.callbacks  # type: ignore[attr-defined]
     copied, callbacks = pickle.loads(pickle.dumps((data, tools)))
-    assert copied.batches == data.batches and len(callbacks) == len(tools)
+    assert copied.settings == data.settings and len(callbacks) == len(tools)
     run.save_checkpoint(tmp_path / "fit.ckpt")
     loaded = TokenDataModule.load_from_checkpoint(tmp_path / "fit.ckpt", weights_only=True)
-    assert loaded.batches == data.batches and loaded.train_dataloader().order.seed == 0
+    assert loaded.settings == data.settings and loaded.train_dataloader().order.seed == 0
 
 
 def test_seed_of_the_data_changes_the_order_alone(corpus: Path) -> None:
@@ -118,7 +118,7 @@ def test_validation_of_devices_with_unequal_shares_has_equal_batches(
     data: TokenDataModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightning_sv.lit.evaluation.VALIDATION_TOKENS", 1)
-    data.batches = replace(data.batches, val_sequences=3)
+    data.settings = replace(data.settings, val_sequences=3)
     shares = []
     for rank in range(2):
         data._share = RankShare(2, 1, rank, 2)
@@ -155,9 +155,9 @@ def test_last_validation_reads_the_whole_split(data: TokenDataModule, tmp_path: 
     keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)
     run = trainer(tmp_path, seen, keep, num_sanity_val_steps=0)
     run.fit(made, data)
-    every = data.batches.manifest.val.sequences(8)
+    every = data.settings.manifest.val.sequences(8)
     assert seen.sequences == [8, every] and every > 1000
-    tokens = data.batches.held_out(every)
+    tokens = data.settings.held_out(every)
     with torch.no_grad():
         expected = made.loss(tokens)[0].item()
     assert seen.losses[-1] == pytest.approx(expected, abs=1e-6)

@@ -211,8 +211,8 @@ def test_predict_masked_documents_give_the_logged_loss(
 ) -> None:
     made = module(mask_documents=True, backbone=replace(SIZES, init_std=1.0))
     run = trainer(tmp_path)
-    data.batches = replace(
-        data.batches, full_last_validation=False
+    data.settings = replace(
+        data.settings, full_last_validation=False
     )  # `predict` reads val_sequences
     (logged,) = run.test(made, data, verbose=False)
     logits: Any = run.predict(made, data)
