@@ -43,11 +43,9 @@ def run(argv: list[str]) -> int:
     if options.json:
         print(json_text({"dir": str(options.dir), **done._asdict()}, indent=None))
         return 0
-    code = (
-        "with its own code, which loads with trust_remote_code=True"
-        if done.own_code
-        else "plain transformers"
-    )
+    code = "plain transformers"
+    if done.own_code:
+        code = "with its own code, which loads with trust_remote_code=True"
     difference = f"its logits differ from the run's by {done.difference:.1g} of their norm"
     print(f"{options.dir}: {done.kind}, {code}; {difference}")
     return 0
@@ -56,22 +54,25 @@ def run(argv: list[str]) -> int:
 def _facts(trained: Run, model: Backbone) -> dict[str, object]:
     summary = trained.summary
     config = trained.config
-    rate = summary.get("lr")  # None if a subclass has its own optimizer
-    validated = VAL_LOSS in trained.curves
+    results = dict(summary)  # none if the run was stopped
+    if VAL_LOSS in trained.curves:
+        results = {"tokens": trained.tokens, "val_loss": trained.val_loss, **summary}
+    optimizer = config_value(config, "model.optim.name")
+    rate = summary.get("lr")
+    if summary and rate is None:  # a subclass has its own optimizer
+        optimizer = None
     return {
         "scale vectors": trained.label,
         "parameters as trained": sum(p.numel() for p in model.parameters()),
         "initialized from": _start_of(config),
-        "training tokens": summary.get("tokens", trained.tokens if validated else None),
+        "training tokens": results.get("tokens"),
         "complete": None if summary else "no: the run was stopped before its last step",
         **_text(config_value(config, "data.corpus.dir"), summary),
-        "validation loss, nats per token": summary.get(
-            "val_loss", trained.val_loss if validated else None
-        ),
+        "validation loss, nats per token": results.get("val_loss"),
         "perplexity": summary.get("val_perplexity"),
         "bits per byte": summary.get("val_bits_per_byte"),
         "context": trained.seq_len,
-        "optimizer": None if summary and rate is None else config_value(config, "model.optim.name"),
+        "optimizer": optimizer,
         "peak learning rate": None if rate is None else f"{rate:g}",
         "seed": summary.get("seed"),
         "commit": summary.get("commit"),

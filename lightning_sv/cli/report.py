@@ -1,13 +1,13 @@
 """`lightning-sv report`: report of your own runs."""
 
 import shlex
-from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
 
 from lightning_sv.experiments.report.folder import check_replaceable
 from lightning_sv.experiments.report.write import write_report
+from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.sources.from_runs import own_figure, print_pairs
 from lightning_sv.json_text import json_text
 from lightning_sv.settings.plain_parser import PlainParser
@@ -15,6 +15,28 @@ from lightning_sv.settings.plain_parser import PlainParser
 
 def run(argv: list[str]) -> int:
     """Parse the arguments of `report`, write it, print its path; return the exit code."""
+    options = _parser().parse_args(argv)
+    repeated = [word for word in argv if word != "--json"]
+    figure = own_figure(
+        options.runs,
+        labels=options.labels,
+        baseline=options.baseline,
+        command=shlex.join(["lightning-sv", "report", *repeated]),
+    )
+    out: Path = options.out or Path("runs/report")
+    if options.out:
+        check_replaceable(out, _run_dirs(figure))
+    write_report([figure], out, "your own runs")
+    page = str(out / "report.html")
+    console = Console(stderr=options.json)
+    print_pairs(console, figure.panels[0].pairs, figure.warnings)
+    console.print(page, markup=False, highlight=False, soft_wrap=True)
+    if options.json:
+        print(_json(figure, page))
+    return 0
+
+
+def _parser() -> PlainParser:
     text = (
         "Report runs. Runs with one label form an arm, which is compared with the baseline on the "
         "seeds of both."
@@ -33,26 +55,26 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--out", type=Path, help="Output directory; by default runs/report, which is overwritten."
     )
-    options = parser.parse_args(argv)
-    command = shlex.join(["lightning-sv", "report", *(word for word in argv if word != "--json")])
-    figure = own_figure(
-        options.runs, labels=options.labels, baseline=options.baseline, command=command
-    )
-    out: Path = options.out or Path("runs/report")
-    if options.out:
-        arms = chain.from_iterable(panel.arms for panel in figure.panels)
-        check_replaceable(out, [run.dir for run in chain.from_iterable(arm.runs for arm in arms)])
-    write_report([figure], out, "your own runs")
-    console = Console(stderr=options.json)
-    pairs = figure.panels[0].pairs
-    print_pairs(console, pairs, figure.warnings)
-    console.print(str(out / "report.html"), markup=False, highlight=False, soft_wrap=True)
-    if options.json:
-        head = {
-            "report": str(out / "report.html"),
+    return parser
+
+
+def _run_dirs(figure: Figure) -> list[Path]:
+    """Return the directories of all runs of a figure."""
+    dirs: list[Path] = []
+    for panel in figure.panels:
+        for arm in panel.arms:
+            dirs += [run.dir for run in arm.runs]
+    return dirs
+
+
+def _json(figure: Figure, page: str) -> str:
+    panel = figure.panels[0]
+    return json_text(
+        {
+            "report": page,
             "unit": "nats per token",
-            "a": figure.panels[0].arms[0].label,
+            "a": panel.arms[0].label,
+            "differences": [pair.to_dict() for pair in panel.pairs],
+            "warnings": figure.warnings,
         }
-        differences = [pair.to_dict() for pair in pairs]
-        print(json_text({**head, "differences": differences, "warnings": figure.warnings}))
-    return 0
+    )
