@@ -62,7 +62,7 @@ class Folding(NamedTuple):
 
 def foldable(model: Backbone) -> list[Folding]:
     """Return a row per scale vector: the matrix it folds into, or why it stays."""
-    expect(isinstance(model, Backbone), "model", type(model).__name__, "a Backbone.")
+    _expect_backbone(model)
     return [*_foldings_of_branches(model), *_foldings_of_norms(model)]
 
 
@@ -102,7 +102,7 @@ def fold_weights(model: Backbone, *, into_norms: bool = False) -> Folded:
 
     With `into_norms` a shared input-side vector stays in its norm, as in standard models.
     """
-    expect(isinstance(model, Backbone), "model", type(model).__name__, "a Backbone.")
+    _expect_backbone(model)
     kept_vectors: set[ScaleVector | None] = set()
     if into_norms:
         kept_vectors = {group.norm.scale for group in _groups(model).values()}
@@ -332,3 +332,8 @@ def _set_with_signs(vector: ScaleVector, gamma: Tensor, where: str) -> Tensor | 
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
     return gamma.sign()
+
+
+def _expect_backbone(model: object) -> None:
+    hint = "After apply_strategy, call fold_applied and then the model's own save_pretrained."
+    expect(isinstance(model, Backbone), "model", type(model).__name__, f"a Backbone. {hint}")

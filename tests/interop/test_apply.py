@@ -312,7 +312,8 @@ def test_apply_strategy_dp_at_leaves_the_output_without_norm() -> None:
             apply_strategy(model, strategy, dp_at=[name])
     preset = copy.deepcopy(model)
     apply_strategy(preset, "unified-head-dp")
-    apply_strategy(model, "unified", dp_at=["lm_head"])
+    report = apply_strategy(model, "unified", dp_at=["lm_head"])
+    assert str(report).startswith("hg+dnp+or+iwd[lm_head=dp]")
     assert torch.equal(logits(preset), logits(model))
     assert hasattr(model.model.layers[0].mlp.up_proj, "output_norm") and not hasattr(
         model.lm_head, "output_norm"

@@ -114,6 +114,7 @@ def apply_strategy(
             difference=relative_difference(before, after),
             same_function=not change.outputs,
             stacked=tuple(name for name, axes in vectors.items() if axes > 1),
+            dp_at=tuple(dict.fromkeys(dp_at)),
         )
         if report.notes:
             warnings.warn(str(report), stacklevel=2)
@@ -151,7 +152,7 @@ def _check(model: nn.Module) -> None:
     name = type(model).__name__
     for module in model.modules():  # first, because a built vector is inside of an applied one
         if isinstance(module, Scaled) or APPLIED in vars(module):
-            hint = "call fold_applied(model) first."
+            hint = "call fold_applied(model) first. A LightningModule applies it in __init__."
             raise ConfigError(f"this {name} already has a strategy; {hint}")
     for module in model.modules():
         _check_kind(module, name)

@@ -20,6 +20,7 @@ class Report(NamedTuple):
             is rounding
         stacked: vectors of stacked experts: their parameters have several axes, like those of
             matrices
+        dp_at: matrices that have `dp` instead of the strategy's `dnp`
     """
 
     strategy: ScaleStrategy
@@ -28,10 +29,13 @@ class Report(NamedTuple):
     difference: float
     same_function: bool
     stacked: tuple[str, ...] = ()
+    dp_at: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         effect = "the function is preserved" if self.same_function else "the function changes"
-        counts = f"{self.strategy}: {len(self.vectors)} scale vectors"
+        exceptions = ",".join(f"{name}=dp" for name in self.dp_at)
+        label = f"{self.strategy}[{exceptions}]" if exceptions else str(self.strategy)
+        counts = f"{label}: {len(self.vectors)} scale vectors"
         rows = [f"{counts}; {effect}, outputs differ by {self.difference:.1e}"]
         names: dict[str, list[str]] = {}
         for name, note in self.notes:
