@@ -2,14 +2,16 @@
 
 The name of a run directory has a hash of everything that determines the run, so a row identifies it
 on any machine, and replaces a directory that does not exist there. A row has validation losses,
-copying measurements, means of step sizes and provenance, but no other scalars and no config.
+copying measurements, the scalars that claims of its panel read, means of step sizes and provenance,
+but no other scalars and no config.
 """
 
 import csv
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from lightning_sv.atomic import atomic_path
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.results import Figure, panels_of
+from lightning_sv.experiments.spec import PanelSpec
 from lightning_sv.runs.directory import SUMMARY_TYPES, printable
 from lightning_sv.runs.events import LATE_TRAIN_LOSS, Curve, Run, contradiction
 from lightning_sv.runs.tags import COPYING, VAL_LOSS
@@ -50,20 +53,38 @@ _NEEDED = ("run", "arm", "seed", "tokens", "val_loss", "corpus_hash", "tokenizer
 def run_frame(figures: Sequence[Figure], out: Path) -> pd.DataFrame:
     """Return one row per run of each panel, also without a pair or diverged.
 
-    If a run measured copying or steps, there is one column per tag. Run directories are relative
+    Copying, steps and the scalars of claims have one column per tag. Run directories are relative
     to `out`, the folder of the report, so that a report in a different folder has equal rows.
     """
     rows = []
     for figure, panel in panels_of(figures):
         place = {"figure": figure.spec.name, "panel": panel.title, "kind": panel.spec.kind}
+        tags = _tags_of_claims(panel.spec)
         for arm in panel.every:
-            rows += [place | _run_cells(arm, run, out) for run in (*arm.runs, *arm.diverged)]
+            for run in (*arm.runs, *arm.diverged):
+                rows.append(place | _run_cells(arm, run, out) | _curve_cells(run, tags))
     return pd.DataFrame(rows, dtype=object)
+
+
+def _tags_of_claims(panel: PanelSpec) -> set[str]:
+    """Return the scalars that the claims of a panel read, other than the validation loss."""
+    tags = {panel.tag} if panel.tag else set()
+    for claim in panel.claims:
+        tags.update(claim.tags)
+    return tags
+
+
+def _curve_cells(run: Run, tags: Collection[str]) -> dict[str, str]:
+    """Return the curves of a run other than its validation loss, by tag."""
+    cells = {}
+    for tag in sorted(run.curves):
+        if tag in tags or tag.startswith(COPYING):
+            cells[tag] = curve_text(run.curves[tag])
+    return cells
 
 
 def _run_cells(arm: Arm, run: Run, out: Path) -> dict[str, Any]:
     """Return the cells of one run, by column."""
-    copying = {tag: curve for tag, curve in run.curves.items() if tag.startswith(COPYING)}
     return {
         "arm": arm.label,
         "ours": arm.ours,
@@ -78,7 +99,6 @@ def _run_cells(arm: Arm, run: Run, out: Path) -> dict[str, Any]:
         **{key: run.summary.get(key) for key in _SUMMARY},
         "run": os.path.relpath(run.dir, out),
         "curve": curve_text(run.curve(VAL_LOSS)),
-        **{tag: curve_text(copying[tag]) for tag in sorted(copying)},
     }
 
 
@@ -146,14 +166,15 @@ def read_csv(path: Path) -> tuple[tuple[str, ...], dict[int, dict[str, str]]]:
 def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict[str, Run]:
     """Return the runs in results.csv files, or in their folders, by directory name.
 
-    The first of equal names counts.
+    The first of equal names counts. Rows of other panels add the curves that their claims read.
     """
     recorded: dict[str, Run] = {}
     for given in paths:
         path = given if given.is_file() else given / RESULTS
         for run in _read_report(path):
             _check_corpus(path, run, corpus_hash)
-            earlier = recorded.setdefault(run.dir.name, run)
+            earlier = recorded.get(run.dir.name, run)
+            recorded[run.dir.name] = replace(earlier, curves={**run.curves, **earlier.curves})
             if not np.array_equal(run.val_loss, earlier.val_loss, equal_nan=True):
                 found = f"the loss of {run.dir} is {run.val_loss:.4f}"
                 counts = f"an earlier recording counts: {earlier.val_loss:.4f}"
@@ -215,7 +236,8 @@ def _take_curves(summary: dict[str, Any]) -> dict[str, Curve]:
     only_last = f"{summary['tokens']}:{summary['val_loss']}"  # of a report without curves
     curves = {VAL_LOSS: read_curve(summary.pop("curve", only_last))}
     for tag in list(summary):
-        if tag.startswith(COPYING):
+        is_curve = "/" in tag and ":" in str(summary[tag])  # means of steps are single numbers
+        if is_curve:
             curves[tag] = read_curve(summary.pop(tag))
     return curves
 
