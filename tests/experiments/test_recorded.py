@@ -73,11 +73,12 @@ def test_recorded_runs_have_the_same_verdicts(
     ("protocol", "cpu-100", "cpu-100-protocol"),
     ("protocol", "gpu-25", "gpu-25"),
     ("english", "cpu-english", "cpu-english"),
+    ("necessity", "cpu", "cpu-curves"),
+    ("qkv-dynamics", "cpu", "cpu-curves"),
+    ("wsd", "cpu", "cpu-curves"),
 ])  # fmt: skip
-def test_protocol_is_judged_as_recorded(
-    name: str, budget: str, folder: str, tmp_path: Path
-) -> None:
-    """The recordings are older, and divide the claims of one initial std among several panels."""
+def test_figure_is_judged_as_recorded(name: str, budget: str, folder: str, tmp_path: Path) -> None:
+    """Claims on losses, curves and norms; older recordings divide one initial std among panels."""
     resolver = RunResolver(load_budget(budget), {})
     figure = plan_figure(load_figure(name), resolver)
     recorded = read_recorded([ROOT / "results" / folder])
