@@ -1,6 +1,7 @@
 """Recordings instead of runs, and the recorded claims of `make theory`, a table of figure 11."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -18,9 +19,10 @@ from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.resolver import RunResolver
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_store import RunStore
-from lightning_sv.experiments.spec import load_budget, load_figure
+from lightning_sv.experiments.spec import budget_names, load_budget, load_figure
+from lightning_sv.statistics.scaling import fit_scaling
 from lightning_sv.theory.claims import CLAIMS
-from tests.conftest import ROOT
+from tests.conftest import ROOT, thinned
 from tests.experiments.test_compare import FAKE
 from tests.experiments.test_evaluate import cpu, judged, plan, train_all, trained
 
@@ -69,17 +71,42 @@ def test_recorded_runs_have_the_same_verdicts(
     assert both[first].val_loss == here.recorded[first].val_loss and first in caplog.text
 
 
-@pytest.mark.parametrize(("name", "budget", "folder"), [
-    ("protocol", "cpu-100", "cpu-100-protocol"),
-    ("protocol", "gpu-25", "gpu-25"),
-    ("english", "cpu-english", "cpu-english"),
-    ("necessity", "cpu", "cpu-curves"),
-    ("qkv-dynamics", "cpu", "cpu-curves"),
-    ("wsd", "cpu", "cpu-curves"),
-])  # fmt: skip
-def test_figure_is_judged_as_recorded(name: str, budget: str, folder: str, tmp_path: Path) -> None:
-    """Claims on losses, curves and norms; older recordings divide one initial std among panels."""
-    resolver = RunResolver(load_budget(budget), {})
+#: recordings whose verdicts their runs do not give again, with the reason
+NOT_AGAIN = {
+    "cpu": "an interim analysis widened its intervals (docs/verdicts.md), and it has no curves",
+    "cpu-balance": "it lacks the scalars that its claims read; cpu-curves has them",
+    "cpu-output-decay": "it lacks the scalars that its claims read; cpu-curves has them",
+    "cpu-long-one-setting": "its table is older than the column tokenizer_sha256",
+}
+
+
+def recorded_figures() -> Iterator[tuple[str, str]]:
+    """Yield folder and figure of each recording whose verdicts can be given again."""
+    for path in sorted(ROOT.glob("results/*/verdicts.csv")):
+        folder = path.parent.name
+        if folder not in NOT_AGAIN and path.read_text().strip():
+            for figure in pd.read_csv(path).figure.unique():
+                yield folder, figure
+
+
+#: claims on losses, curves and norms; older recordings divide one initial std among panels
+FEW = [
+    ("cpu-100-protocol", "protocol"),
+    ("cpu-english", "english"),
+    ("cpu-curves", "qkv-dynamics"),
+    ("cpu-curves", "wsd"),
+    ("gpu-25", "protocol"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:scale strategy .* is the same model")
+@pytest.mark.parametrize(("folder", "name"), thinned(recorded_figures(), FEW, several=True))
+def test_figure_is_judged_as_recorded(
+    folder: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_sv.experiments.laws.fit_scaling", fit_scaling)  # all resamples
+    budgets = [budget for budget in budget_names() if folder.startswith(budget)]
+    resolver = RunResolver(load_budget(max(budgets, key=len)), {})
     figure = plan_figure(load_figure(name), resolver)
     recorded = read_recorded([ROOT / "results" / folder])
     found = judged(figure, RunStore(tmp_path, None, FAKE, recorded=recorded))
@@ -89,7 +116,14 @@ def test_figure_is_judged_as_recorded(name: str, budget: str, folder: str, tmp_p
     facts = ["claim", "verdict", "paper", "n", "primary"]
     assert verdicts[facts].to_numpy().tolist() == expected[facts].to_numpy().tolist()
     numbers = ["estimate", "low", "high", "p", "own_low", "own_high"]
-    np.testing.assert_allclose(verdicts[numbers].astype(float), expected[numbers], rtol=1e-9)
+    expected_numbers = expected.reindex(columns=numbers)  # older recordings lack some of them
+    are_recorded = expected_numbers.notna().any()
+    np.testing.assert_allclose(
+        verdicts[numbers].astype(float).loc[:, are_recorded],
+        expected_numbers.loc[:, are_recorded],
+        rtol=1e-6,
+        atol=1e-12,
+    )
 
 
 @pytest.mark.parametrize("label", ["=1+1", "@SUM(A1)", "+hg", "'=a", "llama"])
