@@ -1,7 +1,7 @@
 """Recordings instead of runs, and the recorded claims of `make theory`, a table of figure 11."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,15 +11,30 @@ import pytest
 
 from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.errors import ConfigError
+from lightning_sv.experiments.arms import Arm
+from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.kinds.table import read_table
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.preflight import check_recorded, check_recorded_curves
-from lightning_sv.experiments.report.results_csv import read_recorded, write_csv
+from lightning_sv.experiments.report.results_csv import (
+    CLIPPED,
+    read_recorded,
+    run_frame,
+    step_means,
+    write_csv,
+)
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.resolver import RunResolver
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_store import RunStore
-from lightning_sv.experiments.spec import budget_names, load_budget, load_figure
+from lightning_sv.experiments.spec import (
+    FigureSpec,
+    PanelSpec,
+    budget_names,
+    load_budget,
+    load_figure,
+)
+from lightning_sv.runs.events import Curve, Run
 from lightning_sv.statistics.scaling import fit_scaling
 from lightning_sv.theory.claims import CLAIMS
 from tests.conftest import ROOT, thinned
@@ -74,8 +89,8 @@ def test_recorded_runs_have_the_same_verdicts(
 #: recordings whose verdicts their runs do not give again, with the reason
 NOT_AGAIN = {
     "cpu": "an interim analysis widened its intervals (docs/verdicts.md), and it has no curves",
-    "cpu-balance": "it lacks the scalars that its claims read; cpu-curves has them",
-    "cpu-output-decay": "it lacks the scalars that its claims read; cpu-curves has them",
+    "cpu-balance": "it lacks the scalars that its claims read",
+    "cpu-output-decay": "it lacks the scalars that its claims read",
     "cpu-long-one-setting": "its table is older than the column tokenizer_sha256",
 }
 
@@ -126,7 +141,50 @@ def test_figure_is_judged_as_recorded(
     )
 
 
-@pytest.mark.parametrize("label", ["=1+1", "@SUM(A1)", "+hg", "'=a", "llama"])
+NORM = "branch_norm/mean/q_proj/effective"
+
+
+def claimed_scalar(val_loss: float, *specs: PanelSpec) -> Figure:
+    """Return panels of one run with two scalars; the mean of CLIPPED is a column of each panel."""
+    curves = {
+        "val/loss": Curve(np.array([1_000, 2_000]), np.array([4.0, val_loss])),
+        CLIPPED: Curve(np.array([1_000, 2_000]), np.array([0.5, 0.25])),
+        NORM: Curve(np.array([1_000, 2_000]), np.array([1.0, 2.0])),
+    }
+    summary = {"seed": 0, "corpus_hash": "c0ffee", "tokenizer_sha256": "7001"}
+    arm = Arm("llama", {0: Run(Path("llama-seed0"), "llama", {}, summary, curves)})
+    panels = tuple(LoadedPanel.of_arms(spec, [arm]) for spec in specs)
+    return Figure(FigureSpec("f", "t", "s", list(specs)), panels)
+
+
+LOSSES = PanelSpec("Losses")
+SCALAR = PanelSpec("Clipped", kind="scalar", tag=CLIPPED)
+
+
+@pytest.mark.parametrize("specs", [(LOSSES, SCALAR), (SCALAR, LOSSES)])
+def test_read_recorded_scalar_of_a_claim(specs: Sequence[PanelSpec], tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    figure = claimed_scalar(3.0, *specs)
+    write_csv(path, run_frame([figure], tmp_path))
+    (run,) = read_recorded([path]).values()
+    assert run.curve(CLIPPED).values.tolist() == [0.5, 0.25]
+    assert step_means(run) == {CLIPPED: 0.375}
+
+
+@pytest.mark.parametrize(("val_loss", "has_scalar"), [(3.0, True), (3.5, False)])
+def test_read_recorded_different_run_adds_no_scalar(
+    val_loss: float, has_scalar: bool, tmp_path: Path
+) -> None:
+    """A recording of the same configuration on a different machine is a different run."""
+    first = tmp_path / "first.csv"
+    write_csv(first, run_frame([claimed_scalar(3.0, LOSSES)], tmp_path))
+    other = tmp_path / "other.csv"
+    write_csv(other, run_frame([claimed_scalar(val_loss, replace(SCALAR, tag=NORM))], tmp_path))
+    (run,) = read_recorded([first, other]).values()
+    assert run.val_loss == 3.0 and (NORM in run.curves) == has_scalar
+
+
+@pytest.mark.parametrize("label", ["=1+1", "@SUM(A1)", "+hg", "'=a", "1:2", "llama"])
 def test_write_csv_label_is_no_formula_and_is_read_again(
     label: str, recording: tuple[Path, Figure], tmp_path: Path
 ) -> None:

@@ -2,15 +2,15 @@
 
 The name of a run directory has a hash of everything that determines the run, so a row identifies it
 on any machine, and replaces a directory that does not exist there. A row has validation losses,
-copying measurements, the scalars that claims of its panel read, means of step sizes and provenance,
-but no other scalars and no config.
+copying measurements, the scalars that its panel and its claims name, means of step sizes and
+provenance, but no other scalars and no config.
 """
 
 import csv
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isnan
 from pathlib import Path
@@ -40,6 +40,8 @@ _SUMMARY = (
     "steps", "parameters", "activated_parameters", "lr", "seconds", "corpus_hash",
     "tokenizer_sha256", "torch", "commit", "date", "machine",
 )  # fmt: skip
+#: columns with texts of any content
+_TEXTS = ("figure", "panel", "kind", "arm", "run", *_SUMMARY)
 #: tags of `TrainingMonitor` and `RelativeSteps`, whose means over a run have columns
 CLIPPED = "clipped_steps"
 ROLE_STEP = "relative_step/role/"
@@ -53,22 +55,24 @@ _NEEDED = ("run", "arm", "seed", "tokens", "val_loss", "corpus_hash", "tokenizer
 def run_frame(figures: Sequence[Figure], out: Path) -> pd.DataFrame:
     """Return one row per run of each panel, also without a pair or diverged.
 
-    Copying, steps and the scalars of claims have one column per tag. Run directories are relative
+    Copying, steps and the named scalars have one column per tag. Run directories are relative
     to `out`, the folder of the report, so that a report in a different folder has equal rows.
     """
     rows = []
     for figure, panel in panels_of(figures):
         place = {"figure": figure.spec.name, "panel": panel.title, "kind": panel.spec.kind}
-        tags = _tags_of_claims(panel.spec)
+        tags = _named_tags(panel.spec)
         for arm in panel.every:
             for run in (*arm.runs, *arm.diverged):
                 rows.append(place | _run_cells(arm, run, out) | _curve_cells(run, tags))
     return pd.DataFrame(rows, dtype=object)
 
 
-def _tags_of_claims(panel: PanelSpec) -> set[str]:
-    """Return the scalars that the claims of a panel read, other than the validation loss."""
-    tags = {panel.tag} if panel.tag else set()
+def _named_tags(panel: PanelSpec) -> set[str]:
+    """Return the scalars that a panel and its claims name."""
+    tags: set[str] = set()
+    if panel.tag:
+        tags.add(panel.tag)
     for claim in panel.claims:
         tags.update(claim.tags)
     return tags
@@ -110,20 +114,14 @@ def tokens_per_param(run: Run) -> float | None:
 
 def step_means(run: Run) -> dict[str, float]:
     """Return the share of clipped steps, and the relative steps per role and branch."""
-    names: Iterable[str] = run.curves
-    if run.recorded:  # the columns of its row
-        names = run.summary
     means = {}
-    for tag in sorted(names):
+    for column, value in run.summary.items():
+        if column.startswith(_STEPS):  # of a recorded run
+            means[column] = float(value)
+    for tag, curve in run.curves.items():
         if tag.startswith(_STEPS):
-            means[tag] = _step_mean(run, tag)
-    return means
-
-
-def _step_mean(run: Run, tag: str) -> float:
-    if run.recorded:
-        return float(run.summary[tag])
-    return float(run.curves[tag].values.mean())
+            means[tag] = float(curve.values.mean())
+    return dict(sorted(means.items()))
 
 
 def write_csv(path: Path, frame: pd.DataFrame) -> None:
@@ -166,19 +164,21 @@ def read_csv(path: Path) -> tuple[tuple[str, ...], dict[int, dict[str, str]]]:
 def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict[str, Run]:
     """Return the runs in results.csv files, or in their folders, by directory name.
 
-    The first of equal names counts. Rows of other panels add the curves that their claims read.
+    The first of equal names counts. Further rows of the same loss, which are those of other panels,
+    add the scalars that these panels name.
     """
     recorded: dict[str, Run] = {}
     for given in paths:
         path = given if given.is_file() else given / RESULTS
         for run in _read_report(path):
             _check_corpus(path, run, corpus_hash)
-            earlier = recorded.get(run.dir.name, run)
-            recorded[run.dir.name] = replace(earlier, curves={**run.curves, **earlier.curves})
-            if not np.array_equal(run.val_loss, earlier.val_loss, equal_nan=True):
-                found = f"the loss of {run.dir} is {run.val_loss:.4f}"
-                counts = f"an earlier recording counts: {earlier.val_loss:.4f}"
-                log.warning("%s: %s; %s", path, found, counts)
+            earlier = recorded.setdefault(run.dir.name, run)
+            if np.array_equal(run.val_loss, earlier.val_loss, equal_nan=True):
+                recorded[run.dir.name] = replace(earlier, curves={**run.curves, **earlier.curves})
+                continue
+            found = f"the loss of {run.dir} is {run.val_loss:.4f}"
+            counts = f"an earlier recording counts: {earlier.val_loss:.4f}"
+            log.warning("%s: %s; %s", path, found, counts)
     return recorded
 
 
@@ -235,10 +235,10 @@ def _take_curves(summary: dict[str, Any]) -> dict[str, Curve]:
     """Remove the cells with curves from a summary, and return the curves by tag."""
     only_last = f"{summary['tokens']}:{summary['val_loss']}"  # of a report without curves
     curves = {VAL_LOSS: read_curve(summary.pop("curve", only_last))}
-    for tag in list(summary):
-        is_curve = "/" in tag and ":" in str(summary[tag])  # means of steps are single numbers
-        if is_curve:
-            curves[tag] = read_curve(summary.pop(tag))
+    for column in list(summary):
+        has_points = ":" in str(summary[column])  # means of steps are single numbers
+        if has_points and column not in _TEXTS:
+            curves[column] = read_curve(summary.pop(column))
     return curves
 
 
