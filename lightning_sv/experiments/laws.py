@@ -4,9 +4,15 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import Series
 from lightning_sv.statistics.scaling import ScalingFit, fit_scaling
+
+#: losses of each size, one per seed, as a key of a cache
+_Losses = tuple[tuple[float, ...], ...]
 
 
 class FittedLaws(NamedTuple):
@@ -35,9 +41,8 @@ def fit_laws(every: Sequence[Series]) -> LawFits:
     baseline = next((series for series in every if series.baseline), None)
     if baseline is None:
         return laws
-    for series in every:
-        if series is baseline:
-            continue
+    others = [series for series in every if not series.baseline]
+    for series in others:
         try:
             laws.fits[series.label] = fit_series(baseline, series)
         except NotTestableError as error:
@@ -45,7 +50,6 @@ def fit_laws(every: Sequence[Series]) -> LawFits:
     return laws
 
 
-@lru_cache(maxsize=100)
 def fit_series(a: Series, b: Series) -> list[ScalingFit]:
     """Fit the scaling laws of two series at the sizes of A.
 
@@ -56,4 +60,16 @@ def fit_series(a: Series, b: Series) -> list[ScalingFit]:
     """
     if a.sizes != b.sizes:
         raise NotTestableError(f"its sizes {b.sizes} are not the baseline's {a.sizes}.")
-    return fit_scaling(list(map(float, a.values)), a.losses, b.losses)
+    sizes = tuple(float(value) for value in a.values)
+    return _fit(sizes, _as_key(a.losses), _as_key(b.losses))
+
+
+# The bootstrap of a fit takes seconds. Table, plots, differences.csv and claims of a panel need the
+# same fit, but each of them makes its own series, so the key is the numbers.
+@lru_cache(maxsize=100)
+def _fit(sizes: tuple[float, ...], a: _Losses, b: _Losses) -> list[ScalingFit]:
+    return fit_scaling(sizes, a, b)
+
+
+def _as_key(losses: NDArray[np.float64]) -> _Losses:
+    return tuple(tuple(seeds) for seeds in losses.tolist())

@@ -28,6 +28,7 @@ from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run
 from lightning_sv.statistics.block_anova import BlockDesign
+from lightning_sv.statistics.scaling import ScalingFit, fit_scaling
 from lightning_sv.statistics.verdicts import directed
 
 TOKENS = np.arange(100, 2001, 100)
@@ -297,6 +298,21 @@ def test_slope_is_that_of_the_joint_fit(a: float, b: float, sizes: Any, word: st
     assert found.verdict == word
     assert found.estimate == pytest.approx(b - a, abs=1e-3)
     assert interval_of(found) == (slope.mean, slope.low, slope.high)
+
+
+def test_slope_has_the_fit_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit takes seconds, because of its resamples."""
+    fits = []
+
+    def counted(*data: Any) -> list[ScalingFit]:
+        fits.append(data)
+        return fit_scaling(*data, resamples=40)
+
+    monkeypatch.setattr("lightning_sv.experiments.laws.fit_scaling", counted)
+    panel = scaling_panel({"a": -0.07, "b": -0.04})
+    assert len(panel.kind.table(panel)) == 2
+    verdicts(STEEPER, panel)
+    assert len(fits) == 1
 
 
 def test_slope_p_value_covers_both_sides_and_needs_two_sizes() -> None:

@@ -40,12 +40,14 @@ class ScalingKind(ModelsKind):
 
     def laws(self, panel: LoadedPanel) -> list[FittedLaws]:
         """Return the laws of each series that can be fitted, in each form."""
+        baseline = panel.baseline
+        if baseline is None:
+            return []
         fits, _ = fit_laws(panel.series)
-        laws = []
+        laws: list[FittedLaws] = []
         for series in panel.series:
-            for fit in fits.get(series.label, ()):
-                assert panel.baseline is not None
-                laws.append(FittedLaws(series, panel.baseline, fit))
+            if series.label in fits:
+                laws += [FittedLaws(series, baseline, fit) for fit in fits[series.label]]
         return laws
 
     def table(self, panel: LoadedPanel) -> pd.DataFrame:
