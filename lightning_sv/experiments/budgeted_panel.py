@@ -73,9 +73,12 @@ class BudgetedPanel:
     @cached_property
     def untuned(self) -> list[str]:
         """Sentences on why arms do not have their own optima."""
-        models = [self.budget.models[role] for role in self.roles]
-        reasons = [self.resolver.untuned(self.spec, model) for model in models]
-        return list(dict.fromkeys(filter(None, reasons)))
+        reasons: list[str] = []
+        for role in self.roles:
+            reason = self.resolver.untuned(self.spec, self.budget.models[role])
+            if reason is not None and reason not in reasons:
+                reasons.append(reason)
+        return reasons
 
     @property
     def trained(self) -> dict[str, ArmSpec]:

@@ -204,9 +204,10 @@ def _size_warnings(arms: Sequence[Arm]) -> Iterator[str]:
     """Yield warnings about the validation sets of the sizes of one law."""
     runs = {str(run.dir): run for run in runs_of(arms)}
     check_same_corpus(runs, validation=False)
-    settings = pd.DataFrame(map(_validation_facts, runs.values()), dtype=object).map(str)
-    for key in settings.columns[settings.nunique() > 1]:
-        yield f"the sizes of one law have {key} {' and '.join(settings[key].unique())}."
+    for key in VALIDATION_KEYS:
+        values = dict.fromkeys(str(validation_setting(run, key)) for run in runs.values())
+        if len(values) > 1:
+            yield f"the sizes of one law have data.{key} {' and '.join(values)}."
 
 
 def _config_warnings(runs: Mapping[str, Run], allowed: Sequence[str]) -> list[str]:

@@ -32,13 +32,19 @@ def load_figure(planned: PlannedFigure, runs: RunStore) -> Figure:
 def load_panels(planned: Sequence[PlannedPanel], runs: RunStore) -> tuple[LoadedPanel, ...]:
     """Load the runs of the panels of one figure."""
     shared = Pool()
-    panels = []
+    arms_of_panels = []
+    pools = []
     for panel in planned:
         every = _read_arms(panel, runs)
         pool = panel.kind.pool(shared)
         add_to_pool(pool, every)
-        panels.append((panel, every, pool))
-    return tuple(_load_panel(*panel, runs) for panel in panels)
+        arms_of_panels.append(every)
+        pools.append(pool)
+
+    loaded = []
+    for panel, every, pool in zip(planned, arms_of_panels, pools, strict=True):
+        loaded.append(_load_panel(panel, every, pool, runs))
+    return tuple(loaded)
 
 
 def _read_arms(planned: PlannedPanel, runs: RunStore) -> tuple[Arm, ...]:

@@ -23,8 +23,9 @@ def check_panel(panel: PanelSpec) -> None:
     for label, arm in panel.arms.items():
         _check_arm(f"arm {label!r}", arm, panel)
     baselines = [label for label, arm in panel.arms.items() if arm.baseline]
-    marked = " and ".join(baselines)
-    expect(len(baselines) <= 1, "`baseline: true`", f"set for {marked}", "one arm.")
+    if len(baselines) > 1:
+        marked = " and ".join(baselines)
+        raise ConfigError(f"`baseline: true` is set for {marked}; expected one arm.")
     KINDS[panel.kind].check(panel)
 
 
@@ -70,10 +71,11 @@ def _check_fields_are_read(panel: PanelSpec) -> None:
         for field in kind.fields:
             readers.setdefault(field, []).append(name)
     for field, kinds in readers.items():
-        is_read = panel.kind in kinds
-        found = f"set and kind is {panel.kind!r}"
-        expected = f"kind {' or '.join(kinds)}. Remove {field}, or change kind."
-        expect(is_read or not getattr(panel, field), field, found, expected)
+        is_set = bool(getattr(panel, field))
+        if is_set and panel.kind not in kinds:
+            found = f"{field} is set and kind is {panel.kind!r}"
+            expected = f"kind {' or '.join(kinds)}. Remove {field}, or change kind."
+            raise ConfigError(f"{found}; expected {expected}")
 
 
 def _check_arm(name: str, arm: ArmSpec, panel: PanelSpec) -> None:
@@ -90,9 +92,10 @@ def _check_arm(name: str, arm: ArmSpec, panel: PanelSpec) -> None:
 
 def _check_rate(name: str, arm: ArmSpec, panel: PanelSpec) -> None:
     has_rate = bool(panel.lr or arm.lr)
-    is_key = "model.optim.lr" in {*panel.overrides, *arm.overrides, *panel.axes}
-    expected = "none, because model.optim.lr is set too. Remove one."
-    expect(not (has_rate and is_key), f"lr of {name}", "set", expected)
+    has_key = "model.optim.lr" in {*panel.overrides, *arm.overrides, *panel.axes}
+    if has_rate and has_key:
+        expected = "none, because model.optim.lr is set too. Remove one."
+        raise ConfigError(f"lr of {name} is set; expected {expected}")
 
 
 def _check_length(name: str, arm: ArmSpec) -> None:

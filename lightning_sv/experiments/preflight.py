@@ -112,7 +112,7 @@ def check_recorded_curves(figures: Sequence[PlannedFigure], runs: RunStore) -> N
 
 
 def _claims_without_curve(figure: PlannedFigure, runs: RunStore) -> Iterator[tuple[ClaimSpec, str]]:
-    """Yield each claim about a curve and each of its recorded runs without one."""
+    """Yield each claim about a curve with each of its recorded runs that has only the last loss."""
     for panel in figure.panels:
         for claim in filter(_reads_curve, panel.spec.claims):
             for run in _recorded_runs(claim, panel, runs):

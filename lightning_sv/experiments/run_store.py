@@ -185,8 +185,10 @@ def _print_state(
         state += f", {len(recorded)} of them as recorded"
     console.print(state, markup=False)
     for request in requests:
+        if runs.is_recorded(*request):
+            continue
         job = runs.job(*request)
-        if request not in recorded and is_diverged(job.run_dir):
+        if is_diverged(job.run_dir):
             hint = f"remove {job.run_dir} to train it again"
             console.print(f"{job.title} diverged; {hint}", markup=False)
 

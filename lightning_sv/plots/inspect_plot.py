@@ -96,7 +96,9 @@ def draw_vectors(
 
 def _layer_count(vectors: Iterable[VectorStatistics]) -> int:
     depths = [row.depth for row in vectors if row.depth is not None]
-    return max(depths, default=-1) + 1
+    if not depths:
+        return 0
+    return max(depths) + 1
 
 
 def _draw_panel(

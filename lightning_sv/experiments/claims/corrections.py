@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 
@@ -29,10 +28,11 @@ def correct_verdicts(figures: Sequence[Figure]) -> list[Figure]:
 def _tested(figures: Sequence[Figure], *, primary: bool) -> list[Verdict]:
     """Return the verdicts with a p value, on the primary claims or on the others."""
     tested = []
-    for verdict in chain.from_iterable(figure.verdicts for figure in figures):
-        is_tested = not math.isnan(verdict.p)
-        if is_tested and verdict.primary == primary:
-            tested.append(verdict)
+    for figure in figures:
+        for verdict in figure.verdicts:
+            is_tested = not math.isnan(verdict.p)
+            if is_tested and verdict.primary == primary:
+                tested.append(verdict)
     return tested
 
 

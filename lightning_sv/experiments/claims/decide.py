@@ -34,12 +34,13 @@ def _check_not_skipped(claim: ClaimSpec, panel: LoadedPanel, budget: str) -> Non
     Raises:
         NotTestableError: the reason of the claim, of one of its arms, or of a panel without runs
     """
-    reasons = [claim.skip_under.get(budget), *map(panel.skipped.get, claim.arms)]
+    if budget in claim.skip_under:
+        raise NotTestableError(claim.skip_under[budget])
+    for label in claim.arms:
+        if label in panel.skipped:
+            raise NotTestableError(panel.skipped[label])
     if not panel.is_shown:
-        reasons.append(panel.why_not)
-    for reason in reasons:
-        if reason is not None:
-            raise NotTestableError(reason)
+        raise NotTestableError(str(panel.why_not))
 
 
 def verdicts(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool = False) -> list[Verdict]:
@@ -157,16 +158,16 @@ def _outcome(claim: ClaimSpec, estimate: Estimate) -> Outcome:
         return Outcome(NOT_RESOLVED, math.nan)
     outcome = estimate.outcome
     if outcome is None:
-        outcome = _tested(claim, estimate)
+        outcome = _test(claim, estimate)
     p = outcome.p * (2 * ALPHA / (1 - d.confidence))
     return outcome._replace(p=min(1.0, p))
 
 
-def _tested(claim: ClaimSpec, estimate: Estimate) -> Outcome:
+def _test(claim: ClaimSpec, estimate: Estimate) -> Outcome:
     """Test an estimate, or its logarithms, with the margin of the claim."""
     margin = claim.margin
-    if estimate.unit == "times":
-        margin = math.log(claim.margin or 1.0)
+    if estimate.unit == "times" and margin > 0:  # without a margin, the bound is log(1) = 0
+        margin = math.log(margin)
     return KINDS[claim.kind].test(estimate.tested or estimate.d, margin)
 
 
@@ -222,8 +223,11 @@ def _primary(decided: Sequence[Decided]) -> Verdict | None:
     for claim, results in decided:
         if claim.primary:
             return _last_tested(results)
-    tested = (_last_tested(results) for _, results in decided)
-    return next(filter(None, tested), None)
+    for _, results in decided:
+        tested = _last_tested(results)
+        if tested is not None:
+            return tested
+    return None
 
 
 def _last_tested(results: Sequence[Verdict]) -> Verdict | None:

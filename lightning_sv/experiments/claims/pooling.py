@@ -121,8 +121,10 @@ class Pool:
         # digit.
         values = {}
         for arm, runs in self._runs.items():
+            if arm not in group:
+                continue
             row = _read(runs, of)
-            if row and arm in group:
+            if row:
                 values[arm] = row
         return BlockDesign(values)
 

@@ -148,6 +148,7 @@ class _Panel:
         spec: the panel in conf/paper
         skipped: arm -> why the budget does not train it
         why_not: why the panel is unavailable
+        warnings: sentences on its plan and on its runs
     """
 
     spec: PanelSpec
@@ -218,8 +219,10 @@ class LoadedPanel(_Panel):
             NotTestableError: one of these arms has no runs, or they share no seed
         """
         every = tuple(arm for arm in self.every if arm.is_of(names))
-        for arm in self.kind.lacking(every):
-            raise NotTestableError(f"all runs of {arm.label} {arm.why_no_runs}")
+        lacking = self.kind.lacking(every)
+        if lacking:
+            first = lacking[0]
+            raise NotTestableError(f"all runs of {first.label} {first.why_no_runs}")
         arms = self.kind.comparable(every)
         if not arms:
             raise NotTestableError(f"the arms {' and '.join(names)} share no seed")
@@ -288,14 +291,14 @@ class LoadedPanel(_Panel):
         return pairs, lost
 
     def _arms_with_baselines(self) -> Iterator[tuple[Arm, Arm]]:
-        """Yield the baseline of its size, and the arm, for each arm that is compared."""
+        """Yield the baseline of its size and the arm, for each arm that is compared."""
         if not self.kind.has_pairs:
             return
         baselines = {arm.size: arm for arm in self.arms if arm.baseline}
         for arm in self.arms:
-            baseline = baselines.get(arm.size, arm)
-            if baseline is not arm:
-                yield baseline, arm
+            has_baseline = arm.size in baselines
+            if has_baseline and not arm.baseline:
+                yield baselines[arm.size], arm
 
 
 def alike(arms: Sequence[Arm]) -> list[list[Arm]]:

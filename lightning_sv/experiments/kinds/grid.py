@@ -6,11 +6,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from lightning_sv.errors import ConfigError, NotTestableError
-from lightning_sv.experiments.arms import (
-    Arm,
-    PlannedArm,
-    grouped,
-)
+from lightning_sv.experiments.arms import Arm, PlannedArm, grouped
 from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel, PanelKind
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec, values_under
 

@@ -148,7 +148,7 @@ def _judged(figures: Sequence[Figure]) -> pd.DataFrame:
 def _values(runs: Sequence[Run], key: str) -> list[str]:
     """Return the different values of a key of the summaries, sorted."""
     values = [run.summary.get(key) for run in runs]
-    return sorted(set(map(str, filter(None, values))))
+    return sorted({str(value) for value in values if value})
 
 
 def _period(runs: Sequence[Run]) -> str:
@@ -163,7 +163,7 @@ def _range_text(values: Iterable[float | None]) -> str:
     known = pd.Series(list(values), dtype=float).dropna()
     if known.empty:
         return "not stated"
-    ends = map("{:.3g}".format, [known.min(), known.max()])
+    ends = [f"{known.min():.3g}", f"{known.max():.3g}"]
     return " to ".join(dict.fromkeys(ends))
 
 

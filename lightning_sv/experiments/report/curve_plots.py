@@ -79,15 +79,15 @@ class _Line(NamedTuple):
         """Return the text of the legend: the name, the last difference and what it shows."""
         parts = [f"{self.arm.name}  {self.end.mean:+.4f}"]
         if show_count:
-            parts.append(_count(self.curve.n))
+            parts.append(_pairs_text(self.curve.n))
         word = direction(self.end)
         if word in (EQUAL, NOT_RESOLVED) and self.end.has_interval:
             parts.append(word)
         return ", ".join(parts)
 
 
-def _count(pairs: int) -> str:
-    return "one pair" if pairs == 1 else f"{pairs} pairs"
+def _pairs_text(count: int) -> str:
+    return "one pair" if count == 1 else f"{count} pairs"
 
 
 def _difference_plots(panel: LoadedPanel) -> Drawing:

@@ -6,6 +6,7 @@ import pandas as pd
 
 from lightning_sv.experiments.arms import Arm, Series
 from lightning_sv.experiments.kinds.base import LoadedPanel
+from lightning_sv.experiments.laws import FittedLaws
 from lightning_sv.experiments.report.copying import measured, parts_of
 from lightning_sv.experiments.results import Figure, panels_of
 from lightning_sv.statistics.paired import PairedDifference
@@ -53,10 +54,15 @@ def _parts(panel: LoadedPanel) -> Iterator[Row]:
 
 def _laws(panel: LoadedPanel) -> Iterator[Row]:
     for law in panel.kind.laws(panel):
-        for name in ("offset", "slope"):
-            quantity = f"{name}, {law.fit.form} law"
-            row = _row(law.baseline, law.series, quantity, getattr(law.fit, name))
-            yield row | {"n": None}  # it has all sizes
+        form = f"{law.fit.form} law"
+        yield _law_row(law, f"offset, {form}", law.fit.offset)
+        yield _law_row(law, f"slope, {form}", law.fit.slope)
+
+
+def _law_row(law: FittedLaws, quantity: str, d: PairedDifference) -> Row:
+    row = _row(law.baseline, law.series, quantity, d)
+    del row["n"]  # that of the pairs at each size, but a law has all sizes
+    return row
 
 
 def _row(a: Arm | Series, b: Arm | Series, quantity: str, d: PairedDifference) -> Row:

@@ -41,5 +41,8 @@ def _cell_class(cell: str, column: str) -> str:
     if cell not in _VERDICTS:
         return ""
     colour = "-".join(cell.split()[:2])
-    classes = {"verdict": f"verdict {colour}", "corrected": colour}
-    return classes.get(column, "")
+    if column == "verdict":
+        return f"verdict {colour}"
+    if column == "corrected":
+        return colour
+    return ""

@@ -80,8 +80,8 @@ def with_looks(arms: Sequence[_ArmOrSeries]) -> list[tuple[_ArmOrSeries, style.L
 
 
 def _free_colours(names: Sequence[str]) -> Iterator[str]:
-    """Return the colours that no strategy of these names has of its own, again and again."""
-    taken = {_FIXED.get(name) for name in names}
+    """Return the colours that no strategy of these names has of its own, in a cycle."""
+    taken = {_FIXED[name] for name in names if name in _FIXED}
     return cycle([colour for colour in _FREE if colour not in taken])
 
 

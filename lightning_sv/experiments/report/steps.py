@@ -16,8 +16,8 @@ NOTE = (
 def steps_table(panel: LoadedPanel) -> pd.DataFrame:
     """Return the share of clipped steps, and the relative step per role, of each arm."""
     arms = baseline_first(panel.arms)
-    means = pd.DataFrame(map(_mean_steps, arms))
-    roles = sorted(means.filter(regex=f"^{ROLE_STEP}").columns)
+    means = pd.DataFrame([_mean_steps(arm) for arm in arms])
+    roles = sorted(tag for tag in means.columns if tag.startswith(ROLE_STEP))
     if not roles and CLIPPED not in means:
         return pd.DataFrame()
 
@@ -36,6 +36,6 @@ def _texts(values: "pd.Series[float]", form: str) -> "pd.Series[str]":
 
 def _mean_steps(arm: Arm) -> dict[str, float]:
     """Average `step_means` over the runs of an arm; a tag that some of them lack is omitted."""
-    of_runs = pd.DataFrame(map(step_means, arm.runs))
+    of_runs = pd.DataFrame([step_means(run) for run in arm.runs])
     means: dict[str, float] = of_runs.dropna(axis="columns").mean().to_dict()
     return means
