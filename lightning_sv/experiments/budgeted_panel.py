@@ -91,7 +91,9 @@ class BudgetedPanel:
         name = self.budget.name
         if name in arm.seeds:
             return arm.seeds[name]
-        return self.spec.seeds.get(name, self.budget.seeds)
+        if name in self.spec.seeds:
+            return self.spec.seeds[name]
+        return self.budget.seeds
 
     def resolve(self, arm: ArmSpec, role: str, point: Mapping[str, Any] | None = None) -> RunSpec:
         """Resolve an arm with the model of a role, at a point of a grid."""

@@ -30,7 +30,7 @@ def grid_plots(panel: LoadedPanel) -> Drawing:
 def _unfitted_notes(optima: Mapping[str, Optimum]) -> Iterator[str]:
     for name, optimum in optima.items():
         if optimum.why_not:
-            values = ", ".join(map("{:g}".format, optimum.values))
+            values = ", ".join(f"{value:g}" for value in optimum.values)
             yield f"{name} has no fitted optimum: {optimum.why_not} ({values})."
 
 
