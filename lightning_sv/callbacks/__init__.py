@@ -1,6 +1,6 @@
 """Callbacks for LightningModules whose model has scale vectors.
 
-A callback has one of these bases, which say when it acts and log what it measures:
+A callback that measures has one of these bases, which say when it acts and log its figures:
 
 StepCallback          at some steps of a run: Sharpness
   BranchCallback      figures of the branches of a model: BranchNorms, Preconditioner, RelativeSteps

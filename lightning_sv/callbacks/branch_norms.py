@@ -65,8 +65,9 @@ def norm_pages(tag: str, norms: Iterable[str]) -> Pages:
     """
     pages: Pages = {}
     curves = [curve for curve in branch_curves(norms) if curve.figure in _KINDS]
-    for curve in filter(_has_own_chart, curves):
-        add_curve(pages, curve.page, f"{curve.branch}, effective, mean", f"{tag}/{curve.key}")
+    for curve in curves:
+        if _has_own_chart(curve):
+            add_curve(pages, curve.page, f"{curve.branch}, effective, mean", f"{tag}/{curve.key}")
     for curve in sorted(curves, key=_chart_order):
         add_curve(pages, curve.page, f"{curve.figure}, {curve.place}", f"{tag}/{curve.key}")
     return pages | _expert_pages(tag, norms)

@@ -52,12 +52,13 @@ class HeldOutProbe(StepCallback):
             raise ConfigError(f"datamodule is {found}; expected {expected}")
 
     def chosen_steps(self, trainer: L.Trainer) -> list[int]:
-        """Return evenly spaced steps, the last at the end of the run."""
+        """Return evenly spaced steps after the first one, the last at the end of the run."""
         total = known_steps(trainer, self.name)
-        return [i * total // self.points for i in range(1, self.points + 1)]
+        steps = [i * total // self.points for i in range(1, self.points + 1)]
+        return [step for step in steps if step > 0]  # of more points than steps, the first are 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Read the sequences."""
+        """Read the sequences, and choose the steps."""
         data = data_of(trainer)
         assert data is not None
         self._block = data.held_out(self.sequences).to(pl_module.device)

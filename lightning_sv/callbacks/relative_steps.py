@@ -112,8 +112,8 @@ class RelativeSteps(BranchCallback):
         """Return a chart of the roles, and one per group of branches and kind of tensor."""
         roles = [f"{self.tag}/role/{role}" for role in PARAMETER_ROLES]
         pages: Pages = {"steps": {"relative step of each role": roles}}
-        layers = dict.fromkeys(branch_tensors(self._model), torch.zeros(()))
-        curves = branch_curves(means_over_layers(layers))
+        placeholders = dict.fromkeys(branch_tensors(self._model), torch.zeros(()))
+        curves = branch_curves(means_over_layers(placeholders))
         for curve in sorted(curves, key=_chart_order):
             chart = f"relative step, {curve.page}: {curve.figure}"
             add_curve(pages, "steps", chart, f"{self.tag}/{curve.key}")

@@ -183,7 +183,7 @@ class StepTrigger:
         self.chosen: frozenset[int] = frozenset()
         #: last completed step
         self.step = 0
-        #: last completed step at the end of the batch before; -1 before the first batch
+        #: last completed step at the end of the batch before; at the start, one below `step`
         self.previous = -1
         #: last step of the run; None if it ends by time only
         self.last: int | None = None
@@ -207,7 +207,9 @@ class StepTrigger:
         """Return True if the callback acts after this step, the last completed one or a later."""
         if self.is_last(step) or self.is_chosen(step):
             return True
-        return self.every is not None and self._before(step) // self.every < step // self.every
+        if self.every is None:
+            return False
+        return self._before(step) // self.every < step // self.every
 
     def is_chosen(self, step: int) -> bool:
         """Return True if a chosen step was completed with this one."""

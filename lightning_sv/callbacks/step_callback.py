@@ -1,8 +1,7 @@
 """Base of callbacks that measure a run at some of its optimizer steps, and log figures.
 
-A subclass says what it does at a step in `act`, and logs figures with `write`. Which steps these
-are follows from `every_n_steps`, from `chosen_steps`, or both; the last step is always one of them.
-Step 0 is before training.
+A subclass defines `act`, and logs figures with `write`. It acts after every n-th step, after its
+`chosen_steps`, and after the last step. Step 0, before training, counts as an n-th step.
 """
 
 from collections.abc import Collection, Mapping
@@ -59,21 +58,25 @@ class StepCallback(L.Callback):
             self.act(trainer, pl_module)
 
     def write(self, trainer: L.Trainer, figures: Mapping[str, float | Tensor]) -> None:
-        """Log numbers, or scalar tensors of one device, as 'TAG/KEY'; a collective if sharded."""
-        if not figures:
-            return
-        values = torch.stack([_wide(figure) for figure in figures.values()])
-        numbers = values.tolist()  # one transfer from the device
-        tags = [f"{self.tag}/{key}" for key in figures]
-        write_scalars(trainer, dict(zip(tags, numbers, strict=True)))
+        """Log numbers and scalar tensors as 'TAG/KEY'; a collective if sharded.
+
+        All tensors must be on one device, from which they are copied at once.
+        """
+        numbers = dict(figures) | _numbers_of_tensors(figures)
+        write_scalars(trainer, {f"{self.tag}/{key}": value for key, value in numbers.items()})
 
     def expect_at_least(self, key: str, value: int, least: int) -> None:
         """Raise ConfigError if an argument is too small."""
         expect(value >= least, f"{key} of {self.name}", value, f"at least {least}.")
 
 
-def _wide(figure: float | Tensor) -> Tensor:
-    """Return a figure in float64, which has all digits of the others."""
-    if isinstance(figure, Tensor):
-        figure = full_tensor(figure)
-    return torch.as_tensor(figure, dtype=torch.float64)
+def _numbers_of_tensors(figures: Mapping[str, float | Tensor]) -> dict[str, float]:
+    """Return the figures that are tensors as numbers, with one copy from their device."""
+    tensors: dict[str, Tensor] = {}
+    for key, figure in figures.items():
+        if isinstance(figure, Tensor):
+            tensors[key] = full_tensor(figure)
+    if not tensors:
+        return {}
+    numbers = torch.stack(list(tensors.values())).tolist()
+    return dict(zip(tensors, numbers, strict=True))

@@ -37,7 +37,7 @@ class BranchCurve(NamedTuple):
         key: 'layer0/q_proj/W'
         place: 'layer0', or 'mean' over layers
         branch: 'q_proj'
-        figure: 'W'
+        figure: 'W'; 'effective/expert3' of an expert
     """
 
     page: str

@@ -14,6 +14,7 @@ from lightning import LightningModule
 from lightning_sv import Backbone, BackboneConfig, TokenDataModule
 from lightning_sv.callbacks import Sharpness
 from lightning_sv.callbacks.sharpness import parameter_subsets
+from lightning_sv.callbacks.sharpness.time_budget import TimeBudget
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import document_ids, next_token_loss
 from lightning_sv.scale import ScaleVector
@@ -97,6 +98,18 @@ def test_sharpness_beyond_its_budget_is_skipped(
     assert len(probed) == count and len(skipped) == 9 - count
     assert skipped == list(range(1, len(skipped) + 1))
     assert spent <= 0.05 * (1000 + spent) or count == 2
+
+
+@pytest.mark.parametrize(
+    ("step", "affordable"), [(0, True), (500, False), (999, False), (1001, True)]
+)
+def test_sharpness_first_and_last_are_never_skipped(step: int, affordable: bool) -> None:
+    """Also if the last batch completes several steps."""
+    budget = TimeBudget(0.05)
+    budget.clock = lambda: 0.0
+    budget.start(is_new=True)
+    budget.measured(1000.0)
+    assert budget.affords(step, 1000) == affordable
 
 
 def batch_of(callback: Sharpness, data: TokenDataModule, devices: int) -> int:

@@ -5,10 +5,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import nn
 
 from lightning_sv import callbacks
+from lightning_sv.callbacks import CopyingMonitor, StepCallback
 from lightning_sv.callbacks.run_state import (
     StepTrigger,
     evaluation_mode,
@@ -53,6 +55,38 @@ def test_step_trigger_counts_all_steps_of_a_batch() -> None:
     clock.start(trainer)
     trainer.global_step = 8
     assert clock.ended(trainer) and clock.is_last(8)
+
+
+class TwoFigures(StepCallback):
+    tag = "two"
+
+    def act(self, trainer: Any, pl_module: Any) -> None:
+        self.write(trainer, {"step": trainer.global_step, "norm": torch.tensor(0.5)})
+
+
+def test_step_callback_writes_numbers_and_tensors_at_its_steps() -> None:
+    written: dict[int, dict[str, float]] = {}
+    logger = SimpleNamespace(log_metrics=lambda values, step: written.update({step: values}))
+    trainer: Any = SimpleNamespace(
+        global_step=0,
+        estimated_stepping_batches=5,
+        max_steps=5,
+        callbacks=[],
+        callback_metrics={},
+        loggers=[logger],
+    )
+    callback = TwoFigures(every_n_steps=2)
+    callback.on_train_start(trainer, Any)
+    for step in range(1, 6):
+        trainer.global_step = step
+        callback.on_train_batch_end(trainer, Any, None, None, step)
+    assert written == {step: {"two/step": step, "two/norm": 0.5} for step in (0, 2, 4, 5)}
+
+
+@pytest.mark.parametrize(("points", "steps"), [(2, [2, 5]), (8, [1, 1, 2, 3, 3, 4, 5])])
+def test_held_out_probe_measures_after_the_first_step(points: int, steps: list[int]) -> None:
+    trainer: Any = SimpleNamespace(estimated_stepping_batches=5, max_steps=5, callbacks=[])
+    assert CopyingMonitor(points=points).chosen_steps(trainer) == steps
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,14 @@ def parameter_subsets(model: nn.Module) -> Subsets:
     block; q_proj, ...: the weights of that name in every block, with their scale vectors;
     attn_norm, ...: the scale vectors of that norm.
     """
-    roles: Subsets = dict.fromkeys(["all", *known_roles(model)], ())
-    roles |= collected([("all", model.parameters()), *members_by_role(model)])
+    subsets: Subsets = dict.fromkeys(["all", *known_roles(model)], ())
+    subsets |= collected([("all", model.parameters()), *members_by_role(model)])
     places = collected([*members_by_place(model), *applied_vectors(model)])
-    present = {name: members for name, members in places.items() if members}
-    return roles | present | roles  # a place such as `router` is a role too, which it stays
+    for name, members in places.items():
+        is_role = name in subsets  # such as `router`, which keeps that meaning
+        if members and not is_role:
+            subsets[name] = members
+    return subsets
 
 
 def collected(members: Iterable[Member]) -> Subsets:

@@ -52,7 +52,8 @@ class TimeBudget:
     def affords(self, step: int, total: int) -> bool:
         """Return True if a measurement at this step fits; the first and the last always do."""
         done = self.so_far.done
-        if step in (0, total) or not done:
+        is_at_end = step >= total  # a batch may complete several steps
+        if step == 0 or is_at_end or not done:
             return True
         training = (self.elapsed() - self.so_far.spent) * total / step  # of the complete run
         mean = self.so_far.spent / done
