@@ -25,13 +25,14 @@ class KeptPart:
         """Return the sum of a column of the part's table, over the documents that are kept."""
         return int(self.part.documents()[column][self.rows].sum(dtype=np.int64))
 
-    def tokens(self, split: str) -> np.ndarray:
-        """Return the tokens of each document in a split (n,), 0 if it is dropped."""
-        return self.part.documents()[f"{split}_tokens"] * self.rows.astype(np.int64)
+    def lengths(self, split: str) -> np.ndarray:
+        """Return the number of tokens of each document in a split (n,), 0 if it is dropped."""
+        lengths = self.part.documents()[f"{split}_tokens"].astype(np.int64)
+        return np.where(self.rows, lengths, 0)
 
     def held_out(self) -> list[str]:
         """Return the names of its first validation documents."""
-        n_held_out = int((self.tokens("val") > 0).sum())
+        n_held_out = np.count_nonzero(self.lengths("val"))
         return self.part.summary()["held_out"][:n_held_out]
 
 

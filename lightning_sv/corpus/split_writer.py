@@ -27,8 +27,8 @@ class SplitWriter:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.dtype = job.tokenizer.dtype
         self.chunk_bytes = job.config.chunk_size
-        tokens = (part.tokens(split) for part in selection.parts)
-        self.plan = plan_shards((n * self.dtype.itemsize for n in tokens), self.chunk_bytes)
+        sizes = (part.lengths(split) * self.dtype.itemsize for part in selection.parts)
+        self.plan = plan_shards(sizes, self.chunk_bytes)
 
     def write(self, number: int) -> int:
         """Write a shard, unless it exists; return its bytes."""
@@ -60,9 +60,9 @@ class SplitWriter:
 
     def _sizes(self, span: Span) -> np.ndarray:
         """Return the bytes of the tokens of each document of a span that is in the split."""
-        tokens = self.selection.parts[span.part].tokens(self.split)
-        in_span = tokens[span.start : span.stop]
-        return in_span[in_span > 0] * self.dtype.itemsize
+        lengths = self.selection.parts[span.part].lengths(self.split)[span.start : span.stop]
+        in_split = lengths > 0
+        return lengths[in_split] * self.dtype.itemsize
 
     def _span_tokens(self, span: Span) -> np.ndarray:
         """Return the tokens of the documents of a span that are kept."""

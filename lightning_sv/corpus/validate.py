@@ -250,7 +250,9 @@ def _listed_shard(name: str, chunk: Mapping[str, Any]) -> tuple[str, Any, Any, A
 def _is_plain(config: Mapping[str, Any], dtype: str) -> bool:
     """Return True if an index is one of uncompressed tokens."""
     expected = _PLAIN | {"data_format": DATA_FORMATS[dtype]}
-    expected |= dict.fromkeys((key for key in config if "compression" in key), None)
+    for key in config:
+        if "compression" in key:
+            expected[key] = None
     return all(config[key] == value for key, value in expected.items())
 
 
