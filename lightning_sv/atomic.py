@@ -177,7 +177,7 @@ def reading(path: str | Path) -> Iterator[None]:
 
 
 def check_readable(path: Path) -> None:
-    """Raise UnreadableError unless a file can be opened, for readers that call it damaged."""
+    """Raise UnreadableError if a file cannot be opened, which torch would report as damage."""
     with reading(path), path.open("rb") as file:
         file.read(1)
 

@@ -54,7 +54,7 @@ _NUMBERS: dict[Any, tuple[tuple[type, ...], str]] = {
 
 
 def expect_number(key: str, value: object, kind: Any) -> None:
-    """Raise `ConfigError` if a value is no number although `kind`, its annotation, is one."""
+    """Raise `ConfigError` if `kind`, an annotation, is a number and the value is not."""
     if kind not in _NUMBERS:
         return
     classes, expected = _NUMBERS[kind]
@@ -67,7 +67,7 @@ def expect_number(key: str, value: object, kind: Any) -> None:
 
 
 def expect_numbers(prefix: str, config: Any) -> None:
-    """Raise `ConfigError` if a field of a dataclass is no number although its annotation is one."""
+    """Raise `ConfigError` if a field that is annotated as a number has a different value."""
     for field in fields(config):
         expect_number(f"{prefix}.{field.name}", getattr(config, field.name), field.type)
 

@@ -27,8 +27,9 @@ def tuned_lr(model: str, optimizer: str, schedule: str, strategy: ScaleStrategy)
         ConfigError: there is no value for the combination; the message lists those of this model
     """
     run = {"model": model, "optim": optimizer, "schedule": schedule}
-    for row in _fitting("rates", run | {"placement": strategy.placement}):
-        return float(row["lr"])
+    rates = _fitting("rates", run | {"placement": strategy.placement})
+    if rates:
+        return float(rates[0]["lr"])
 
     case = f"model {model!r} with optimizer {optimizer!r} and schedule {schedule!r}"
     for row in _fitting("not_reported", run):
@@ -41,7 +42,7 @@ def tuned_lr(model: str, optimizer: str, schedule: str, strategy: ScaleStrategy)
 
 
 def _fitting(section: str, run: Row) -> list[Row]:
-    """Return the rows of a section whose keys have the values of the run."""
+    """Return the rows of a section that fit the run; a key that a row lacks fits any value."""
     return [row for row in _rows(section) if _fits(row, run)]
 
 

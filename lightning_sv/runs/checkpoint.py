@@ -180,7 +180,8 @@ def _check_run(loaded: LoadedCheckpoint, tokenizer: Tokenizer, run_dir: Path) ->
     }
     for key, here in of_run.items():
         there = of_checkpoint[key]
-        if None not in (here, there) and here != there:
+        is_known = here is not None and there is not None
+        if is_known and here != there:
             expected = f"{there!r}, as in its checkpoint. They belong to different runs."
             raise ConfigError(f"{run_dir}: {key} is {here!r}; expected {expected}")
 

@@ -28,7 +28,7 @@ class EventFile:
     """One event file: the scalars that one start of a run logged.
 
     Attributes:
-        path: where it is
+        path: path of the file
         number: number in its name, counted from 1; 0 in files of other programs
         points: its scalars
         is_complete: if True, the file was read to its end

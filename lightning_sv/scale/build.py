@@ -14,6 +14,7 @@ can use, and which options changed nothing.
 """
 
 import warnings
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
@@ -267,17 +268,16 @@ def sites_with_scale_in(sites: Iterable[Site]) -> list[Site]:
 
 
 def sharing_scale_out(sites: Iterable[Site]) -> list[Site]:
-    """Let the sites share one output-side vector per shape."""
-    names_of_shape: dict[object, tuple[str, ...]] = {}
+    """Return the sites, which share one output-side vector per shape."""
+    names_of_shape: dict[object, list[str]] = defaultdict(list)
     for site in sites:
         if site.placement.scale_out:
-            names = names_of_shape.get(site.scale_out_shape, ())
-            names_of_shape[site.scale_out_shape] = (*names, site.name)
+            names_of_shape[site.scale_out_shape].append(site.name)
 
     sharing = []
     for site in sites:
         if site.placement.scale_out:
-            site = replace(site, sharers=names_of_shape[site.scale_out_shape])
+            site = replace(site, sharers=tuple(names_of_shape[site.scale_out_shape]))
         sharing.append(site)
     return sharing
 

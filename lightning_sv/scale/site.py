@@ -68,7 +68,7 @@ class Site:
 
     @property
     def scale_out_shape(self) -> tuple[object, ...]:
-        """What branches have in common that can share an output-side vector."""
+        """Key that is equal for branches that can share an output-side vector."""
         n_head = self.branch.n_head if self.shares_heads else None
         return self.branch.d_out, self.branch.batch_dims, n_head
 

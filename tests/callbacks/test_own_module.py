@@ -106,9 +106,7 @@ def test_probe_leaves_metrics_of_a_training_step_and_biases_of_experts(
     for name, probes in (("plain", 0), ("probed", 1)):
         made = Measured(backbone=BIASED, lr=0.01, seed=0)
         probe = Sharpness(("scale_input",), 3, method=method, lanczos_steps=2, loss=loss)
-        probe.time.clock = lambda: (
-            0.0
-        )  # its budget would skip the probe between the first and the last step
+        probe.time.clock = lambda: 0.0  # its budget would skip the probe in the middle
         run = trainer(tmp_path / name, *[probe] * probes, max_steps=6, val_check_interval=None)
         run.fit(made, loader())
         seen.append([run.callback_metrics["blocks"], made.mean.compute(), *made.all.compute()])
