@@ -73,6 +73,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def python_path() -> str:
+    """Return the PYTHONPATH of a process that imports this repository."""
+    path = [str(ROOT)]
+    inherited = os.environ.get("PYTHONPATH")
+    if inherited:
+        path.append(inherited)
+    return os.pathsep.join(path)
+
+
 class Running:
     """A function in a separate process with a deadline.
 
@@ -111,8 +120,8 @@ class Running:
             str(self.result),
             json.dumps(given),
         ]
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"} | (env or {})
+        own = {"PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"}
+        environment = os.environ | own | (env or {})
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command,

@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.gpu.process import LAST_LINES, ROOT, Task, read_json
+from benchmarks.gpu.process import LAST_LINES, ROOT, Task, python_path, read_json
 from benchmarks.gpu.watch import COUNTS, KILL
 from lightning_sv.__main__ import main
 from lightning_sv.corpus import CorpusConfig, prepare
@@ -27,8 +27,6 @@ from lightning_sv.runs.directory import LAST
 STEPS = 20
 SAVE = 10
 DIE = 13
-
-
 #: runs whose results are compared, if both have ended
 COMPARED = (
     ("again", "uninterrupted"),
@@ -151,16 +149,14 @@ class _Runs:
         began = time.monotonic()
         log = self.root / f"{name.replace(' ', '-')}.log"
         with log.open("w") as stream:
-            if (
-                self.task.toy and KILL not in env
-            ):  # in this process, because importing takes longer than the run
+            # a toy run in this process, because importing takes longer than the run
+            if self.task.toy and KILL not in env:
                 with patch.dict(os.environ, env), redirect_stdout(stream), redirect_stderr(stream):
                     code = main(["fit", *arguments])
             else:
-                path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
                 code = subprocess.run(
                     [sys.executable, "-m", "lightning_sv", "fit", *arguments], cwd=self.root, check=False,
-                    env=os.environ | {"PYTHONPATH": path} | env, stdout=stream, stderr=stream,
+                    env=os.environ | {"PYTHONPATH": python_path()} | env, stdout=stream, stderr=stream,
                 ).returncode  # fmt: skip
         tail = [line[:300] for line in log.read_text(errors="replace").splitlines()[-LAST_LINES:]]
         return code, tail, round(time.monotonic() - began, 1)
