@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.callbacks import residual_ratios
+from lightning_sv.callbacks import ResidualMonitor, residual_ratios
 from lightning_sv.callbacks.copying import copying_losses, token_kinds, token_losses
 from lightning_sv.cli.main import main
 from lightning_sv.errors import ConfigError
@@ -126,6 +126,16 @@ def test_residual_ratios_equal_the_written_out_sums(post_norm: bool) -> None:
     assert {
         key: value.item() for key, value in residual_ratios(net, tokens).items()
     } == pytest.approx(expected)
+
+
+def test_residual_monitor_restricts_attention_to_a_document() -> None:
+    net = Backbone(BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=64), "hg+or")
+    block = torch.randint(0, 64, (2, 9))
+    block[:, 4] = 0
+    tokens = block[:, :-1]
+    expected = residual_ratios(net, tokens, document_ids(tokens, eot=0))
+    assert ResidualMonitor().measure(net, block, document_ids(block, eot=0)) == expected
+    assert ResidualMonitor().measure(net, block, None) != expected
 
 
 def test_held_out_probes_log_and_leave_the_run_unchanged(
