@@ -145,7 +145,8 @@ def users_along(start: Node, axis: int) -> Iterator[UseAlong]:
 def _uses(place: _Place, size: int, seen: set[Node]) -> Iterator[UseAlong]:
     """Yield the uses of a value, but for parts that have others of its concatenation."""
     block = Block(place.begin, place.begin + size)
-    for user in (use.node for use in place.value.users):
+    for use in place.value.users:
+        user = use.node
         if not place.is_split_by(user):
             begin = place.begin + place.length_before(user)
             yield UseAlong(user, False, place.axes_in(user, seen), begin)

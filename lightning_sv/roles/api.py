@@ -229,7 +229,7 @@ class TracedModel:
 
     def _in_axis(self, name: str) -> int | None:
         """Return the axis of a matrix's contractions; None if its products disagree."""
-        return agreed(set(map(self.flow.in_axis, self.products.get(name, ()))))
+        return agreed({self.flow.in_axis(product) for product in self.products.get(name, ())})
 
     def _head_width(self, name: str) -> int | None:
         """Return the width of a matrix's heads; None if its products disagree."""

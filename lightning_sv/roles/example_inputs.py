@@ -12,7 +12,7 @@ Roles do not depend on the values, so images and speech are a 1, expanded withou
 
 import inspect
 from collections.abc import Mapping, Sequence
-from itertools import count, islice, repeat
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -161,7 +161,7 @@ class _Inputs:
         if token is None or not image:
             return []
         n_embeddings = _checked_embeddings(self.model, image)
-        tokens = list(repeat(token, n_embeddings))
+        tokens = [token] * n_embeddings
         before = getattr(self.config, "vision_start_token_id", None)
         if tokens and isinstance(before, int):
             tokens.insert(0, before)

@@ -134,7 +134,8 @@ class Node:
 
     def argument(self, name: str) -> "Node | None":
         """Return the input tensor of the argument `name`, the first if a write added another."""
-        return next(iter(self.arguments({name})), None)
+        values = self.arguments({name})
+        return values[0] if values else None
 
     def arguments(self, names: Collection[str]) -> list["Node"]:
         """Return the input tensors of the arguments `names`."""

@@ -44,16 +44,25 @@ class LinearValues:
         if user.moves:
             return moved(first.value, user, axes)
         if user.op in ops.ATTENTION or user.op in ops.PRODUCTS:
-            is_average = len(uses) == 1 and self._is_average(first)
-            return axes if is_average else None
+            return self._axes_of_average(uses)
         if user.op in ops.ROWS:
-            is_index = any(use.argument not in ops.ROWS[user.op] for use in uses)
-            return None if is_index else self._agreed(uses)
+            return self._axes_of_rows(user, uses)
         if user.op in ops.TERMS:
             return self._axes_of_sum(user, uses)
         if is_measurable(user):
             return channels_of_result(user, axes)
         return None
+
+    def _axes_of_average(self, uses: list[Use]) -> Axes | None:
+        first = uses[0]
+        is_average = len(uses) == 1 and self._is_average(first)
+        return self.axes[first.value] if is_average else None
+
+    def _axes_of_rows(self, user: Node, uses: list[Use]) -> Axes | None:
+        """Return the axes in rows of linear values; None if one of these is an index."""
+        arguments = {use.argument for use in uses}
+        is_index = not arguments.issubset(ops.ROWS[user.op])
+        return None if is_index else self._agreed(uses)
 
     def _is_average(self, use: Use) -> bool:
         """Return True for a sum of a value's positions, with weights that are independent of it."""
@@ -75,7 +84,7 @@ class LinearValues:
 
     def _agreed(self, uses: list[Use]) -> Axes | None:
         """Return the axes of the channels of all values in their result; None if they differ."""
-        return agreed(set(map(self._place, uses)))
+        return agreed({self._place(use) for use in uses})
 
     def _place(self, use: Use) -> Axes:
         """Return the axes of a value's channels in the result of a use."""
