@@ -80,7 +80,7 @@ class DecayReport:
         if self.without_optimizer:
             number = len(self.without_optimizer)
             hint = "Make the optimizer after apply_strategy, from param_groups."
-            sentences.append(f"{number} trained tensors are in no optimizer and stay. {hint}")
+            sentences.append(f"{number} trained tensors are in no optimizer. {hint}")
         elif not self.differences:
             sentences.append(f"The optimizer decays what {self.policy} decays.")
         return sentences
@@ -113,7 +113,8 @@ def decay_report(
     Raises:
         ConfigError: as `param_groups`, or no parameter of the model is in the optimizer
     """
-    policy = policy or applied_policy(model)
+    if policy is None:
+        policy = applied_policy(model)
     find(DECAYS, policy, "policy")  # before the trace, which takes seconds
     optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
     decays = _decays_by_id(optimizers)

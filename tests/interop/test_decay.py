@@ -92,6 +92,11 @@ def test_decay_report_wrong_optimizer_refused(optimizer: Any, model: nn.Module) 
         decay_report(model, optimizer)
 
 
+def test_decay_report_empty_policy_refused(model: nn.Module) -> None:
+    with pytest.raises(ConfigError, match="policy"):
+        decay_report(model, torch.optim.AdamW(model.parameters()), policy="")
+
+
 @pytest.mark.parametrize("family", thinned([f.id for f in FAMILIES], FEW))
 def test_usual_rules_equal_their_sources(family: str) -> None:
     model = find(family).build()

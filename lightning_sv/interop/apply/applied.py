@@ -6,7 +6,6 @@ The strategy leaves its traces in the model, because copies and stages of it mus
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -114,7 +113,7 @@ def _branches_of(
     blocks = rows.split(matrix.parts, -2)  # (*batch_dims, width, d_in) each
     after = _scale_after(matrix, scaled)
     inner = scaled.get(matrix.weight)
-    parts: Iterable[Any] = repeat(_PLAIN, len(blocks))
+    parts: Iterable[Any] = [_PLAIN] * len(blocks)
     if isinstance(inner, ScaledWeight):
         parts = inner.parts
     suffixes = [""]
