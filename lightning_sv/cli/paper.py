@@ -229,8 +229,7 @@ class Recording:
         context = {}
         if requests:
             run_spec, _ = requests[0]
-            _, data, _ = parse_run(list(run_spec.args))
-            context = context_of(data)
+            context = context_of(parse_run(list(run_spec.args)).data)
         runs = self._runs(context)
         if runs.missing(requests):
             check_recorded_curves(self.figures, runs)

@@ -60,8 +60,16 @@ def run(argv: list[str]) -> int:
         logged = read_run(options.run, complete=False).curves.get(MFU)
         mfus = (measured_mfu(logged),)
         source = f"measured in {options.run}"
-    module, data, trainer = parse_run(resolve_names(rest).parseable, check_corpus=False)
-    plan = make_plan(module, data, trainer, gpu, options.gpus, strategy=options.strategy, mfus=mfus)
+    parsed = parse_run(resolve_names(rest).parseable, check_corpus=False)
+    plan = make_plan(
+        parsed.model,
+        parsed.data,
+        parsed.trainer,
+        gpu,
+        options.gpus,
+        strategy=options.strategy,
+        mfus=mfus,
+    )
     if options.json:
         print(json_text(plan.to_dict() | {"mfu_source": source}))
     else:

@@ -144,7 +144,7 @@ class RunResolver:
         is_shared = panel.tuned_as not in ("", "own")
         if is_shared:
             args = [*fit_args(config.files, config.keys), "--model.scale", panel.tuned_as]
-            settings, _, _ = parse_run(args, check_corpus=False)
+            settings = parse_run(args, check_corpus=False).model
             label = str(settings.plan.canonical)
             values, _ = tuned_keys(tuned, settings.plan.canonical, label, settings.backbone.d_model)
             return values, f"All arms have the learning rate and the initial std of {label}."

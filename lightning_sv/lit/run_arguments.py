@@ -8,7 +8,7 @@ from functools import cache, reduce
 from inspect import signature
 from operator import or_
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.settings.data import DataConfig
@@ -44,10 +44,16 @@ def _without_classes(hint: Any) -> Any:
     return origin[arguments]
 
 
-def parse_run(
-    args: list[str], *, check_corpus: bool = True
-) -> tuple[PretrainConfig, DataConfig, dict[str, Any]]:
-    """Parse arguments of `fit`; return the settings of model and data, and the trainer's keys."""
+class RunArguments(NamedTuple):
+    """Settings of model and data, and the keys of the trainer."""
+
+    model: PretrainConfig
+    data: DataConfig
+    trainer: dict[str, Any]
+
+
+def parse_run(args: list[str], *, check_corpus: bool = True) -> RunArguments:
+    """Parse arguments of `fit`."""
     run = _read_run(args)
     if run is None:
         expected = "null, because only fit takes its sizes from there"
@@ -60,7 +66,7 @@ def parse_run(
     _ = run.model.plan  # refuses settings that do not fit each other
     if check_corpus:
         run.data.check(run.model.backbone.vocab_size)
-    return run.model, run.data, trainer
+    return RunArguments(run.model, run.data, trainer)
 
 
 def _strategy(given: dict[str, Any]) -> dict[str, Any]:
