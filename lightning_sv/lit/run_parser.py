@@ -19,7 +19,7 @@ FILE is a YAML file, or a name in conf/experiment, e.g. tiny-unified. Its commen
 Later values win.
 
   --run_dir DIR             directory of the run; runs/MODEL/STRATEGY-seedSEED by default
-  --ckpt_path FILE          checkpoint to resume or validate; `last` for that of the run directory
+  --ckpt_path FILE          checkpoint to resume or validate; `last` for that of --run_dir
   --seed_everything N       seed of the initialization and of the order of the data
   --model.scale STRATEGY    e.g. llama, unified or hg+dp+or
   --model.optim.lr X        peak learning rate

@@ -99,8 +99,11 @@ class Parser(ArgumentParser):
 
     def _hint(self, keys: Iterable[str], words: Sequence[str]) -> str:
         """Return a suggestion for the first unknown key, or for words without a config file."""
-        for key in keys:
-            near = None if self._is_known(key) else closest_key(key, self.known_keys())
+        unknown = [key for key in keys if not self._is_known(key)]
+        if "model_class" in unknown:  # recorded by a subclass of PretrainCLI
+            return ". The config is that of a script with its own model class: use that script."
+        for key in unknown:
+            near = closest_key(key, self.known_keys())
             if near is not None:
                 return f". Did you mean {near!r}?"
         reads_a_run = "model.backbone" in self.known_keys()
@@ -170,7 +173,7 @@ def closest_key(key: str, known: Collection[str]) -> str | None:
         return leaf_keys[leaf]
     near = get_close_matches(key, known, n=1, cutoff=0.7)
     near_leaves = get_close_matches(leaf, leaf_keys, n=1, cutoff=0.7)
-    near += map(leaf_keys.__getitem__, near_leaves)
+    near += [leaf_keys[name] for name in near_leaves]
     return near[0] if near else None
 
 
@@ -252,5 +255,5 @@ def dropped_entries(files: Iterable[Path], trainer: Mapping[str, Any]) -> Iterat
 
 def _class_names(value: Any) -> list[str]:
     """Return the names of the classes in the value of a key."""
-    names = map(class_name, entries_of(value))
-    return list(filter(None, names))  # a switch, such as `logger: false`, names none
+    names = [class_name(entry) for entry in entries_of(value)]
+    return [name for name in names if name]  # a switch, such as `logger: false`, names none

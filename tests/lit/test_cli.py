@@ -98,7 +98,9 @@ def test_cli_with_an_own_optimizer_records_no_rate_of_the_settings(
     assert "OwnStep" in (run / "hparams.yaml").read_text()
     config = run / "config.yaml"
     assert read_config(run)["model_class"] == "OwnStep"
-    assert "model_class" in refused("fit", "--config", str(config))
+    for command in ("fit", "validate"):
+        said = refused(command, "--config", str(config))
+        assert "model_class" in said and "script" in said
     again = ["fit", "--config", str(config), "--run_dir", str(run), "--ckpt_path", "last"]
     with pytest.raises(ConfigError, match="model_class"):
         PretrainCLI(OwnLoss, again)
