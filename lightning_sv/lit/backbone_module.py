@@ -1,6 +1,7 @@
 """LightningModule with a backbone that is built when the Trainer's strategy is known."""
 
 from contextlib import nullcontext
+from pickle import UnpicklingError
 from typing import Any, Self
 
 import lightning as L
@@ -108,8 +109,17 @@ class BackboneModule(L.LightningModule):
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]
-        """Load a module as Lightning does, also from the folder of a sharded checkpoint."""
-        return super().load_from_checkpoint(as_file(checkpoint_path), *args, **kwargs)
+        """Load a module as Lightning does, also from the folder of a sharded checkpoint.
+
+        Raises:
+            ConfigError: the file is not a checkpoint of Lightning, or lacks an entry
+        """
+        try:
+            return super().load_from_checkpoint(as_file(checkpoint_path), *args, **kwargs)
+        except (KeyError, EOFError, UnpicklingError) as error:
+            reason = f"cannot be loaded ({error!r:.200})"
+            expected = "a checkpoint that a Trainer has saved"
+            raise ConfigError(f"{checkpoint_path} {reason}; expected {expected}.") from error
 
     # `ExactResume` stores and restores the rest of a checkpoint.
 

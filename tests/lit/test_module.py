@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from lightning_sv import PretrainModule, TokenDataModule, apply_strategy
 from lightning_sv.callbacks import RouterMonitor, TrainingMonitor
 from lightning_sv.errors import ConfigError, RunError
+from lightning_sv.lit.checkpoint.last_checkpoint import LastCheckpoint
 from lightning_sv.nn import RouterConfig
 from lightning_sv.optim import OptimConfig, ScheduleConfig
 from lightning_sv.scale import ScaleOptions
@@ -114,6 +115,24 @@ def test_load_from_checkpoint_arguments_keep_the_function(tmp_path: Path) -> Non
     ):
         with pytest.raises(ConfigError, match=f"^{key} is "):
             load(**changed)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello: 1", {}, {"state_dict": {}}])
+def test_load_from_checkpoint_names_a_file_that_is_no_checkpoint(
+    content: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "other.ckpt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    with pytest.raises(ConfigError, match="other.ckpt"):
+        PretrainModule.load_from_checkpoint(path)
+
+
+def test_last_checkpoint_in_a_trainer_without_a_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="LastCheckpoint"):
+        trainer(tmp_path, LastCheckpoint()).fit(module(), loader())
 
 
 def test_module_without_a_trainer_builds_its_backbone(tmp_path: Path) -> None:

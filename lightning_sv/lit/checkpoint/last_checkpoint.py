@@ -15,7 +15,7 @@ from lightning_sv.callbacks.run_state import (
     tokens_seen,
     validates_now,
 )
-from lightning_sv.errors import expect
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.lit.checkpoint.kept import KeptCheckpoints
 from lightning_sv.lit.guards.finite import FiniteGuard
 from lightning_sv.lit.logger import RunLogger
@@ -39,7 +39,7 @@ class LastCheckpoint(Checkpoint):
         keep: number of latest checkpoints to keep; beyond 1 under their steps
 
     Raises:
-        ConfigError: keep is below 1
+        ConfigError: keep is below 1; or, when training starts, no path is set
     """
 
     def __init__(self, every_n_steps: int = 500, keep: int = 1):
@@ -63,7 +63,11 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start to count after the checkpoint that the run is resumed from."""
-        assert self.path is not None, "the command line sets the path"
+        if self.path is None:
+            expected = (
+                "ModelCheckpoint(save_last=True), because only lightning-sv fit sets its path"
+            )
+            raise ConfigError(f"a callback is LastCheckpoint; expected {expected}.")
         self._clock.start(trainer)
         self._saved_step = trainer.global_step
         self._kept = KeptCheckpoints(self.path, self.keep, trainer.global_step)
@@ -84,9 +88,12 @@ class LastCheckpoint(Checkpoint):
         trainer.should_stop = False  # inside a step: the run ends after it
         if not self._clock.ended(trainer):
             return
-        ends = self._ends(trainer)
+        step = self._clock.step
+        # Lightning then validates at the last step too.
+        trainer.should_stop = self._ends_after_step or self._clock.is_last(step)
+        ends = trainer.should_stop and trainer.fit_loop._can_stop_early  # min_steps may forbid it
         self._is_asked_to_stop = self._agreed_stop(trainer)
-        is_due = ends or self._is_asked_to_stop or self._clock.is_due(self._clock.step)
+        is_due = ends or self._is_asked_to_stop or self._clock.is_due(step)
         if not is_due:
             return
         # A resumed run would not repeat this step's validation. Lightning validates before an end.
@@ -95,19 +102,14 @@ class LastCheckpoint(Checkpoint):
         if not self._waits_for_validation:
             self._save(trainer)
 
-    def _ends(self, trainer: L.Trainer) -> bool:
-        """Return True if the run ends with this step; Lightning then validates after it, too."""
-        trainer.should_stop = self._ends_after_step or self._clock.is_last(self._clock.step)
-        may_stop: bool = trainer.fit_loop._can_stop_early  # min_steps may forbid it
-        return trainer.should_stop and may_stop
-
     def _agreed_stop(self, trainer: L.Trainer) -> bool:
         """Return True if a device was asked to stop, the same on all of them."""
-        # a subclass of the module may have left out its guards
-        agreed = None if self._guard is None else self._guard.stops
-        if agreed is not None and trainer.world_size > 1:
-            return agreed
-        return any_rank(trainer, self.signals.is_received())
+        here = self.signals.is_received()
+        if trainer.world_size == 1:
+            return here
+        if self._guard is not None and self._guard.stops is not None:
+            return self._guard.stops
+        return any_rank(trainer, here)  # a subclass of the module has left out its guards
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the checkpoint that waited for the validation, or if EarlyStopping ends the run."""
