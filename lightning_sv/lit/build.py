@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -30,8 +31,9 @@ def config_from(kind: Any, value: Any) -> Any:
         value = OmegaConf.to_container(value)
     if not isinstance(value, dict):
         return value
+    known = [field.name for field in fields(kind)]
     for name in value:
-        expect_known(f"argument of {kind.__name__}", name, kind.__dataclass_fields__)
+        expect_known(f"argument of {kind.__name__}", name, known)
     return kind(**value)
 
 

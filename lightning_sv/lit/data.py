@@ -176,12 +176,12 @@ class TokenDataModule(L.LightningDataModule):
 
     def _check_corpus(self, trainer: L.Trainer) -> None:
         """Check that the corpus fits the sequences, and the model if it is ours."""
-        settings = self.settings
+        data = self.settings
         model = settings_of(trainer.lightning_module)
         if model is not None:
-            settings.check(model.backbone.vocab_size, checksums=False)
+            data.check(model.backbone.vocab_size, checksums=False)
             return
-        check_corpus(settings.manifest, settings.folder, seq_len=settings.seq_len, checksums=False)
+        check_corpus(data.manifest, data.folder, seq_len=data.seq_len, checksums=False)
 
     @property
     def _seed(self) -> int:

@@ -127,9 +127,13 @@ def follow_schedule(scheduler: LRScheduler) -> None:
         group["lr"] = peak * factor(scheduler.last_epoch)
     now = groups[0]["lr"]
     if not isclose(then, now, rel_tol=1e-6):
-        text = "the learning rate is %.3g instead of %.3g from step %d on: the schedule has a"
-        text += " different number of steps than that of the checkpoint"
-        log.warning(text, now, then, scheduler.last_epoch)
+        log.warning(
+            "the learning rate is %.3g instead of %.3g from step %d on, because the schedule has a "
+            "different number of steps than that of the checkpoint",
+            now,
+            then,
+            scheduler.last_epoch,
+        )
 
 
 def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> None:
