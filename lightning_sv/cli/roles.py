@@ -1,13 +1,10 @@
 """`lightning-sv roles`: roles of the parameters of a transformers model."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast, get_args
 
 from lightning_sv.errors import expect
-from lightning_sv.interop.decay import DecayDifference
-from lightning_sv.interop.usual_rules import groups_code, rule_differences, rule_table
 from lightning_sv.json_text import json_text
 from lightning_sv.own_code import find
 from lightning_sv.roles import MODEL_ROLES, ModelRole, Roles, weight_decay_roles
@@ -36,19 +33,15 @@ def run(argv: list[str]) -> int:
     transformers().logging.set_verbosity_error()  # missing kernels do not matter for a trace
     model = model_from_config(options.model, trust_remote_code=options.trust_remote_code)
     roles = weight_decay_roles(model, known=dict(_known(word) for word in options.role))
-    rules = rule_differences(model, roles, options.policy)
     if options.json:
-        print(json_text(_as_json(roles, rules, options.policy)))
+        print(json_text(_as_json(roles, options.policy)))
         return 0
     print_roles(type(model).__name__, roles, options.policy)
-    print(f"What usual rules do with these tensors:\n\n{rule_table(rules, options.policy)}\n")
     print_patterns(roles, options.policy)
     return 0
 
 
-def _as_json(
-    roles: Roles, rules: Mapping[str, Sequence[DecayDifference]], policy: str
-) -> dict[str, Any]:
+def _as_json(roles: Roles, policy: str) -> dict[str, Any]:
     return {
         "policy": policy,
         "parameters": [asdict(p) | {"decays": p.decays(policy)} for p in roles.parameters],
@@ -56,7 +49,6 @@ def _as_json(
             "regex": roles.patterns("regex", policy),
             "glob": roles.patterns("glob", policy),
         },
-        "rules": {label: [row._asdict() for row in rows] for label, rows in rules.items()},
     }
 
 
@@ -84,5 +76,3 @@ def print_patterns(roles: Roles, policy: str) -> None:
         print(f"Not to decay under {policy}, as {kind}:")
         for pattern in roles.patterns(kind, policy):
             print(printable(f"  {pattern}"))
-    print("\nWith this package: param_groups of lightning_sv.interop. Without it:\n")
-    print(printable(groups_code(roles.patterns("regex", policy))))

@@ -6,7 +6,7 @@ difference          both ways, by family of names, with code that removes it
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -132,11 +132,10 @@ def decay_report(
         wanted = "those of this model. Pass the optimizer that was made from model.parameters()."
         raise ConfigError(f"optimizer has no parameter of {name}; expected {wanted}")
 
-    decayed = {name for name, (_, decay) in now.items() if decay}
     return DecayReport(
         policy,
         now=now,
-        differences=differences_from(policy, optimized, decayed),
+        differences=tuple(_differences(policy, optimized, now)),
         without_optimizer=tuple(name for name in parameters if name not in now),
         code=_code(optimizers, policy, _argument(example, roles)),
     )
@@ -164,16 +163,14 @@ def _decays_by_id(optimizers: Sequence[Optimizer]) -> dict[int, bool]:
     return decays
 
 
-def differences_from(
-    policy: str, parameters: dict[str, ModelParameter], decayed: Collection[str]
-) -> tuple[DecayDifference, ...]:
-    """Return the parameters whose decay differs from a policy, if those of `decayed` decay."""
-    differences = []
+def _differences(
+    policy: str, parameters: dict[str, ModelParameter], now: dict[str, tuple[str, bool]]
+) -> Iterator[DecayDifference]:
+    """Yield the parameters whose decay now differs from a policy."""
     for name, parameter in parameters.items():
-        decays = name in decayed
+        role, decays = now[name]
         if decays != parameter.decays(policy):
-            differences.append(DecayDifference(name, parameter.role, decays))
-    return tuple(differences)
+            yield DecayDifference(name, role, decays)
 
 
 def _code(optimizers: Sequence[Optimizer], policy: str, inputs: str) -> str:

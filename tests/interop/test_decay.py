@@ -1,21 +1,16 @@
-"""Decay of an optimizer and of usual rules against a policy, and the code that changes it."""
+"""Decay of an optimizer against a policy, and the code that changes it."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import nn
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop import apply_strategy, decay_report, param_groups, weight_decay_roles
-from lightning_sv.interop.usual_rules import USUAL_RULES, groups_code, rule_differences
-from tests.conftest import thinned
-from tests.roles.families import FAMILIES, find
-
-FEW = ("gpt2", "gemma3_text", "qwen3_moe", "mamba2")
+from tests.roles.families import find
 
 
 @pytest.fixture
@@ -95,35 +90,6 @@ def test_decay_report_wrong_optimizer_refused(optimizer: Any, model: nn.Module) 
 def test_decay_report_empty_policy_refused(model: nn.Module) -> None:
     with pytest.raises(ConfigError, match="policy"):
         decay_report(model, torch.optim.AdamW(model.parameters()), policy="")
-
-
-@pytest.mark.parametrize("family", thinned([f.id for f in FAMILIES], FEW))
-def test_usual_rules_equal_their_sources(family: str) -> None:
-    model = find(family).build()
-    names = dict(model.named_parameters())
-    decayed = {rule.label: rule.decayed(model) & names.keys() for rule in USUAL_RULES}
-    theirs = transformers.Trainer.get_decay_parameter_names(None, model)
-    assert decayed["transformers' Trainer"] == names.keys() & set(theirs)
-    assert decayed["two or more axes (nanoGPT)"] == {
-        name for name, p in names.items() if p.dim() >= 2
-    }
-    roles = weight_decay_roles(model)
-    trained = {p.name for p in roles.parameters if p.trained}
-    for label, rows in rule_differences(model, roles, "iwd").items():
-        changed = {row.name for row in rows}
-        assert (decayed[label] & trained) ^ changed == set(roles.decayed("iwd"))
-
-
-@pytest.mark.parametrize("family", FEW)
-def test_groups_code_of_patterns_equals_roles(family: str) -> None:
-    model = find(family).build()
-    roles = weight_decay_roles(model)
-    names: dict[str, Any] = {}
-    exec(groups_code(roles.patterns("regex", "nowd")), names)
-    decayed, spared = names["groups"](model, 0.1)
-    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
-    ids = {id(p) for p in decayed["params"]}
-    assert [n for n, p in model.named_parameters() if id(p) in ids] == roles.decayed("nowd")
 
 
 def test_page_example_for_muon_chooses_by_role() -> None:
