@@ -2,7 +2,7 @@
 
 decays now          optimizer.param_groups, by the id of each parameter
 should decay        the role of each parameter, and the policy
-difference          both ways, by family of names, with code that removes it
+difference          both ways, by family of names
 """
 
 from collections import Counter
@@ -34,28 +34,22 @@ class DecayDifference(NamedTuple):
 class DecayReport:
     """Decay of each trained parameter, now and under a policy.
 
-    As text a table, the differing names, and code.
+    As text a table and the differing names.
 
     Attributes:
         policy: 'wd', 'iwd', 'owd' or 'nowd'
         now: name -> (role, whether it decays now)
         differences: parameters whose decay differs from the policy
         without_optimizer: trained parameters that no optimizer updates
-        code: Python lines that build the optimizer with the policy
     """
 
     policy: str
     now: dict[str, tuple[str, bool]]
     differences: tuple[DecayDifference, ...]
     without_optimizer: tuple[str, ...]
-    code: str
 
     def __str__(self) -> str:
-        lines = [*self._table(), "", *self._sentences()]
-        if self.differences:
-            lines += ["", "To change it:", ""]
-            lines += [f"    {line}" for line in self.code.splitlines()]
-        return "\n".join(lines)
+        return "\n".join([*self._table(), "", *self._sentences()])
 
     def _table(self) -> list[str]:
         tensors = Counter(role for role, _ in self.now.values())
@@ -81,7 +75,10 @@ class DecayReport:
             number = len(self.without_optimizer)
             hint = "Make the optimizer after apply_strategy, from param_groups."
             sentences.append(f"{number} trained tensors are in no optimizer. {hint}")
-        elif not self.differences:
+        if self.differences:
+            hint = f"make the optimizer from param_groups(..., policy={self.policy!r})."
+            sentences.append(f"To follow {self.policy}, {hint}")
+        elif not self.without_optimizer:
             sentences.append(f"The optimizer decays what {self.policy} decays.")
         return sentences
 
@@ -137,17 +134,7 @@ def decay_report(
         now=now,
         differences=tuple(_differences(policy, optimized, now)),
         without_optimizer=tuple(name for name in parameters if name not in now),
-        code=_code(optimizers, policy, _argument(example, roles)),
     )
-
-
-def _argument(example: Any, roles: Roles | None) -> str:
-    """Return the argument by which the report's code finds the roles."""
-    if roles is not None:
-        return ", roles=roles"
-    if example is not None:
-        return ", example=example"
-    return ""
 
 
 def _decays_by_id(optimizers: Sequence[Optimizer]) -> dict[int, bool]:
@@ -171,28 +158,3 @@ def _differences(
         role, decays = now[name]
         if decays != parameter.decays(policy):
             yield DecayDifference(name, role, decays)
-
-
-def _code(optimizers: Sequence[Optimizer], policy: str, inputs: str) -> str:
-    """Return lines that build the optimizer with the policy.
-
-    For several optimizers they are the names to split their groups by.
-    """
-    if len(optimizers) > 1:
-        return (
-            "from lightning_sv.interop import decayed_names\n"
-            f'decayed = set(decayed_names(model, "{policy}"{inputs}))\n'
-            "# then split the groups of each optimizer: weight_decay=0 for names outside decayed"
-        )
-    groups = optimizers[0].param_groups
-    rate = groups[0].get("lr", 1e-3)
-    decay = max(group.get("weight_decay") or 0.0 for group in groups) or 0.1
-    kind = type(optimizers[0])
-    is_of_torch = kind.__module__.startswith("torch.optim")
-    name = f"torch.optim.{kind.__name__}" if is_of_torch else kind.__name__
-    arguments = f'lr={rate:g}, weight_decay={decay:g}, policy="{policy}"{inputs}'
-    return (
-        "from lightning_sv.interop import param_groups\n"
-        f"groups = param_groups(model, {arguments})\n"
-        f"optimizer = {name}(groups)  # and its other arguments"
-    )
