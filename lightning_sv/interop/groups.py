@@ -4,15 +4,13 @@ Roles may have been found before the model was wrapped, and its names then diffe
 
     in the roles                        layers.0.norm.weight
     after torch.compile, DDP, FSDP      module._orig_mod.layers.0.norm.weight
-    in a LightningModule                net.layers.0.norm.weight
 
-Parts that wrappers add are removed by name, a prefix is found as that of all names.
+So names are compared without the parts that wrappers add.
 """
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Mapping
 from numbers import Real
 from typing import Any
 
@@ -145,9 +143,9 @@ def trained_parameters(
     if missing:
         what = f"{missing[0]} ({len(missing)} of {len(trained)} names are missing)"
         when = "before wrapping it, and after apply_strategy or fold_applied"
-        hint = f"Call weight_decay_roles(model) {when}."
+        hint = f"Call weight_decay_roles(model) {when}. Of a LightningModule pass the model inside."
         raise ConfigError(f"roles has no {what}; expected the roles of this model. {hint}")
-    return {name: found[name] for name in trained}
+    return found
 
 
 def applied_policy(model: nn.Module) -> str:
@@ -168,52 +166,28 @@ def _decays_of_strategies(model: nn.Module) -> Iterator[str]:
 
 
 def _matched(names: list[str], roles: Roles) -> dict[str, ModelParameter]:
-    """Return the parameters of `names`, as far as these match names in `roles`.
+    """Return the parameters of `names`, by equal names, or by names without wrappers."""
+    known = {row.name: row for row in roles.parameters}
+    if known.keys() >= set(names):
+        return {name: known[name] for name in names}
+    in_roles = _by_unwrapped_name(known)
+    in_model = _by_unwrapped_name(names)
+    return {name: known[in_roles[short]] for short, name in in_model.items() if short in in_roles}
 
-    Those are names in the model inside. Name parts of wrappers are removed. A module that contains
-    the model, such as a LightningModule, adds a prefix to all names.
+
+def _by_unwrapped_name(names: Iterable[str]) -> dict[str, str]:
+    """Return name without wrappers -> name.
+
+    Raises:
+        ConfigError: two names are then equal
     """
-    known = _without_wrappers(roles)
-    exact = {row.name: row for row in roles.parameters}
-    inner = {name: unwrapped(name) for name in names}
-    matched: dict[str, ModelParameter] = {}
-    for name, short in inner.items():
-        row = exact.get(name) or known.get(short)
-        if row is not None:
-            matched[name] = row
-    if len(matched) == len(names):
-        return matched
-    prefix = _prefix(list(inner.values()), known)
-    if prefix is None:
-        return matched
-    return {name: known[short.removeprefix(prefix)] for name, short in inner.items()}
-
-
-def _prefix(names: list[str], known: Mapping[str, ModelParameter]) -> str | None:
-    """Return the shortest prefix without which all names are known."""
-    words = names[0].split(".")
-    prefixes = accumulate(f"{word}." for word in words[:-1])
-    for prefix in prefixes:
-        is_common = all(name.startswith(prefix) for name in names)
-        inner = {name.removeprefix(prefix) for name in names}
-        if is_common and inner <= known.keys():
-            return prefix
-    return None
-
-
-def _without_wrappers(roles: Roles) -> dict[str, ModelParameter]:
-    """Return the parameters by their names without wrappers.
-
-    Names that two roles share are left out.
-    """
-    found: dict[str, ModelParameter] = {}
-    ambiguous: set[str] = set()
-    for parameter in roles.parameters:
-        name = unwrapped(parameter.name)
-        first = found.setdefault(name, parameter)
-        if first.role != parameter.role:
-            ambiguous.add(name)
-    return {name: found[name] for name in found.keys() - ambiguous}
+    found: dict[str, str] = {}
+    for name in names:
+        first = found.setdefault(unwrapped(name), name)
+        if first != name:
+            what = f"roles cannot tell {first} and {name} apart without the parts of wrappers"
+            raise ConfigError(f"{what}; expected the roles of the model as it is now.")
+    return found
 
 
 def unwrapped(name: str) -> str:

@@ -54,7 +54,7 @@ def test_decay_report_several_optimizers_wrapped_model_and_missing_parameters(
     model: nn.Module,
 ) -> None:
     roles = weight_decay_roles(model)
-    wrapped: Any = torch.compile(nn.ModuleDict({"net": model}))
+    wrapped: Any = torch.compile(model)
     matrices = [p for p in model.parameters() if p.ndim == 2]
     vectors = [p for p in model.parameters() if p.ndim == 1][1:]
     optimizers = [
