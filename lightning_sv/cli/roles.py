@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 from lightning_sv.errors import expect
 from lightning_sv.json_text import json_text
@@ -10,7 +10,6 @@ from lightning_sv.own_code import find
 from lightning_sv.roles import MODEL_ROLES, ModelRole, Roles, weight_decay_roles
 from lightning_sv.roles.fake import model_from_config, transformers
 from lightning_sv.roles.table import parameter_table
-from lightning_sv.roles.types import Pattern
 from lightning_sv.runs.directory import printable
 from lightning_sv.scale.strategy import DECAYS
 from lightning_sv.settings.plain_parser import PlainParser
@@ -45,10 +44,7 @@ def _as_json(roles: Roles, policy: str) -> dict[str, Any]:
     return {
         "policy": policy,
         "parameters": [asdict(p) | {"decays": p.decays(policy)} for p in roles.parameters],
-        "undecayed": {
-            "regex": roles.patterns("regex", policy),
-            "glob": roles.patterns("glob", policy),
-        },
+        "undecayed": roles.patterns(policy),
     }
 
 
@@ -72,7 +68,6 @@ def print_patterns(roles: Roles, policy: str) -> None:
     if not roles.undecayed(policy):
         print(f"Under {policy} all parameters decay, so no pattern is needed.")
         return
-    for kind in get_args(Pattern):
-        print(f"Not to decay under {policy}, as {kind}:")
-        for pattern in roles.patterns(kind, policy):
-            print(printable(f"  {pattern}"))
+    print(f"Not to decay under {policy}:")
+    for pattern in roles.patterns(policy):
+        print(printable(f"  {pattern}"))

@@ -21,7 +21,6 @@ ModelRole = Literal[
 MODEL_ROLES: tuple[ModelRole, ...] = get_args(ModelRole)
 #: roles that decay under every policy
 WEIGHTS = frozenset({"matrix", "router", "head", "embedding"})
-Pattern = Literal["regex", "glob"]
 T = TypeVar("T")
 
 
