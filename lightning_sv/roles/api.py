@@ -125,9 +125,8 @@ class TracedModel:
         if use.names <= self._declared.keys():
             return
         found = f"{', '.join(sorted(use.names))} is combined with activations in {use.node.op!r}"
-        hint = (
-            "trace a plain model (no quantization, no fused kernel), or give its role in `known`."
-        )
+        plain = "trace a plain model (no quantization, no fused kernel)"
+        hint = f"{plain}, or give weight_decay_roles its role in known."
         raise ConfigError(f"parameter {found}, an unknown operation; {hint}")
 
     def _note_role(self, use: LearnedUse, role: ModelRole) -> None:
@@ -258,8 +257,9 @@ class TracedModel:
         if not parameter.requires_grad or (is_vector and not every):
             return
         why = "is not used in the traced forward pass, and its siblings have no common role"
-        remedies = f"freeze it, or give its role in known={{{name!r}: ...}}."
-        raise ConfigError(f"parameter {name} {why}; pass an example that reaches it, {remedies}")
+        roles = f"give weight_decay_roles its role in known={{{name!r}: ...}}"
+        remedies = f"pass an example that reaches it, freeze it for apply_strategy, or {roles}."
+        raise ConfigError(f"parameter {name} {why}; {remedies}")
 
 
 def _of_siblings(

@@ -129,9 +129,8 @@ class _LinearWalk:
         if is_known and user.op not in ops.QUANTIZES:
             return
         what = f"{self.name} scales a value read by {user.op!r}"
-        hint = (
-            "trace a plain model (no quantization, no fused kernel), or give the role in `known`."
-        )
+        plain = "trace a plain model (no quantization, no fused kernel)"
+        hint = f"{plain}, or give weight_decay_roles its role in known."
         raise UnknownConsumerError(
             f"{what}, and it is unknown whether that is a linear map; {hint}"
         )

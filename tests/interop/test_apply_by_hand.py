@@ -131,12 +131,13 @@ def test_apply_strategy_outputs_without_numbers_refused(out: Callable[[Tensor], 
         apply_strategy(Net(lambda net, x: out(plain(net, x))), "hg", IDS)
 
 
-def test_apply_strategy_training_branch_needs_known_role() -> None:
+def test_apply_strategy_training_branch_is_frozen_first_and_noted() -> None:
     net = Net(lambda net, x: (plain(net, x), net.ahead(x)) if net.training else plain(net, x))
     net.ahead = nn.Linear(D, V, bias=False)
-    with pytest.raises(ValueError, match=r"known=\{'ahead.weight'"):
+    with unchanged(net), pytest.raises(ConfigError, match=r"ahead\.weight .*freeze"):
         apply_strategy(net, "hg+dp", IDS)
-    report = apply_strategy(net, "hg+dp", IDS, known={"ahead.weight": "head"})
+    net.ahead.requires_grad_(False)
+    report = apply_strategy(net, "hg+dp", IDS)
     assert dict(report.notes).keys() == {"ahead.weight"}
 
 
@@ -172,7 +173,7 @@ def test_apply_strategy_in_other_modes_of_torch_trains() -> None:
     [
         ("policy", lambda net: param_groups(net, 1e-3, 0.1, IDS)),
         ("roles", lambda net: param_groups(net, 1e-3, 0.1, roles="iwd")),
-        ("known", lambda net: apply_strategy(net, "hg", IDS, known=["head.weight"])),
+        ("known", lambda net: weight_decay_roles(net, IDS, known=["head.weight"])),
         ("model", lambda net: apply_strategy(nn.Linear, "hg")),
         ("model", lambda net: fold_applied(net.state_dict())),
         ("model", lambda net: weight_decay_roles(nn.Linear)),

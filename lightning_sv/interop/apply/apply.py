@@ -14,7 +14,7 @@ undo the strategy in silence.
 """
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -40,7 +40,6 @@ from lightning_sv.interop.apply.weights import Scaled
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.example_inputs import check_module, uncompiled
-from lightning_sv.roles.types import ModelRole
 from lightning_sv.scale import ScaledLinear, ScaleOptions, ScaleStrategy, ScaleVector, expand_preset
 
 #: wrappers that distribute a model's parameters, and would miss vectors that are added later
@@ -53,7 +52,6 @@ def apply_strategy(
     example: Any = None,
     *,
     dp_at: Collection[str] = (),
-    known: Mapping[str, ModelRole] | None = None,
 ) -> Report:
     """Add the scale vectors of a strategy to an existing model, in place.
 
@@ -70,8 +68,6 @@ def apply_strategy(
         example: example inputs of the model, see `weight_decay_roles`
         dp_at: matrices that get `dp` instead of the strategy's `dnp`, by the last part of their
             names: ('lm_head',)
-        known: roles by parameter name, for instance of a branch used only in training, which does
-            not change
 
     Returns:
         A report with the largest difference of the outputs.
@@ -90,7 +86,7 @@ def apply_strategy(
     _check(model)
     # Vectors made in inference mode could not train. `undo` restores the model unless all is well.
     with torch.inference_mode(False), ExitStack() as undo:
-        traced = TracedModel(model, example, known)
+        traced = TracedModel(model, example)
         norms = find_norms(traced, bare=True)
         if not norms:
             name = type(model).__name__

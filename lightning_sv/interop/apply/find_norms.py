@@ -32,14 +32,12 @@ _MATRICES = ("matrix", "router", "head")
 def find_norms(traced: TracedModel, *, bare: bool = False) -> list[TracedNorm]:
     """Return the norms of a model that have a scale vector, in its own order.
 
-    With `bare` also norms without one that only matrices read. Vectors with given roles that the
-    pass does not reach are left out.
+    With `bare` also norms without one that only matrices read.
     """
     matrices = Matrices(traced)
     norms = []
     for row in traced.roles.parameters:
-        is_reached = row.name in traced.scaled or row.name not in traced.known
-        if row.role in _VECTORS and is_reached:
+        if row.role in _VECTORS:
             norms.append(_Vector(row, matrices).norm())
     if bare:
         norms += bare_norms(matrices)
@@ -68,8 +66,6 @@ class _Vector:
 
     def _readers(self) -> list[str]:
         traced = self.matrices.traced
-        if self.row.role == "output" and self.row.name in traced.known:
-            return []  # a role may be given because the consumers are unknown
         return self.matrices.names_read(traced.consumers_of(self.row.name))
 
     def norm(self) -> TracedNorm:
@@ -156,7 +152,7 @@ def _with_siblings(norms: list[TracedNorm], traced: TracedModel) -> list[TracedN
         if _siblings(name) in reached:
             norm, branch = reached[_siblings(name)]
             added[norm].append(branch._replace(weight=name))
-        elif family(name) in families and name not in traced.known:
+        elif family(name) in families:
             what = f"no token of the example reached {name}, so its scale vector is unknown"
             hint = "pass an example that reaches it, such as one with more tokens."
             raise ConfigError(f"{what}; {hint}")

@@ -10,7 +10,6 @@ from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.types import ModelParameter
 from lightning_sv.scale import ScaleStrategy
 
-_MATRICES = ("matrix", "router", "head")
 Note = tuple[str, str]
 
 
@@ -82,15 +81,13 @@ def notes_on_model(
     reached = traced.use_roles.keys() | traced.scaled.keys()
     for row in traced.roles.parameters:
         if row.name not in reached:
-            yield from _notes_on_unreached(row, is_known=row.name in traced.known)
+            yield from _notes_on_unreached(row)
 
 
-def _notes_on_unreached(row: ModelParameter, *, is_known: bool) -> Iterator[Note]:
-    is_matrix = row.role in _MATRICES
-    is_unused = row.role == "other" and row.trained
-    if is_known and is_matrix:
-        yield row.name, "unchanged, not reached: its norm's vectors moved to other matrices"
-    if is_unused and not is_known:
+def _notes_on_unreached(row: ModelParameter) -> Iterator[Note]:
+    """Yield a note on a vector that trains, or on a matrix, which may be frozen for the pass."""
+    may_train = row.trained or len(row.shape) > 1
+    if row.role == "other" and may_train:
         yield row.name, "unchanged, because the forward pass did not reach it"
 
 
