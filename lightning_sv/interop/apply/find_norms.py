@@ -6,13 +6,11 @@ A vector may move from its norm into the matrices behind it if they read nothing
     gamma * xhat + b -> q_proj                  moves, and b becomes b / gamma
     gamma * xhat -> q_proj, conv                stays, for one of the reasons of `Reason`
 
-Experts that no token of the example reached have the norm of their siblings.
+A vector or a matrix that the pass did not reach, such as an expert without tokens, is refused if
+others like it have a place at a norm.
 """
 
-import re
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.apply.bare_norms import bare_norms
@@ -33,6 +31,9 @@ def find_norms(traced: TracedModel, *, bare: bool = False) -> list[TracedNorm]:
     """Return the norms of a model that have a scale vector, in its own order.
 
     With `bare` also norms without one that only matrices read.
+
+    Raises:
+        ConfigError: the pass did not reach a vector, or a matrix like those behind norms
     """
     matrices = Matrices(traced)
     norms = []
@@ -41,7 +42,8 @@ def find_norms(traced: TracedModel, *, bare: bool = False) -> list[TracedNorm]:
             norms.append(_Vector(row, matrices).norm())
     if bare:
         norms += bare_norms(matrices)
-    return _with_siblings(norms, traced)
+    _check_reached(norms, traced)
+    return norms
 
 
 class _Vector:
@@ -114,8 +116,6 @@ def _origin(row: ModelParameter, traced: TracedModel) -> float | None:
 
     None if gamma is a different function, or a part, of the parameter.
     """
-    if row.name not in traced.scaled:  # a vector of an expert without tokens
-        return row.decays_to
     if "bias" in traced.use_roles[row.name]:  # a table of gammas and biases
         return None
     return agreed({_constant_added(scaled.factor) for scaled in traced.scaled[row.name]})
@@ -130,50 +130,15 @@ def _constant_added(factor: Node) -> float | None:
     return c if gammas == [c, c + 1, c + 3] else None
 
 
-def _with_siblings(norms: list[TracedNorm], traced: TracedModel) -> list[TracedNorm]:
-    """Add experts without tokens to the norm of their siblings.
-
-    Names of siblings differ only in the last number.
-
-    Raises:
-        ConfigError: a sibling has a norm of its own that the pass does not reach, as in a layer
-            that it skips
-    """
-    unreached_norms = set(map(_siblings, _unreached(traced, _VECTORS, traced.scaled)))
-    reached: dict[str, tuple[TracedNorm, TracedBranch]] = {}
+def _check_reached(norms: Iterable[TracedNorm], traced: TracedModel) -> None:
+    """Refuse what has a role by its siblings alone, and would have a scale vector of its own."""
     families: set[str] = set()
-    for norm, branch in _branches_of(norms):
-        families.add(family(branch.weight))
-        if _siblings(norm.vector) not in unreached_norms:
-            reached[_siblings(branch.weight)] = norm, branch
-
-    added: dict[TracedNorm, list[TracedBranch]] = defaultdict(list)
-    for name in _unreached(traced, _MATRICES, traced.products):
-        if _siblings(name) in reached:
-            norm, branch = reached[_siblings(name)]
-            added[norm].append(branch._replace(weight=name))
-        elif family(name) in families:
-            what = f"no token of the example reached {name}, so its scale vector is unknown"
+    for norm in norms:
+        families.update(family(branch.weight) for branch in norm.branches)
+    for row in traced.roles.parameters:
+        is_vector = row.role in _VECTORS and row.name not in traced.scaled
+        is_matrix = row.role in _MATRICES and row.name not in traced.products
+        if is_vector or (is_matrix and family(row.name) in families):
+            what = f"no token of the example reached {row.name}, so its scale vector is unknown"
             hint = "pass an example that reaches it, such as one with more tokens."
             raise ConfigError(f"{what}; {hint}")
-    return [replace(norm, branches=(*norm.branches, *added[norm])) for norm in norms]
-
-
-def _branches_of(norms: Iterable[TracedNorm]) -> Iterator[tuple[TracedNorm, TracedBranch]]:
-    for norm in norms:
-        for branch in norm.branches:
-            yield norm, branch
-
-
-def _unreached(
-    traced: TracedModel, roles: Collection[str], reached: Collection[str]
-) -> Iterator[str]:
-    """Yield the names of parameters with one of these roles that the pass did not reach."""
-    for row in traced.roles.parameters:
-        if row.role in roles and row.name not in reached:
-            yield row.name
-
-
-def _siblings(name: str) -> str:
-    """Return a name with its last number replaced by '*'."""
-    return re.sub(r"^(.*\.|)\d+(?![^.])", r"\1*", name)
