@@ -177,15 +177,12 @@ class BlockDesign:
     ) -> PairedDifference:
         """A - B of n pairs with the scatter of the pooled arms."""
         mean, share = self.pooled.difference(a, b)
-        variance = self.pooled.variance
         df = self.pooled.df
-        sd = math.sqrt(2 * variance)
         if not df or self._fewest_runs(a, b) == 1:
-            unknown = PairedDifference.student(mean, math.nan, n, confidence, df)
-            return replace(unknown, sd=sd)
-        se = math.sqrt(variance * share)
+            return PairedDifference.student(mean, math.nan, n, confidence, df)
+        se = math.sqrt(self.pooled.variance * share)
         pooled = PairedDifference.student(mean, se, n, confidence, df)
-        return replace(pooled, scatter=self._pooled_arms(), sd=sd)
+        return replace(pooled, scatter=self._pooled_arms())
 
     def _pairs_alone(self, a: Hashable, b: Hashable, confidence: float) -> PairedDifference | None:
         """A - B over the seeds of both; None without such a seed."""

@@ -29,8 +29,6 @@ class PairedDifference:
         df: degrees of freedom of the scatter; n - 1 if the scatter is that of these pairs alone
         scatter: source of the scatter in words, if it is pooled over more arms or pooling was
             rejected
-        sd: standard deviation of the difference of one pair, if it is not se sqrt(n), because an
-            arm has more runs
         alone: difference with the scatter of its pairs alone, if it is pooled and the pairs are too
             few to test that
     """
@@ -43,7 +41,6 @@ class PairedDifference:
     confidence: float
     df: int
     scatter: str = ""
-    sd: float | None = None
     alone: "PairedDifference | None" = None
 
     @classmethod

@@ -8,9 +8,6 @@ bounds of the one-sided tests.
 import math
 from typing import Literal, NamedTuple
 
-from scipy.optimize import brentq
-from scipy.special import ndtr, ndtri
-
 from lightning_sv.statistics.paired import PairedDifference, TokenEfficiency, percent
 
 VerdictWord = Literal[
@@ -36,12 +33,10 @@ class Outcome(NamedTuple):
 
     Attributes:
         p: p value of the one-sided test; if nothing is resolved, the smaller one of both sides
-        to_go: number of pairs that would decide it, in words; empty if the scatter is unknown
     """
 
     word: VerdictWord
     p: float
-    to_go: str = ""
 
 
 def below(d: PairedDifference, bound: float = 0.0) -> VerdictWord:
@@ -65,17 +60,14 @@ def inside(d: PairedDifference, margin: float) -> VerdictWord:
 def directed(d: PairedDifference, bound: float = 0.0) -> Outcome:
     """Test the claim that d is below a bound, and its opposite."""
     p = min(d.p_below(bound), d.p_above(bound))
-    return Outcome(below(d, bound), p, _pairs_to_go(d, bound))
+    return Outcome(below(d, bound), p)
 
 
 def directed_or_equal(d: PairedDifference, bound: float = 0.0) -> Outcome:
     """Test as `directed`; a difference of losses without a direction may be equal."""
     if below(d, bound) == NOT_RESOLVED and inside(d, MARGIN) == HOLDS:
         return Outcome(EQUAL, d.p_within(MARGIN))
-    outcome = directed(d, bound)
-    if bound <= -MARGIN:  # a value that is not below the bound is not inside the margin
-        return outcome
-    return outcome._replace(to_go=_pairs_to_go_or_equal(d, bound))
+    return directed(d, bound)
 
 
 def direction(d: PairedDifference) -> str:
@@ -87,7 +79,7 @@ def direction(d: PairedDifference) -> str:
 def equivalent(d: PairedDifference, margin: float) -> Outcome:
     """Test the claim that d is within +-margin, and its opposite."""
     outside = min(d.p_below(-margin), d.p_above(margin))
-    return Outcome(inside(d, margin), min(d.p_within(margin), outside), _pairs_to_equal(d, margin))
+    return Outcome(inside(d, margin), min(d.p_within(margin), outside))
 
 
 def opposite(outcome: Outcome) -> Outcome:
@@ -132,75 +124,6 @@ def interval_text(low: float, high: float) -> str:
 def count_pairs(n: int) -> str:
     """`1 pair` or `6 pairs`."""
     return "1 pair" if n == 1 else f"{n} pairs"
-
-
-#: power at which a number of pairs decides
-_POWER = 0.8
-#: larger numbers of pairs are not stated
-_TOO_MANY = 10_000
-
-
-def _pairs_to_go(d: PairedDifference, bound: float = 0.0) -> str:
-    """`about 14 pairs would decide a difference as large`, in 8 of 10 cases."""
-    if not d.se > 0:
-        return ""
-    return _decide(d.n, _pairs_beyond(_spread(d), d.confidence, d.mean - bound))
-
-
-def _pairs_to_go_or_equal(d: PairedDifference, bound: float) -> str:
-    """`about 14 pairs would decide a difference as large, 34 show that there is none`."""
-    if not d.se > 0:
-        return ""
-    spread = _spread(d)
-    no_effect = _number(d.n, _pairs_within(spread, d.confidence, MARGIN))
-    needed = _pairs_beyond(spread, d.confidence, d.mean - bound)
-    if needed > _TOO_MANY:
-        return f"{no_effect} pairs would show that there is none"
-    return f"{_decide(d.n, needed)}, {no_effect.removeprefix('about ')} show that there is none"
-
-
-def _pairs_to_equal(d: PairedDifference, margin: float) -> str:
-    """`about 88 pairs would decide a difference as large`: inside or outside +-margin."""
-    if not d.se > 0:
-        return ""
-    outside = abs(d.mean) - margin
-    if outside < 0:
-        return _decide(d.n, _pairs_within(_spread(d), d.confidence, margin, abs(d.mean)))
-    return _decide(d.n, _pairs_beyond(_spread(d), d.confidence, outside))
-
-
-def _spread(d: PairedDifference) -> float:
-    return d.sd or d.se * math.sqrt(max(d.n, 1))
-
-
-def _pairs_within(spread: float, confidence: float, margin: float, mean: float = 0.0) -> float:
-    """Return the pairs that show a difference to be within +-margin, in 8 of 10 cases."""
-    z = float(ndtri((1 + confidence) / 2))
-
-    def lacking_power(root: float) -> float:
-        below_upper = float(ndtr((margin - mean) * root / spread - z))
-        above_lower = float(ndtr((margin + mean) * root / spread - z))
-        return below_upper + above_lower - 1 - _POWER
-
-    return float(brentq(lacking_power, 0.0, (z + 3) * spread / (margin - mean))) ** 2
-
-
-def _pairs_beyond(spread: float, confidence: float, distance: float) -> float:
-    """Return the pairs that resolve a difference at a distance from a bound, in 8 of 10 cases."""
-    root = float(ndtri((1 + confidence) / 2) + ndtri(_POWER)) * spread
-    is_finite = abs(distance) * _TOO_MANY > root
-    return (root / distance) ** 2 if is_finite else math.inf
-
-
-def _decide(n: int, needed: float) -> str:
-    return f"{_number(n, needed)} pairs would decide a difference as large"
-
-
-def _number(n: int, needed: float) -> str:
-    """`about 14`; always more than the n pairs at hand, which did not decide."""
-    if needed > _TOO_MANY:
-        return f"more than {_TOO_MANY:,}"
-    return f"about {max(n + 1, math.ceil(needed)):,}"
 
 
 def times(ratio: float) -> str:

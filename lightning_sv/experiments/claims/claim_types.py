@@ -140,10 +140,7 @@ def _without_factor(e: TokenEfficiency, a: Arm, b: Arm, panel: LoadedPanel) -> E
     n = sum(tokens is not None for tokens in e.tokens_b)
     reached = f"{a.label} reaches {b.label}'s final loss in {n} of {e.n} pairs: no token factor"
     word = CONTRADICTED if below(d) == CONTRADICTED else NOT_RESOLVED
-    outcome = directed(d)._replace(word=word, p=d.p_above())
-    if d.mean <= 0:
-        outcome = outcome._replace(to_go="")  # more pairs do not help if one does not reach it
-    return Estimate(d, reached, part="the final loss", outcome=outcome)
+    return Estimate(d, reached, part="the final loss", outcome=Outcome(word, d.p_above()))
 
 
 def growths_apart(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
@@ -196,11 +193,8 @@ def _slope_outcome(fits: Sequence[ScalingFit], sizes: int) -> Outcome:
     outcomes = [opposite(directed(fit.slope)) for fit in fits]
     words = {outcome.word for outcome in outcomes}
     weakest = max(outcomes, key=lambda outcome: outcome.p)
-    if len(words) > 1:
-        weakest = weakest._replace(word=NOT_RESOLVED)
-    forms_contradict = {HOLDS, CONTRADICTED} <= words
-    if forms_contradict or sizes < FEWEST_SIZES:  # more pairs do not help
-        return weakest._replace(word=NOT_RESOLVED, to_go="")
+    if len(words) > 1 or sizes < FEWEST_SIZES:
+        return weakest._replace(word=NOT_RESOLVED)
     return weakest
 
 
@@ -215,7 +209,7 @@ def grid_gap(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     gap = interval(d, f"{claim.a} - {claim.b}")
     outcome = None
     if a.why_not or b.why_not:  # the sentence has the reason
-        outcome = directed_or_equal(d, -claim.margin)._replace(word=NOT_RESOLVED, to_go="")
+        outcome = directed_or_equal(d, -claim.margin)._replace(word=NOT_RESOLVED)
     return Estimate(d, f"{gap}, each at its optimum: {places}", outcome=outcome)
 
 

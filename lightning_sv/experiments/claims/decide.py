@@ -121,10 +121,7 @@ def _decide(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool) -> Verdict:
     paper_value = _paper_value(claim, estimate, paper_scale)
     agreement = _agreement(d, paper_value)
 
-    details = [estimate.detail]
-    if outcome.word == NOT_RESOLVED and outcome.to_go:
-        details.append(outcome.to_go)
-    details += _diverged_sentences(claim, panel)
+    details = [estimate.detail, *_diverged_sentences(claim, panel)]
     if agreement:
         details.append(f"the paper's {paper_value:+g} lies {_PLACES[agreement]}")
     own_low, own_high = d.own_interval
