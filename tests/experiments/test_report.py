@@ -68,36 +68,23 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_html_page_is_self_contained(report: Path) -> None:
     text = (report / "report.html").read_text()
     page = Page(text)
-    assert page.tags.count("script") == 1 and "<script>alert" not in text
+    assert "script" not in page.tags and page.open == []
     names = {name for name, _ in page.attrs}
-    assert not [name for name in names if name.startswith("on") or name == "style"]
+    assert not [name for name in names if name.startswith("on")]
     without_pictures = re.sub(r"base64,[\w+/=]+", "", text)
-    assert not re.search(r"url\(|@import|https?://|fetch\(|import ", without_pictures)
+    assert not re.search(r"url\(|@import|https?://", without_pictures)
 
 
-def test_html_page_embeds_its_pictures_and_links_its_headings(report: Path) -> None:
+def test_html_page_has_pictures_links_and_verdicts(report: Path) -> None:
     page = Page((report / "report.html").read_text())
-    assert page.open == [] and page.tags.count("img") == 15
+    assert page.tags.count("img") == 15
     headings = [f"#{value}" for name, value in page.attrs if name == "id"]
     links = [source for source in page.loads if source in headings]
     pictures = [source for source in page.loads if source not in headings]
-    assert links == headings
+    assert links == headings and len(links) == 2
     assert {source.partition(",")[0] for source in pictures} == {"data:image/svg+xml;base64"}
-
-
-@pytest.mark.parametrize("words", [
-    "What <script>alert(1)</script> does.",
-    "-0.0500 (-0.0600 to -0.0400; 90%, 3 pairs)",
-    "0.003; 0.06 of the primary claims",
-    "holds: 1",
-    "equal within 0.01: 1",
-    "not testable here: 1",
-    "lightning-sv paper placement --scale 'a b'",
-    "7.68 (the paper's are 100)",
-    "falls faster",
-])  # fmt: skip
-def test_html_page_has_all_parts(report: Path, words: str) -> None:
-    assert words in Page((report / "report.html").read_text()).text
+    classes = {value for name, value in page.attrs if name == "class"}
+    assert classes >= {"holds", "equal-within", "not-resolved", "not-testable"}
 
 
 VISIBLE = st.text(min_size=1).filter(lambda text: text.split() and "\0" not in text)
@@ -125,7 +112,7 @@ NASTY = st.lists(st.sampled_from([*MARKUP, "\n"])).map("".join)
 @example(words="1. a", command="")
 @settings(max_examples=40, deadline=None)
 def test_both_pages_have_any_text_escaped(words: str, command: str) -> None:
-    """In headings, paragraphs, warnings, cells, alternative texts and commands."""
+    """In headings, paragraphs, warnings, cells and commands."""
     verdict = Verdict(words, "holds", words, paper=words)
     made = figure()
     spec = replace(made.spec, title=words)
@@ -133,19 +120,14 @@ def test_both_pages_have_any_text_escaped(words: str, command: str) -> None:
     section = Section(words, table=pd.DataFrame({words: [words]}), notes=[words])
     content = report_content([replace(made, command=command)], [[section]], {words: words})
     html = html_page(content, Path("nowhere"))
-    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
-    markdown = parser.render(markdown_report(content))
     assert Page(html).open == []
 
-    html = html[html.index("<body>") : html.index("<script>")]
-    found = texts(html)
-    expected = texts(markdown)
     # title, 2 facts, 4 of all claims, heading, 3 of its claims, panel, column, cell, note
-    assert found[" ".join(words.split())] >= 13
-    assert found - expected == Counter({"Contents": 1}) and set(expected - found) <= {""}
-    for page in (html, markdown):
-        (code,) = re.findall(r"<pre><code.*?>(.*)</code></pre>", page, re.DOTALL)
-        assert unescape(code).rstrip("\n") == command.rstrip("\n")
+    assert texts(html)[" ".join(words.split())] >= 13
+    (code,) = re.findall(r"<pre><code.*?>(.*)</code></pre>", html, re.DOTALL)
+    assert unescape(code).rstrip("\n") == command.rstrip("\n")
+    alone = MarkdownIt("commonmark").enable("table").render(markdown_report(content))
+    assert texts(alone) == texts(html)  # also where tags in Markdown are tags
 
 
 def texts(html: str) -> Counter[str]:

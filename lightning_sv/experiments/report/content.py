@@ -116,8 +116,11 @@ def head_facts(
     facts = {"experiments": what}
     if caution:
         facts["read with it"] = caution
-    judged = _judged(figures)
+    verdicts = _verdicts_of(figures)
+    judged = verdicts[verdicts.verdict != NOT_TESTABLE]
     if len(judged) > 1:
+        counts = verdicts.verdict.value_counts().items()
+        facts["verdicts"] = "; ".join(f"{word}: {count}" for word, count in counts)
         facts["claims"] = _resolved_by_chance(judged)
 
     ratios = _range_text([tokens_per_param(run) for run in runs])
@@ -138,11 +141,10 @@ def _runs_of(figures: Sequence[Figure]) -> list[Run]:
     return runs
 
 
-def _judged(figures: Sequence[Figure]) -> pd.DataFrame:
-    """Return one row per tested claim."""
+def _verdicts_of(figures: Sequence[Figure]) -> pd.DataFrame:
+    """Return one row per claim."""
     verdicts = list(chain.from_iterable(figure.verdicts for figure in figures))
-    table = pd.DataFrame(verdicts, columns=["verdict", "corrected", "primary"])
-    return table[table.verdict != NOT_TESTABLE]
+    return pd.DataFrame(verdicts, columns=["verdict", "corrected", "primary"])
 
 
 def _values(runs: Sequence[Run], key: str) -> list[str]:

@@ -1,48 +1,79 @@
-"""HTML page of a report: self-contained, readable without network and scripts."""
+"""HTML page of a report: its Markdown in a frame, self-contained and without scripts."""
 
 from base64 import b64encode
-from collections import Counter
+from collections.abc import Sequence
+from html import escape
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import get_args
+from urllib.parse import unquote
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 from lightning_sv.experiments.report.content import Content
+from lightning_sv.experiments.report.markdown import markdown_report
 from lightning_sv.statistics.verdicts import VerdictWord
 
+_STYLE = Path(__file__).with_name("page.css")
 _VERDICTS: tuple[str, ...] = get_args(VerdictWord)
 
 
 def html_page(content: Content, root: Path) -> str:
     """Render a report; the SVG next to each PNG in `root` is embedded."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    # `html: False` leaves tags in texts as text, in addition to the escapes of the Markdown
+    parser = MarkdownIt("commonmark", {"html": False, "xhtmlOut": False}).enable("table")
+    tokens = parser.parse(markdown_report(content))
+    _embed_pictures(tokens, root)
+    _mark_verdicts(tokens)
+    links = _link_headings(tokens)
+    body = parser.renderer.render(tokens, parser.options, {})
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(content.title)}</title>
+<style>
+{_STYLE.read_text(encoding="utf-8")}</style>
+</head>
+<body>
+{_contents(links)}<main>
+{body}</main>
+</body>
+</html>
+"""
 
-    def embedded(path: str) -> str:
-        # as an image, because ids of inline SVG elements would collide between pictures
-        svg = (root / path).with_suffix(".svg").read_bytes()
-        return f"data:image/svg+xml;base64,{b64encode(svg).decode()}"
 
-    environment.filters |= {"embedded": embedded, "cell_class": _cell_class}
-    counts = Counter(content.claims.get("verdict", ()))
-    return environment.get_template("page.html").render(
-        content=content,
-        counts=[(word, counts[word]) for word in _VERDICTS if counts[word]],
-    )
+def _embed_pictures(tokens: Sequence[Token], root: Path) -> None:
+    for token in chain.from_iterable(token.children or () for token in tokens):
+        if token.type == "image":
+            picture = root / unquote(str(token.attrGet("src")))
+            # as an image, because ids of inline SVG elements would collide between pictures
+            svg = b64encode(picture.with_suffix(".svg").read_bytes()).decode()
+            token.attrSet("src", f"data:image/svg+xml;base64,{svg}")
 
 
-def _cell_class(cell: str, column: str) -> str:
-    """Return the CSS class of a cell: `verdict equal-within`, or empty if it is no verdict."""
-    if cell not in _VERDICTS:
+def _mark_verdicts(tokens: Sequence[Token]) -> None:
+    """Give each cell that is a verdict its colour: `equal within 0.01` has class `equal-within`."""
+    for cell, text in pairwise(tokens):
+        if cell.type == "td_open" and text.content in _VERDICTS:
+            cell.attrSet("class", "-".join(text.content.split()[:2]))
+
+
+def _link_headings(tokens: Sequence[Token]) -> dict[str, str]:
+    """Give each heading of a figure an id; return id -> heading as HTML."""
+    links: dict[str, str] = {}
+    for heading, text in pairwise(tokens):
+        if heading.type == "heading_open" and heading.tag == "h2":
+            name = f"section-{len(links) + 1}"
+            heading.attrSet("id", name)
+            links[name] = "".join(escape(part.content) for part in text.children or ())
+    return links
+
+
+def _contents(links: dict[str, str]) -> str:
+    if len(links) < 2:
         return ""
-    colour = "-".join(cell.split()[:2])
-    if column == "verdict":
-        return f"verdict {colour}"
-    if column == "corrected":
-        return colour
-    return ""
+    items = [f'<li><a href="#{name}">{title}</a></li>\n' for name, title in links.items()]
+    return f'<nav aria-label="Contents">\n<ol>\n{"".join(items)}</ol>\n</nav>\n'
