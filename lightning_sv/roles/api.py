@@ -144,12 +144,12 @@ class TracedModel:
             self.use_roles[name].add(role_of_factors)
 
     def consumers_of(self, name: str) -> list[Consumer]:
-        """Return the consumers of the values that a scale vector scales, without passing gates.
+        """Return the consumers of the values that a scale vector scales.
 
         Raises:
             UnknownConsumerError: it is unknown whether an operation is linear
         """
-        return list(consumers(self.scaled.get(name, ()), name, through_gates=False))
+        return list(consumers(self.scaled.get(name, ()), name))
 
     def _parameter(self, name: str, role: ModelRole) -> ModelParameter:
         """Return the classification of a parameter."""
@@ -189,7 +189,7 @@ class TracedModel:
         return True if name in self._scales_matrix else None
 
     def _folds(self, name: str) -> bool:
-        """Return True if matrices can absorb the vector at every end of its values.
+        """Return True if the matrices that read the vector's values can absorb it.
 
         Nothing else may read these values, and the matrices may multiply nothing else.
         """
@@ -198,7 +198,7 @@ class TracedModel:
             return False
         matrices: set[str] = set()
         products: set[Node] = set()
-        for consumer in self._consumers_through_gates(name):
+        for consumer in self._consumers_and_output(name):
             if consumer.matrix is None or not self._absorbs(consumer.matrix, consumer):
                 return False
             matrices |= self.flow.sources[consumer.matrix]
@@ -218,12 +218,12 @@ class TracedModel:
                 return False
         return found == products
 
-    def _consumers_through_gates(self, name: str) -> list[Consumer]:
-        """Return the consumers of a vector's values through gates; none if one is unknown."""
+    def _consumers_and_output(self, name: str) -> list[Consumer]:
+        """Return the consumers of a vector's values, also the output; none if one is unknown."""
         outputs = self.flow.graph.outputs
         try:
-            return list(consumers(self.scaled[name], name, through_gates=True, outputs=outputs))
-        except UnknownConsumerError:  # behind a gate, which roles do not pass
+            return list(consumers(self.scaled[name], name, outputs=outputs))
+        except UnknownConsumerError:  # of a vector whose role is given
             return []
 
     def _in_axis(self, name: str) -> int | None:

@@ -22,7 +22,6 @@ from lightning_sv.roles.norms import ScaledValue
 
 _KNOWN = ops.MIXING | ops.PRODUCTS.keys() | ops.ROWS.keys() | ops.TERMS.keys()
 _SUMS_OF_ROWS = ops.ROWS.keys() | ops.TERMS.keys()
-_WITH_STATISTICS = ops.ATTENTION | ops.NORMS.keys()
 #: no axis has the vector's channels
 _MIXED: Axes = frozenset()
 
@@ -50,7 +49,6 @@ def consumers(
     scaled: Iterable[ScaledValue],
     name: str,
     *,
-    through_gates: bool,
     outputs: Collection[Node] = (),
 ) -> Iterator[Consumer]:
     """Yield the consumers of all values that are linear in a scale vector.
@@ -58,13 +56,12 @@ def consumers(
     `scaled` has products of a normalized value and the scale vector, each with the vector's factor.
     Values stay linear in the vector if coefficients are constants, parameters, or one number per
     position: views, casts, selected rows, sums over positions, biases, and sums of such values.
-    With `through_gates` the coefficients may be any data: gates, and attention's average.
     `outputs` are values that the model returns, which also consumes them.
 
     Raises:
         UnknownConsumerError: an operation is in no table of `ops` and cannot be measured
     """
-    walk = _LinearWalk(scaled, name, through_gates=through_gates)
+    walk = _LinearWalk(scaled, name)
     yield from walk.consumers()
     for value in walk.reached.axes.keys() & outputs:
         yield Consumer(value)
@@ -81,10 +78,10 @@ class _LinearWalk:
         linear: these and the values behind matrices; without axes, because matrices mix channels
     """
 
-    def __init__(self, scaled: Iterable[ScaledValue], name: str, *, through_gates: bool) -> None:
+    def __init__(self, scaled: Iterable[ScaledValue], name: str) -> None:
         starts = {start.value: _channels(start) for start in scaled}
-        self.reached = LinearValues(starts, through_gates=through_gates)
-        self.linear = LinearValues(dict.fromkeys(starts, _MIXED), through_gates=through_gates)
+        self.reached = LinearValues(starts)
+        self.linear = LinearValues(dict.fromkeys(starts, _MIXED))
         self.name = name
 
     def consumers(self) -> Iterator[Consumer]:
@@ -93,7 +90,7 @@ class _LinearWalk:
             if not start.users:
                 yield Consumer(start)
         for user in users_in_order(self.linear.axes):  # inputs are decided first
-            is_statistic = user.output > 0 and user.op in _WITH_STATISTICS
+            is_statistic = user.output > 0 and user.op in ops.NORMS
             if not is_statistic:
                 yield from self._consumers_in(user)
 

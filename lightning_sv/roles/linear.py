@@ -6,7 +6,7 @@ values. What an operation does to it depends on the operation's table in `ops`:
     moves      view, transpose, cast                   the channels move with the axes
     ROWS       index, cat, scatter                     rows keep their channels
     TERMS      y + y', a * y, where(mask, y, y')       each term has gamma once, or is fixed
-    PRODUCTS   a @ y over positions, attention         an average, with weights without gamma
+    PRODUCTS   a @ y over positions                    an average with fixed weights
     others     pooling, interpolation                  measured
 """
 
@@ -25,12 +25,10 @@ class LinearValues:
 
     Attributes:
         axes: value -> the axes of the vector's channels; none if they are mixed
-        through_gates: if True, the coefficients may be any data: gates, and attention's average
     """
 
-    def __init__(self, axes: dict[Node, Axes], *, through_gates: bool) -> None:
+    def __init__(self, axes: dict[Node, Axes]) -> None:
         self.axes = axes
-        self.through_gates = through_gates
 
     def uses_in(self, user: Node) -> list[Use]:
         """Return the uses of values that are linear in the vector by one operation."""
@@ -43,7 +41,7 @@ class LinearValues:
         axes = self.axes[first.value]
         if user.moves:
             return moved(first.value, user, axes)
-        if user.op in ops.ATTENTION or user.op in ops.PRODUCTS:
+        if user.op in ops.PRODUCTS:
             return self._axes_of_average(uses)
         if user.op in ops.ROWS:
             return self._axes_of_rows(user, uses)
@@ -65,14 +63,10 @@ class LinearValues:
         return None if is_index else self._agreed(uses)
 
     def _is_average(self, use: Use) -> bool:
-        """Return True for a sum of a value's positions, with weights that are independent of it."""
-        product = use.node
-        if product.op in ops.ATTENTION:
-            is_average = use.argument == "value" and product.output == 0
-            return is_average and self.through_gates
-        if product.op not in ("mm", "bmm") or use.contracted_axis in self.axes[use.value]:
-            return False
-        return self.through_gates or use.other_operand.kind != DATA
+        """Return True for a sum of a value's positions, with fixed weights."""
+        sums_positions = use.contracted_axis not in self.axes[use.value]
+        is_product = use.node.op in ("mm", "bmm")
+        return is_product and sums_positions and use.other_operand.kind != DATA
 
     def _axes_of_sum(self, user: Node, uses: list[Use]) -> Axes | None:
         axes = self._agreed(uses)
@@ -113,8 +107,6 @@ class LinearValues:
             return _is_fixed_term(coefficients, condition=user.argument("condition"))
         if len(vectors) > 1 or not self.axes.keys().isdisjoint(coefficients):
             return False
-        if self.through_gates:
-            return True
         return all(_is_coefficient(value, user, axes) for value in coefficients)
 
 

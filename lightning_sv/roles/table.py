@@ -11,7 +11,7 @@ from itertools import chain
 
 from lightning_sv.roles.types import ModelParameter
 
-_LEGEND = """n: number of tensors. folds: whether matrices can absorb the vector.
+_LEGEND = """n: number of tensors. folds: whether the matrices that read it can absorb it.
 to: the value that decay approaches. {policy}: whether it decays under {policy}."""
 _FOLDS = {None: "", True: "yes", False: "no"}
 

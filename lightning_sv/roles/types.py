@@ -35,8 +35,8 @@ class ModelParameter:
             are the output), embedding (a lookup table), input (a scale vector read by linear maps
             only: the paper's Input-Norm), output (any other scale vector), multiplier (a factor of
             unnormalized values), bias, other
-        redundant: for a scale vector, True if the following matrices could absorb it, also through
-            gates and attention's average; otherwise None
+        redundant: for a scale vector, True if the matrices that read it could absorb it; otherwise
+            None
         decays_to: for a scale vector, gamma at parameters of 0, to which decay pulls, such as 1 if
             gamma is 1 + w; None if unknown
         in_axis: for a matrix, the axis that its product sums over

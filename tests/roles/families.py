@@ -49,13 +49,12 @@ GROUPS = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
 class Family:
     """One row: its config and the truth.
 
-    `kept` are input vectors that no matrix can take up, `folds` output vectors that matrices can,
-    through gates.
+    `kept` are input vectors that no matrix can take up.
     """
 
     def __init__(
         self, name: str, config: dict[str, Any] | None = None, variant: str = "", auto: str = "AutoModelForCausalLM",
-        to_one: str = "", kept: str = "", folds: str = "", **roles: str,
+        to_one: str = "", kept: str = "", **roles: str,
     ) -> None:  # fmt: skip
         self.name = name
         self.config = config or {}
@@ -63,7 +62,6 @@ class Family:
         self.roles = roles
         self.to_one = to_one
         self.kept = kept
-        self.folds = folds
         self.id = f"{name}-{variant}" if variant else name
 
     def build(self) -> nn.Module:
@@ -189,9 +187,9 @@ FAMILIES = [
     Family("qwen3_next", MOE | LINEAR | {"shared_expert_intermediate_size": 16, "layer_types": ["linear_attention",
         "full_attention"]}, input=LLAMA.replace("norm norm", "norm model.norm"),
         output="q_norm k_norm linear_attn.norm", router="mlp.gate", multiplier="A_log", bias="dt_bias",
-        to_one="input_layernorm post_attention_layernorm model.norm q_norm k_norm", folds="linear_attn.norm"),
+        to_one="input_layernorm post_attention_layernorm model.norm q_norm k_norm"),
     Family("minimax", MOE | {"layer_types": ["linear_attention", "full_attention"]}, input="model.norm",
-        output="input_layernorm post_attention_layernorm self_attn.norm", router="mlp.gate", folds="self_attn.norm"),
+        output="input_layernorm post_attention_layernorm self_attn.norm", router="mlp.gate"),
     # held out: no rule was changed for these; what a row left out at first was added from the
     # family's code
     *alike("cwm jais2 ministral3 internlm3", input=LLAMA),
@@ -204,15 +202,14 @@ FAMILIES = [
         multiplier="A_log D", bias="dt_bias"),
     Family("kimi_linear", MOE | MLA | GROUPS,
         input="input_layernorm post_attention_layernorm model.norm kv_a_layernorm", output="o_norm", router="mlp.gate",
-        multiplier="A_log", bias="dt_bias", folds="o_norm"),
+        multiplier="A_log", bias="dt_bias"),
     Family("olmo_hybrid", {"layer_types": ["linear_attention", "full_attention"]},
         input="input_layernorm layers.0.post_attention_layernorm model.norm",
         output="q_norm k_norm layers.1.post_attention_layernorm post_feedforward_layernorm o_norm", multiplier="A_log",
-        bias="dt_bias", folds="o_norm"),
+        bias="dt_bias"),
     Family("qwen3_5_text", LINEAR | {"layer_types": ["linear_attention", "full_attention"]},
         input="input_layernorm post_attention_layernorm model.norm", output="q_norm k_norm linear_attn.norm",
-        multiplier="A_log", bias="dt_bias", to_one="input_layernorm post_attention_layernorm model.norm q_norm k_norm",
-        folds="linear_attn.norm"),
+        multiplier="A_log", bias="dt_bias", to_one="input_layernorm post_attention_layernorm model.norm q_norm k_norm"),
     Family("zamba2", {"mamba_headdim": 8, "n_mamba_heads": 8, "mamba_d_state": 4, "mamba_ngroups": 1,
         "layers_block_type": ["mamba", "hybrid"], "num_mem_blocks": 1, "attention_hidden_size": 64,
         "num_key_value_heads": 4}, input="input_layernorm pre_ff_layernorm final_layernorm mamba.norm",

@@ -30,9 +30,7 @@ def expected_row(family: Family, name: str, parameter: nn.Parameter) -> list[obj
     if role not in ("input", "output"):
         return [role, None, None]
     is_one_plus_w = family.to_one == "*" or ends_in(name, family.to_one)
-    folds = ends_in(name, family.folds)
-    if role == "input":
-        folds = folds or not ends_in(name, family.kept)
+    folds = role == "input" and not ends_in(name, family.kept)
     return [role, 1.0 if is_one_plus_w else 0.0, folds]
 
 
@@ -120,9 +118,8 @@ def test_weight_decay_roles_backbone_equal_declared(strategy: str, kind: dict) -
         p.name: p.role for p in parameter_roles(model)
     }
     to = 1.0 if strategy in ("offset", "hg+er") else 0.0
-    # Q/K-norms and post-norms, which no matrix reads at once; after a norm gates and attention's
-    # average leave v's and up's to the next matrix
-    after_norm = r"|^(?!.*((v|up)_proj|router)).*scale_out" if "dnp" in str(model.strategy) else ""
+    # Q/K-norms and post-norms, and vectors after the norms of `dnp`, which no matrix reads at once
+    after_norm = r"|^(?!.*router).*scale_out" if "dnp" in str(model.strategy) else ""
     vectors = [row for row in roles.parameters if row.role in ("input", "output")]
     for row in vectors:
         stays = re.search(f"_norm.scale{after_norm}", row.name)
@@ -407,8 +404,8 @@ READ: dict[str, tuple[str, bool, Callable[..., torch.Tensor]]] = {
     "convolution and itself, then relu": ("output", False, lambda y, x, a: (y + _depthwise(y, a)).relu()),
     "convolution and other data": ("output", False, lambda y, x, a: y + _depthwise(y, a) + x),
     "matrix, relu and itself": ("output", False, lambda y, x, a: y + (y @ torch.outer(a, a)).relu()),
-    "gated": ("output", True, lambda y, x, a: y * x.sigmoid()),
-    "averaged by data": ("output", True, lambda y, x, a: (x @ x.mT).softmax(-1) @ y),
+    "gated": ("output", False, lambda y, x, a: y * x.sigmoid()),
+    "averaged by data": ("output", False, lambda y, x, a: (x @ x.mT).softmax(-1) @ y),
     "gated by itself": ("output", False, lambda y, x, a: y * _shifted(y)),
     "averaged by itself": ("output", False, lambda y, x, a: (x @ y.mT).softmax(-1) @ y),
     "residual": ("output", False, lambda y, x, a: x + y),

@@ -56,7 +56,7 @@ def _linear_consumers(norm: Node) -> list[Consumer]:
     """Return the linear maps over the channels of a norm; empty if anything else reads it."""
     ones = Node("parameter", norm.shape[-1:], (1,))
     try:
-        readers = list(consumers([ScaledValue(norm, ones)], "a bare norm", through_gates=False))
+        readers = list(consumers([ScaledValue(norm, ones)], "a bare norm"))
     except UnknownConsumerError:
         return []
     sums_channels = [reader.along_channels for reader in readers]
