@@ -45,11 +45,6 @@ class Dataflow:
             if node.is_learned and node.inputs:
                 self._derive(node)
 
-    @property
-    def normalized(self) -> set[Node]:
-        """Values equal to x / |x|, or LayerNorm's result, without learned factors."""
-        return self.norms.normalized
-
     def _derive(self, node: Node) -> None:
         """Record the sources of a value that depends on parameters only."""
         sources: set[str] = set()
