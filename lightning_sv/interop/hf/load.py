@@ -1,4 +1,4 @@
-"""Import of transformers models (Llama, Mistral, Qwen 3, Gemma 3) with the same logits."""
+"""Import of transformers models (Llama, Mistral, Qwen 3) with the same logits."""
 
 from pathlib import Path
 from typing import Any
@@ -86,9 +86,6 @@ def load_hugging_face(model: Backbone, folder: str | Path) -> float:
     for ours, name in their_names(family, config.num_hidden_layers).items():
         part = weights if ours.endswith(".weight") else norms
         part[ours] = state[name].clone()
-    if family == "Gemma3":  # 1 + w, and a factor on the embedding
-        norms = {name: 1 + value for name, value in norms.items()}
-        weights["embed.weight"] *= theirs.model.embed_tokens.embed_scale
     unfold(model, weights, norms)
     return checked_difference(model, theirs, config.max_position_embeddings)
 

@@ -10,7 +10,7 @@ from lightning_sv.nn import BackboneConfig, RopeScalingConfig
 from lightning_sv.roles.fake import transformers
 
 #: model_type in config.json -> prefix of transformers' classes
-_FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen3": "Qwen3", "gemma3_text": "Gemma3"}
+_FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen3": "Qwen3"}
 
 
 class TheirConfig(NamedTuple):
@@ -33,9 +33,9 @@ def read_config(folder: Path) -> TheirConfig:
     wanted = f"one of {' '.join(_FAMILIES)}. {hint}"
     expect(kind in _FAMILIES, f"model_type in {folder}", repr(kind), wanted)
     family = _FAMILIES[kind]
-    name = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    kind_of_config = getattr(transformers(), f"{family}Config")
     try:
-        return TheirConfig(family, getattr(transformers(), name).from_pretrained(folder))
+        return TheirConfig(family, kind_of_config.from_pretrained(folder))
     except Exception as error:  # the checks of a configuration can raise anything
         why = " ".join(str(error).split())[:300]
         raise ConfigError(f"{path} is not a valid config of {family} ({why}).") from error
@@ -62,26 +62,21 @@ def backbone_config(folder: str | Path) -> BackboneConfig:
         vocab_size=theirs.vocab_size,
         d_head=theirs.head_dim if own_width else None,
         d_ff=theirs.intermediate_size,
-        qk_norm=family in ("Qwen3", "Gemma3"),
-        post_norm=family == "Gemma3",
-        rope_theta=_rope(theirs)["rope_theta"],
+        qk_norm=family == "Qwen3",
+        rope_theta=theirs.rope_parameters["rope_theta"],
         rope_scaling=_rope_scaling(folder, theirs),
         norm_eps=theirs.rms_norm_eps,
     )
 
 
-def _rope(theirs: Any) -> Any:
-    return theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
-
-
 def _rope_type(theirs: Any) -> str:
-    return str(_rope(theirs).get("rope_type", "default"))
+    return str(theirs.rope_parameters.get("rope_type", "default"))
 
 
 def _rope_scaling(folder: str | Path, theirs: Any) -> RopeScalingConfig | None:
     if _rope_type(theirs) == "default":
         return None
-    rope = _rope(theirs)
+    rope = theirs.rope_parameters
     try:
         return RopeScalingConfig(
             rope["factor"],
@@ -96,20 +91,18 @@ def _rope_scaling(folder: str | Path, theirs: Any) -> RopeScalingConfig | None:
 
 def _differences(family: str, theirs: Any) -> dict[str, bool]:
     """Return features that the backbone does not support -> whether this model uses them."""
-    activation = theirs.hidden_activation if family == "Gemma3" else theirs.hidden_act
     has_biases = getattr(theirs, "attention_bias", False) or getattr(theirs, "mlp_bias", False)
     windows = _windows(family, theirs)
     rope_type = _rope_type(theirs)
-    rotated = _rope(theirs).get("partial_rotary_factor", 1.0)
-    features = {
-        f"its activation is {activation}, not silu": activation != "silu",
+    rotated = theirs.rope_parameters.get("partial_rotary_factor", 1.0)
+    return {
+        f"its activation is {theirs.hidden_act}, not silu": theirs.hidden_act != "silu",
         "its projections have biases": has_biases,
         f"its layers have {' and '.join(windows)}": bool(windows),
         f"its RoPE is of type {rope_type!r}": rope_type not in ("default", "llama3"),
         "its RoPE rotates only some channels": rotated != 1.0,
         "its weights are quantized": getattr(theirs, "quantization_config", None) is not None,
     }
-    return features | _differences_of_gemma(theirs) if family == "Gemma3" else features
 
 
 def _windows(family: str, theirs: Any) -> list[str]:
@@ -120,14 +113,3 @@ def _windows(family: str, theirs: Any) -> list[str]:
         if window < theirs.max_position_embeddings:
             windows.add(f"a sliding window of {window:,} tokens")
     return sorted(windows)
-
-
-def _differences_of_gemma(theirs: Any) -> dict[str, bool]:
-    scalar = theirs.query_pre_attn_scalar
-    caps = (theirs.final_logit_softcapping, theirs.attn_logit_softcapping)
-    divided = f"its scores are divided by the root of {scalar}, not of the head width"
-    return {
-        divided: scalar != theirs.head_dim,
-        "its logits are capped": caps != (None, None),
-        "its attention is bidirectional": bool(theirs.use_bidirectional_attention),
-    }
