@@ -80,15 +80,15 @@ def test_resize_with_plain_head_saves_and_loads(
 
 @torch.no_grad()
 @pytest.mark.parametrize("sizes", [{}, MOE])
-def test_other_heads_have_the_same_body(
+def test_body_alone_is_the_same_and_other_heads_are_refused(
     sizes: dict, config: BackboneConfig, tmp_path: Path, tokens: Tensor
 ) -> None:
     model = to_hugging_face(perturbed(Backbone(replace(config, **sizes), "unified")))
     model.save_pretrained(tmp_path / "unified")
     body = transformers.AutoModel.from_pretrained(tmp_path / "unified", **LOCAL).eval()
-    classifier = transformers.AutoModelForSequenceClassification.from_pretrained(
-        tmp_path / "unified", **LOCAL
-    ).eval()
     expected = model.model(tokens).last_hidden_state
-    for other in (body, classifier.model):
-        assert_near(other(tokens).last_hidden_state, expected, terms=700)
+    assert_near(body(tokens).last_hidden_state, expected, terms=700)
+    with pytest.raises(ValueError, match="AutoModelForSequenceClassification"):
+        transformers.AutoModelForSequenceClassification.from_pretrained(
+            tmp_path / "unified", **LOCAL
+        )

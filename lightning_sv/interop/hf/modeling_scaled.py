@@ -151,16 +151,9 @@ FAMILIES = {
     "Qwen3Moe": (transformers.Qwen3MoeConfig, "scaled_qwen3_moe"),
 }
 #: class of transformers.Auto* -> the last part of a family's class
-AUTO_CLASSES = {
-    "AutoModel": "Model",
-    "AutoModelForCausalLM": "ForCausalLM",
-    "AutoModelForSequenceClassification": "ForSequenceClassification",
-}
+AUTO_CLASSES = {"AutoModel": "Model", "AutoModelForCausalLM": "ForCausalLM"}
 #: text models whose names differ from their families'
-_TEXT_MODELS = {
-    "Gemma3Model": "Gemma3TextModel",
-    "Gemma3ForSequenceClassification": "Gemma3TextForSequenceClassification",
-}
+_TEXT_MODELS = {"Gemma3Model": "Gemma3TextModel"}
 
 
 def auto_map(family: str) -> dict[str, str]:
