@@ -1,6 +1,5 @@
 """Strategy of fully sharded data parallelism (FSDP2), and its checkpoints."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -30,15 +29,13 @@ from torch.optim import Optimizer
 from lightning_sv.callbacks.run_state import callbacks_of
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.compat import check_recorded
-from lightning_sv.lit.checkpoint.sharded_write import BackgroundWrite
+from lightning_sv.lit.checkpoint.sharded_write import write_sharded
 from lightning_sv.runs.sharded_checkpoint import (
     flat_tensors,
     is_sharded,
     number_parameters,
     read_sharded,
 )
-
-log = logging.getLogger(__name__)
 
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _SHARDED = StateDictOptions(full_state_dict=False)
@@ -58,10 +55,10 @@ class FullyShardedStrategy(ModelParallelStrategy):
             micro-batches, for 4 bytes per parameter, which `plan` counts
         replicas: number of copies of the model (hybrid sharding, HSDP). Each is sharded over
             devices / replicas devices, and gradients are averaged over the copies
-        save_distributed_checkpoint: if True, each rank writes its shard while training goes on. A
-            checkpoint is a folder (`lightning_sv.runs.sharded_checkpoint`), which resumes on every
-            number of devices. To resume under a different strategy, your own Trainer needs the
-            plugin `lit.checkpoint.atomic_io.AtomicCheckpointIO`
+        save_distributed_checkpoint: if True, each rank writes its shard. A checkpoint is a folder
+            (`lightning_sv.runs.sharded_checkpoint`), which resumes on every number of devices. To
+            resume under a different strategy, your own Trainer needs the plugin
+            `lit.checkpoint.atomic_io.AtomicCheckpointIO`
         timeout: longest time that a rank waits for the others; null for ten minutes in the command
             line, else torch's
     """
@@ -83,9 +80,6 @@ class FullyShardedStrategy(ModelParallelStrategy):
         self.keep_gathered = keep_gathered
         self.replicas = replicas
         self.sharded_checkpoints = save_distributed_checkpoint
-        self._write = BackgroundWrite()
-        self._failed = False
-        self._ended = False
 
     @property
     def _net(self) -> nn.Module:
@@ -109,8 +103,6 @@ class FullyShardedStrategy(ModelParallelStrategy):
             name = type(callback).__name__
             expected = "none that copies the model, because sharded weights cannot be copied"
             raise ConfigError(f"a callback is {name}; expected {expected}.")
-        self._failed = False
-        self._ended = False
         devices = self.check_replicas()
         self._data_parallel_size = devices
         super().setup_environment()
@@ -172,45 +164,12 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
     ) -> None:
-        """Write a checkpoint file, or start to write a folder, see `BackgroundWrite`."""
+        """Write a checkpoint file, or a folder with `write_sharded`."""
         if not self.sharded_checkpoints:
             super().save_checkpoint(checkpoint, filepath, storage_options)
             return
-        self.finish_write()
         path = Path(self.broadcast(str(filepath)))
-        self._write.start(self, checkpoint, path)
-        if self._ended:  # saved after a fit
-            self.finish_write()
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Give a sharded checkpoint its name if the ranks have written it by now."""
-        self.finish_write(wait=False)
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Note that Lightning will report this error."""
-        self._failed = True
-
-    def teardown(self) -> None:
-        """Wait for a sharded checkpoint that is being written, also after an error."""
-        self._ended = True
-        try:
-            self.finish_write()
-            if self.sharded_checkpoints and not self._failed:
-                self.barrier()  # until rank 0 has renamed it
-        except Exception as error:
-            if not self._failed:
-                raise
-            log.error("%s", error)
-        super().teardown()
-
-    @property
-    def writing(self) -> Path | None:
-        """The sharded checkpoint that is being written, or None."""
-        return self._write.path
-
-    def finish_write(self, *, wait: bool = True) -> None:
-        """Give a sharded checkpoint its name once all ranks have written; see `BackgroundWrite`."""
-        self._write.finish(is_first=self.is_global_zero, wait=wait)
+        write_sharded(self, checkpoint, path)
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None

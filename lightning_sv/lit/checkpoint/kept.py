@@ -3,7 +3,6 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 
@@ -15,7 +14,7 @@ class KeptCheckpoints:
     """Write the checkpoints of one start of a run, and remove outdated ones.
 
     A file is written as last.ckpt; with `keep` above 1 it is also linked as step-N.ckpt. A sharded
-    checkpoint is written as step-N.ckpt while training goes on, and then last.ckpt links to it.
+    checkpoint is written as step-N.ckpt, and then last.ckpt links to it.
 
     Args:
         last: path of last.ckpt
@@ -28,7 +27,6 @@ class KeptCheckpoints:
         self.last = last
         self.keep = keep
         self._first_step: int | None = first_step  # until the first checkpoint
-        self._unfinished: Path | None = None  # sharded checkpoint that is being written
 
     def remove_partial(self) -> None:
         """Remove files of a process that was killed while writing."""
@@ -37,34 +35,17 @@ class KeptCheckpoints:
             remove(partial)
 
     def save(self, trainer: L.Trainer) -> None:
-        """Write a checkpoint of the current step, or start to write a sharded one: a collective."""
+        """Write a checkpoint of the current step: a collective."""
         strategy = trainer.strategy
         step = trainer.global_step
-        if isinstance(strategy, FullyShardedStrategy) and strategy.sharded_checkpoints:
-            self.finish(trainer)
-            trainer.save_checkpoint(self._path(step))
-            self._unfinished = strategy.writing
+        is_sharded = isinstance(strategy, FullyShardedStrategy) and strategy.sharded_checkpoints
+        path = self._path(step) if is_sharded else self.last
+        trainer.save_checkpoint(path)
+        if not trainer.is_global_zero:
             return
-        trainer.save_checkpoint(self.last)
-        if trainer.is_global_zero:
-            self._keep(step)
-
-    def finish(self, trainer: L.Trainer, *, wait: bool = True) -> None:
-        """Make a sharded checkpoint the last one, once all ranks have written it.
-
-        With `wait=False`, return if they have not by now.
-        """
-        path = self._unfinished
-        if path is None:
-            return
-        strategy: Any = trainer.strategy
-        strategy.finish_write(wait=wait)
-        if strategy.writing == path:
-            return
-        self._unfinished = None
-        if trainer.is_global_zero:
+        if is_sharded:
             name_also(path, self.last)  # before the previous one is removed
-            self._keep(int(path.stem.removeprefix("step-")))
+        self._keep(step)
 
     def _keep(self, step: int) -> None:
         """Give the checkpoint of a step its number, if it has one, and remove outdated ones."""

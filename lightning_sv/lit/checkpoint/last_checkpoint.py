@@ -83,7 +83,6 @@ class LastCheckpoint(Checkpoint):
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Write after a step that is due, or on a request to stop."""
-        self.kept.finish(trainer, wait=False)
         self._ends_after_step |= trainer.should_stop  # by max_time or a callback
         trainer.should_stop = False  # inside a step: the run ends after it
         if not self._clock.ended(trainer):
@@ -117,11 +116,10 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Wait for a checkpoint that is being written; log how to resume a run that ended early."""
+        """Write a checkpoint of the last step; log how to resume a run that ended early."""
         is_inside_step = trainer.fit_loop.epoch_loop._should_accumulate()
         if self._saved_step != trainer.global_step and not is_inside_step:  # at the end of an epoch
             self._save(trainer)
-        self.kept.finish(trainer)
         if trainer.global_step < trainer.max_steps:
             self._log_stop(trainer, self.kept.last)
 
@@ -133,10 +131,7 @@ class LastCheckpoint(Checkpoint):
         for each in trainer.loggers:
             each.save()  # a resumed run does not log these steps again
         self.kept.save(trainer)
-        if not self._is_asked_to_stop:
-            return
-        self.kept.finish(trainer)
-        if self._clock.step < trainer.max_steps:
+        if self._is_asked_to_stop and self._clock.step < trainer.max_steps:
             self.signals.stop(trainer)
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:

@@ -1,21 +1,19 @@
-"""Write of a sharded checkpoint while training goes on, with a checksum per file."""
+"""Atomic write of a sharded checkpoint, with a checksum per file."""
 
 import errno
 import json
 import os
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.strategies import Strategy
-from torch import distributed
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future as TorchFuture
 
@@ -23,67 +21,39 @@ from lightning_sv.atomic import file_sha256, partial_of, remove, replace, sync
 from lightning_sv.runs.sharded_checkpoint import CHECKSUMS, GROUPS, INDEX, META, flat_tensors
 
 
-class BackgroundWrite:
-    """Copy the shards to host memory, write them in a thread, and name the folder when it is whole.
+def write_sharded(strategy: Strategy, checkpoint: dict[str, Any], path: Path) -> None:
+    """Write the shards of all ranks; a collective. The folder gets its name when it is complete.
 
-    Lightning's own write blocks the training, has no checksums, and leaves an incomplete folder
-    under the checkpoint's name if a process is killed.
+    Lightning's own write has no checksums, and leaves an incomplete folder under the checkpoint's
+    name if a process is killed.
 
-    Attributes:
-        path: folder that is being written; None if there is none
+    Raises:
+        OSError: a rank could not write; earlier checkpoints are unchanged
     """
+    partial = partial_of(path)
+    optimizers = checkpoint.pop("optimizer_states", [])
+    tensors = flat_tensors(checkpoint.pop("state_dict"), optimizers)
+    if strategy.is_global_zero:
+        groups = [optimizer["param_groups"] for optimizer in optimizers]
+        _write_meta(checkpoint | {GROUPS: groups}, partial)
+    strategy.barrier()
+    try:
+        save(tensors, storage_writer=ChecksummedWriter(partial))
+    except CheckpointException as error:
+        code, reason = _system_error(error)
+        found = f"could not write {path} ({reason})"
+        raise OSError(code, f"{found}; earlier checkpoints are unchanged") from error
+    if strategy.is_global_zero:
+        replace(partial, path)  # an old one is of an abandoned start of this run
+        sync(path.parent)
 
-    def __init__(self) -> None:
-        self.path: Path | None = None
-        self._future: Future[Any] | None = None
-        self._group: distributed.ProcessGroup | None = None
 
-    def start(self, strategy: Strategy, checkpoint: dict[str, Any], path: Path) -> None:
-        """Start to write the shards of this rank, and on rank 0 everything but the tensors."""
-        partial = partial_of(path)
-        optimizers = checkpoint.pop("optimizer_states", [])
-        tensors = flat_tensors(checkpoint.pop("state_dict"), optimizers)
-        if strategy.is_global_zero:
-            remove(partial)  # left by a process that was killed
-            partial.mkdir(parents=True)
-            groups = [optimizer["param_groups"] for optimizer in optimizers]
-            torch.save(checkpoint | {GROUPS: groups}, partial / META)
-            sync(partial / META)
-        strategy.barrier()
-        if self._group is None:  # of the writing thread: NCCL cannot send host memory
-            self._group = distributed.new_group(backend="gloo")
-        writer = ChecksummedWriter(partial)
-        future: Any = async_save(tensors, storage_writer=writer, process_group=self._group)
-        self._future = future
-        self.path = path
-
-    def finish(self, *, is_first: bool, wait: bool) -> None:
-        """Give the folder its name, once all ranks have written.
-
-        Args:
-            is_first: if True, this rank renames it
-            wait: if False, return if they have not written by now
-
-        Raises:
-            OSError: a rank could not write; earlier checkpoints are unchanged
-        """
-        path = self.path
-        future = self._future
-        if path is None or future is None:
-            return
-        if not wait and not future.done():
-            return
-        self.path = None
-        self._future = None
-        try:
-            future.result()
-        except CheckpointException as error:
-            code, reason = _system_error(error)
-            found = f"could not write {path} ({reason})"
-            raise OSError(code, f"{found}; earlier checkpoints are unchanged") from error
-        if is_first:
-            replace(partial_of(path), path)  # an old one is of an abandoned start of this run
-            sync(path.parent)
+def _write_meta(meta: dict[str, Any], folder: Path) -> None:
+    """Write everything but the tensors into a new folder."""
+    remove(folder)  # left by a process that was killed
+    folder.mkdir(parents=True)
+    torch.save(meta, folder / META)
+    sync(folder / META)
 
 
 def _system_error(error: CheckpointException) -> tuple[int, str]:
