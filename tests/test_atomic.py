@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.atomic import atomic_path, check_writable, partial_of, write_atomically
-from lightning_sv.lit.checkpoint.kept import name_also
 
 
 @pytest.mark.parametrize("folder", [False, True])
@@ -91,16 +90,3 @@ def test_atomic_folder_without_modes_is_written(
         partial.mkdir()
         (partial / "file").write_text("x")
     assert (tmp_path / "folder/file").read_text() == "x"
-
-
-def test_second_name_of_a_folder_without_links_is_a_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: Path, target: object) -> None:
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
-
-    (tmp_path / "step-2.ckpt").mkdir()
-    (tmp_path / "step-2.ckpt/meta.pt").write_text("x")
-    monkeypatch.setattr(Path, "symlink_to", refuse)
-    name_also(tmp_path / "step-2.ckpt", tmp_path / "last.ckpt")
-    assert (tmp_path / "last.ckpt/meta.pt").read_text() == "x"

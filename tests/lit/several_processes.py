@@ -50,7 +50,7 @@ MODELS: dict[str, list[str]] = {
         "--model.scale",
         "unified",
         *MIXED,
-        *argv("--samples.tokens 2 --checkpoint.keep 2"),
+        *argv("--samples.tokens 2"),
     ],
 }
 STOPPED_ONCE = ("unified", "moe-muon")

@@ -5,6 +5,7 @@ import errno
 import io
 import itertools
 import random
+import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -22,14 +23,14 @@ from lightning_sv.callbacks.logging import write_scalars
 from lightning_sv.experiments.comparability import comparability_warnings
 from lightning_sv.lit.checkpoint.atomic_io import AtomicCheckpointIO
 from lightning_sv.lit.checkpoint.compat import check_learning_rate
-from lightning_sv.lit.checkpoint.kept import name_also
+from lightning_sv.lit.checkpoint.sharded_write import link_last
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import OPTIMIZERS, ScheduleConfig
 from lightning_sv.runs.directory import read_summary
 from lightning_sv.runs.events import read_run
 from lightning_sv.scale.strategy import PARAMETERIZATIONS, PLACEMENTS
 from tests.conftest import argv, thinned
-from tests.lit.runs import LAST, differences, leaving, load, run_fit, same_checkpoint, same_curves
+from tests.lit.runs import differences, leaving, load, run_fit, same_checkpoint, same_curves
 
 STEPS = 20
 STOP = 10
@@ -253,9 +254,11 @@ def test_fit_raises_errors_of_user_code(
     assert main([*fit, "2", "--allow_lr_jump"]) == 130
 
 
-#: validates after every second step
-KEPT = argv("--checkpoint.every_n_steps 3 --checkpoint.keep 2 --data.validations 6 "
-"--data.val_sequences 2 --branch_norms.every_n_steps 100")  # fmt: skip
+#: validates after every second step, and keeps a checkpoint of every third one
+KEPT = argv("--data.validations 6 --data.val_sequences 2 --branch_norms.every_n_steps 100 "
+"--checkpoint.every_n_steps 3 --trainer.callbacks+=ModelCheckpoint "
+"--trainer.callbacks.every_n_train_steps=3 --trainer.callbacks.save_top_k=3 "
+"--trainer.callbacks.monitor=step --trainer.callbacks.mode=max")  # fmt: skip
 
 
 def steps(run: Path) -> dict[str, int]:
@@ -267,30 +270,29 @@ def steps(run: Path) -> dict[str, int]:
     }
 
 
-def test_last_checkpoint_kept_ones_survive_a_kill(run_args: list[str], tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    stopped = tmp_path / "stopped"
+def test_model_checkpoint_of_an_earlier_step_resumes(run_args: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
     args = [*run_args, *KEPT]
-    with leaving(
-        stopped, 6
-    ):  # killed when last.ckpt is of step 6, and step-6.ckpt does not exist yet
-        assert run_fit(args, whole) == 0
-    assert steps(whole) == {"last.ckpt": 12, "step-9.ckpt": 9, "step-12.ckpt": 12}
-    assert steps(stopped) == {"last.ckpt": 6, "step-3.ckpt": 3}
-    assert main(["fit", *args, "--ckpt_path", str(stopped / LAST)]) == 0
-    assert steps(stopped) == steps(whole)
-    same_checkpoint(whole, stopped)
+    assert run_fit(args, run) == 0
+    named = {f"epoch=0-step={step}.ckpt": step for step in (12, 9, 6)}
+    assert steps(run) == {**named, "last.ckpt": 12}
+    whole = tmp_path / "whole"
+    shutil.copytree(run, whole)
+    for name in named:
+        assert main(["fit", *args, "--ckpt_path", str(run / "checkpoints" / name)]) == 0
+        same_curves(whole, run)
 
 
-def test_last_checkpoint_that_a_copy_of_the_run_has_as_a_folder_is_replaced(tmp_path: Path) -> None:
-    written = tmp_path / "step-2.ckpt"
+def test_link_last_replaces_a_folder_and_a_link(tmp_path: Path) -> None:
+    """The copy of a run may have a folder instead of the link."""
     last = tmp_path / "last.ckpt"
-    for folder in (written, last):
-        folder.mkdir()
-        (folder / "meta.pt").write_text(folder.name)
-    for _ in range(2):  # a folder, and then a link
-        name_also(written, last)
-        assert last.is_symlink() and (last / "meta.pt").read_text() == written.name
+    last.mkdir()
+    for step in (2, 4):
+        written = tmp_path / f"step-{step}.ckpt"
+        written.mkdir()
+        link_last(last, written)
+        assert last.is_symlink() and last.resolve() == written.resolve()
+        assert set(tmp_path.iterdir()) == {last, written}
 
 
 @pytest.mark.long
@@ -298,30 +300,18 @@ def test_fit_resumed_from_an_earlier_checkpoint_has_one_timeline(
     run_args: list[str], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    args = [
-        "fit",
-        *run_args,
-        *KEPT,
-        *argv("--model.schedule.name wsd --checkpoint.keep 3 --run_dir"),
-        str(run),
-    ]
+    args = ["fit", *run_args, *KEPT, *argv("--model.schedule.name wsd --run_dir"), str(run)]
     assert main([*args, "--trainer.max_steps", "12"]) == 0
-    assert steps(run) == {"last.ckpt": 12, "step-6.ckpt": 6, "step-9.ckpt": 9, "step-12.ckpt": 12}
-    again = argv("--trainer.max_steps 8 --checkpoint.keep 2 --data.validations 4")
-    assert main([*args, *again, "--ckpt_path", str(run / "checkpoints/step-6.ckpt")]) == 0
-    assert steps(run) == {"last.ckpt": 8, "step-6.ckpt": 6, "step-8.ckpt": 8}
+    again = argv("--trainer.max_steps 8 --data.validations 4 --ckpt_path")
+    assert main([*args, *again, str(run / "checkpoints/epoch=0-step=6.ckpt")]) == 0
+    assert steps(run)["last.ckpt"] == 8
     record = read_run(run)
     assert record.val_loss == pytest.approx(record.summary["val_loss"])
-    assert {int(curve.tokens[-1]) for curve in record.curves.values()} <= {
-        5 * 128,
-        6 * 128,
-        8 * 128,
-    }
+    ends = {int(curve.tokens[-1]) for curve in record.curves.values()}
+    assert ends <= {5 * 128, 6 * 128, 8 * 128}
     # TensorBoard itself shows the same timeline
-    events = EventAccumulator(str(run)).Reload()
-    assert [event.step for event in events.Scalars("val/loss")] == record.curve(
-        "val/loss"
-    ).tokens.tolist()
+    events = EventAccumulator(str(run)).Reload().Scalars("val/loss")
+    assert [event.step for event in events] == record.curve("val/loss").tokens.tolist()
 
 
 @pytest.mark.parametrize("number", [1, 2, 9])

@@ -9,6 +9,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, Timer
 from tensorboard.compat.proto.event_pb2 import SessionLog
 
+from lightning_sv.atomic import partial_of, remove
 from lightning_sv.callbacks.run_state import (
     StepTrigger,
     callbacks_of,
@@ -16,7 +17,8 @@ from lightning_sv.callbacks.run_state import (
     validates_now,
 )
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.lit.checkpoint.kept import KeptCheckpoints
+from lightning_sv.lit.checkpoint.sharded_write import link_last
+from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.guards.finite import FiniteGuard
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.signals import StopSignals, any_rank
@@ -30,36 +32,34 @@ log = logging.getLogger(__name__)
 class LastCheckpoint(Checkpoint):
     """Keep <run_dir>/checkpoints/last.ckpt of the latest n-th and the last step.
 
-    With `keep`, also step-500.ckpt etc., links to an earlier last.ckpt. A run resumes from any of
-    them. Ctrl-C, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU end the run after the current step,
-    with a checkpoint.
+    A run resumes from it. A sharded checkpoint is a folder step-500.ckpt, to which last.ckpt links.
+    Ctrl-C, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU end the run after the current step, with a
+    checkpoint.
 
     Args:
         every_n_steps: optimizer steps between two writes
-        keep: number of latest checkpoints to keep; beyond 1 under their steps
+        keep: 1, also in the config of an earlier version; Lightning's ModelCheckpoint keeps several
 
     Raises:
-        ConfigError: keep is below 1; or, when training starts, no path is set
+        ConfigError: keep is not 1; or, when training starts, no path is set
     """
 
     def __init__(self, every_n_steps: int = 500, keep: int = 1):
-        expect(keep >= 1, "checkpoint.keep", keep, "at least 1.")
+        expect(keep == 1, "checkpoint.keep", keep, "1. ModelCheckpoint keeps more: docs/runs.md.")
         self._clock = StepTrigger("checkpoint.every_n_steps", every_n_steps)
-        self.keep = keep
-        self.path: Path | None = None  # the command line sets it
+        self.path: Path | None = None  # of last.ckpt; the command line sets it
         self.signals = StopSignals()
-        self._kept: KeptCheckpoints | None = None  # from the start of training on
         self._guard: FiniteGuard | None = None
         self._waits_for_validation = False
         self._is_asked_to_stop = False
         self._ends_after_step = False
-        self._saved_step: int | None = None
+        self._saved_step: int | None = None  # from the start of training on
 
     @property
-    def kept(self) -> KeptCheckpoints:
-        """The checkpoints of this start, once training has started."""
-        assert self._kept is not None
-        return self._kept
+    def last(self) -> Path:
+        """Path of last.ckpt, once training has started."""
+        assert self.path is not None
+        return self.path
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start to count after the checkpoint that the run is resumed from."""
@@ -70,9 +70,8 @@ class LastCheckpoint(Checkpoint):
             raise ConfigError(f"a callback is LastCheckpoint; expected {expected}.")
         self._clock.start(trainer)
         self._saved_step = trainer.global_step
-        self._kept = KeptCheckpoints(self.path, self.keep, trainer.global_step)
         if trainer.is_global_zero:
-            self._kept.remove_partial()
+            _remove_partial(self.path.parent)
         for guard in callbacks_of(trainer, FiniteGuard):
             self._guard = guard
             guard.agree_on_stop(self.signals.is_received)
@@ -83,23 +82,32 @@ class LastCheckpoint(Checkpoint):
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Write after a step that is due, or on a request to stop."""
-        self._ends_after_step |= trainer.should_stop  # by max_time or a callback
-        trainer.should_stop = False  # inside a step: the run ends after it
+        self._delay_stop(trainer)
         if not self._clock.ended(trainer):
             return
-        step = self._clock.step
-        # Lightning then validates at the last step too.
-        trainer.should_stop = self._ends_after_step or self._clock.is_last(step)
-        ends = trainer.should_stop and trainer.fit_loop._can_stop_early  # min_steps may forbid it
+        ends = self._end_after_step(trainer)
         self._is_asked_to_stop = self._agreed_stop(trainer)
-        is_due = ends or self._is_asked_to_stop or self._clock.is_due(step)
-        if not is_due:
+        is_due = self._clock.is_due(self._clock.step)
+        if not (ends or self._is_asked_to_stop or is_due):
             return
         # A resumed run would not repeat this step's validation. Lightning validates before an end.
         validates_before_end = ends and not self._is_asked_to_stop
         self._waits_for_validation = validates_before_end or validates_now(trainer)
         if not self._waits_for_validation:
             self._save(trainer)
+
+    def _delay_stop(self, trainer: L.Trainer) -> None:
+        """Delay a stop by max_time or a callback, which may come inside a step, to its end."""
+        self._ends_after_step |= trainer.should_stop
+        trainer.should_stop = False
+
+    def _end_after_step(self, trainer: L.Trainer) -> bool:
+        """Ask Lightning to end the run if it ends with this step; return True if it will."""
+        is_last = self._clock.is_last(self._clock.step)
+        # At the last step too, so that Lightning validates.
+        trainer.should_stop = self._ends_after_step or is_last
+        may_stop: bool = trainer.fit_loop._can_stop_early  # min_steps may forbid it
+        return trainer.should_stop and may_stop
 
     def _agreed_stop(self, trainer: L.Trainer) -> bool:
         """Return True if a device was asked to stop, the same on all of them."""
@@ -121,27 +129,42 @@ class LastCheckpoint(Checkpoint):
         if self._saved_step != trainer.global_step and not is_inside_step:  # at the end of an epoch
             self._save(trainer)
         if trainer.global_step < trainer.max_steps:
-            self._log_stop(trainer, self.kept.last)
+            self._log_stop(trainer)
 
     def _save(self, trainer: L.Trainer) -> None:
+        """Write a checkpoint of this step, and stop the run if a signal has asked for it."""
         self._waits_for_validation = False
         self._saved_step = trainer.global_step
         for logger in _run_loggers(trainer):
             logger.mark(SessionLog.CHECKPOINT, tokens_seen(trainer))
         for each in trainer.loggers:
             each.save()  # a resumed run does not log these steps again
-        self.kept.save(trainer)
+        self._write(trainer)
         if self._is_asked_to_stop and self._clock.step < trainer.max_steps:
             self.signals.stop(trainer)
 
+    def _write(self, trainer: L.Trainer) -> None:
+        """Replace last.ckpt atomically: a collective."""
+        strategy = trainer.strategy
+        is_sharded = isinstance(strategy, FullyShardedStrategy) and strategy.sharded_checkpoints
+        if not is_sharded:
+            trainer.save_checkpoint(self.last)
+            return
+        folder = self.last.with_name(f"step-{trainer.global_step}.ckpt")
+        trainer.save_checkpoint(folder)
+        if trainer.is_global_zero:
+            link_last(self.last, folder)
+
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Log how to resume after a signal or a failure, if the run has started."""
-        if self._kept is not None:
-            self._log_stop(trainer, self._kept.last)
+        if self._saved_step is not None:
+            self._log_stop(trainer)
 
-    def _log_stop(self, trainer: L.Trainer, last: Path) -> None:
+    def _log_stop(self, trainer: L.Trainer) -> None:
+        """Log the command that resumes a run which ended early."""
         if not trainer.is_global_zero:
             return
+        last = self.last
         step = trainer.global_step
         if not last.exists():
             log.warning("stopped at step %d; no checkpoint was written yet", step)
@@ -157,3 +180,10 @@ class LastCheckpoint(Checkpoint):
 
 def _run_loggers(trainer: L.Trainer) -> list[RunLogger]:
     return [logger for logger in trainer.loggers if isinstance(logger, RunLogger)]
+
+
+def _remove_partial(folder: Path) -> None:
+    """Remove checkpoints of a process that was killed while writing."""
+    pattern = partial_of(Path("*.ckpt")).name
+    for partial in folder.glob(pattern):
+        remove(partial)

@@ -56,6 +56,21 @@ def _write_meta(meta: dict[str, Any], folder: Path) -> None:
     sync(folder / META)
 
 
+def link_last(last: Path, folder: Path) -> None:
+    """Link `last` to a complete sharded checkpoint next to it, and then remove the previous ones.
+
+    At any moment `last` names a complete checkpoint; otherwise `--ckpt_path last` would start a new
+    run.
+    """
+    link = partial_of(last)
+    remove(link)  # left by a process that was killed
+    link.symlink_to(folder.name)
+    replace(link, last)  # in a copy of a run, `last` may be a folder
+    for other in last.parent.glob("step-*.ckpt"):
+        if other.is_dir() and other != folder:
+            remove(other)
+
+
 def _system_error(error: CheckpointException) -> tuple[int, str]:
     """Return number and text of the first error of the system that a rank had."""
     for cause, _ in error.failures.values():
