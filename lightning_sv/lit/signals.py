@@ -23,9 +23,8 @@ REQUEUE_ON_SIGTERM = "LIGHTNING_SV_REQUEUE_ON_SIGTERM"
 STOPPED = 128 + signal.SIGTERM
 INTERRUPTED = 128 + signal.SIGINT
 HUNG_UP = 128 + signal.SIGHUP
-#: signals that schedulers such as SLURM, submitit, SGE and OAR send before the end of a job's time
-_ANNOUNCING = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU})
-_SIGNALS = _ANNOUNCING | {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+#: signals that end a run; SLURM sends SIGUSR1 before the end of a job's time
+_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1})
 #: signals that shells ignore for background jobs, and nohup
 _MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)
 _SAID = (
@@ -59,7 +58,7 @@ class StopSignals:
         self._prints = False
         self._before: dict[int, Any] = {}
         #: signals after which the SLURM job is queued again
-        self._requeueing = set[int](_ANNOUNCING)
+        self._requeueing: set[int] = {signal.SIGUSR1}
 
     def is_received(self) -> bool:
         """Return True if a signal asked this process to stop."""
@@ -84,12 +83,10 @@ class StopSignals:
     def _follow(self, environment: ClusterEnvironment) -> None:
         """Set the signals that requeue the job to those of the Trainer's plugin."""
         if isinstance(environment, SLURMEnvironment):
-            chosen = environment.requeue_signal
-            if chosen not in (None, signal.SIGUSR1):  # SIGUSR1 is Lightning's default
-                self._requeueing = {int(chosen)}
             if not environment.auto_requeue:
-                self._requeueing.clear()
+                self._requeueing = set()
                 return
+            self._requeueing = {environment.requeue_signal or signal.SIGUSR1}
         if os.environ.get(REQUEUE_ON_SIGTERM):
             self._requeueing.add(signal.SIGTERM)
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from lightning_sv import PretrainModule
 from lightning_sv.errors import StoppedError
 from lightning_sv.lit.signals import REQUEUE_ON_SIGTERM, exit_code
-from tests.conftest import argv
+from tests.conftest import argv, write_run_args
 from tests.faults.conftest import Tally
 from tests.faults.test_kill import start_in_a_write
 from tests.lit.runs import LAST, differences, finish, load, run_fit, same_curves, start, wait_for
 
-pytestmark = pytest.mark.faults
 STEPS = 30
 STOPPED = 128 + signal.SIGTERM
 INTERRUPTED = 128 + signal.SIGINT
@@ -52,48 +51,103 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return calls
 
 
+def slurm_plugin(argument: str) -> list[str]:
+    """Return the words that add Lightning's plugin for SLURM with an argument."""
+    path = "lightning.fabric.plugins.environments.SLURMEnvironment"
+    plugin = f"{{class_path: {path}, init_args: {{{argument}}}}}"
+    return ["--trainer.plugins", f"[{plugin}]"]
+
+
+KEEP = slurm_plugin("auto_requeue: false")
+ALARM = slurm_plugin("requeue_signal: SIGALRM")
+
+
+@pytest.fixture(scope="module")
+def whole(short_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
+    """Arguments of a fit of five steps, and its run."""
+    folder = tmp_path_factory.mktemp("signals")
+    sizes = argv("--data.global_batch 32 --data.micro_batch 16 --trainer.max_steps 5")
+    args = [*write_run_args(short_corpus, folder), *sizes]
+    assert run_fit(args, folder / "whole") == 0
+    return args, folder / "whole"
+
+
+def counted(*row: object) -> object:
+    """A row that `make test-faults` counts, and `make test` leaves out."""
+    return pytest.param(*row, marks=pytest.mark.faults)
+
+
 @pytest.mark.parametrize(
-    ("number", "environment", "send", "exit_code", "requeued"),
+    ("number", "environment", "plugin", "requeued"),
     [
-        (signal.SIGTERM, {}, os.kill, STOPPED, None),
-        (signal.SIGTERM, SRUN, os.kill, STOPPED, None),
-        (signal.SIGTERM, PREEMPTED, os.kill, 0, "12"),
-        (signal.SIGUSR1, BATCH, os.kill, 0, "12"),
-        (signal.SIGUSR1, SRUN, os.kill, 0, "12"),
-        (signal.SIGUSR1, ARRAY, os.kill, 0, "12_3"),
-        (signal.SIGTERM, {}, os.killpg, STOPPED, None),
-        (signal.SIGINT, {}, os.killpg, INTERRUPTED, None),
-        (signal.SIGUSR1, {}, os.killpg, STOPPED, None),
+        counted(signal.SIGTERM, {}, [], None),
+        counted(signal.SIGTERM, SRUN, [], None),
+        counted(signal.SIGTERM, PREEMPTED, [], "12"),
+        counted(signal.SIGUSR1, BATCH, [], "12"),
+        counted(signal.SIGUSR1, SRUN, [], "12"),
+        counted(signal.SIGUSR1, ARRAY, [], "12_3"),
+        (signal.SIGUSR1, SRUN, KEEP, None),
+        (signal.SIGALRM, SRUN, ALARM, "12"),
+        (signal.SIGUSR1, SRUN, ALARM, None),
+        (signal.SIGTERM, SRUN, ALARM, None),
     ],
 )
 def test_fit_signalled_stops_or_requeues_and_resumes_exactly(
-    number: int, environment: dict[str, str], send: Callable[[int, int], None], exit_code: int,
-    requeued: str | None, args: list[str], tmp_path: Path, scontrol: Path, tally: Tally,
+    number: int, environment: dict[str, str], plugin: list[str], requeued: str | None,
+    whole: tuple[list[str], Path], tmp_path: Path, scontrol: Path, tally: Tally,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """`os.killpg` sends the signal to the loader's worker too."""
-    workers = 1 if send is os.killpg else 0
-    args = [*args, "--data.num_workers", str(workers)]
-    whole = tmp_path / "whole"
+    args, uninterrupted = whole
     run = tmp_path / "run"
-    assert run_fit(args, whole) == 0
-    process = start(args, run, env={**os.environ, **environment}, start_new_session=True)
+
+    def send(self: PretrainModule, batch: object, batch_idx: int) -> None:
+        if self.global_step == 1:
+            os.kill(os.getpid(), number)
+
+    with monkeypatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.setattr(PretrainModule, "on_train_batch_start", send)
+        assert run_fit([*args, *plugin], run) == (STOPPED if requeued is None else 0)
+    assert load(run)["global_step"] == 2
+    calls = scontrol.read_text() if scontrol.exists() else ""
+    assert calls == ("" if requeued is None else f"requeue {requeued}\n")
+    assert run_fit([*args, "--ckpt_path", "last"], run) == 0
+    different = differences(load(uninterrupted), load(run))
+    effect = "to a process" if requeued is None else "requeued by SLURM"
+    tally(f"{signal.Signals(number).name}, {effect}", not different, different)
+    same_curves(uninterrupted, run)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("number", "exit_code"),
+    [
+        (signal.SIGTERM, STOPPED),
+        (signal.SIGINT, INTERRUPTED),
+        (signal.SIGUSR1, STOPPED),
+    ],
+)
+def test_fit_signalled_with_its_workers_stops_and_resumes_exactly(
+    number: int, exit_code: int, args: list[str], tmp_path: Path, tally: Tally
+) -> None:
+    args = [*args, "--data.num_workers", "1"]
+    uninterrupted = tmp_path / "whole"
+    run = tmp_path / "run"
+    assert run_fit(args, uninterrupted) == 0
+    process = start(args, run, start_new_session=True)
     wait_for(process, f"step 7/{STEPS}")
-    send(process.pid, number)
+    os.killpg(process.pid, number)
     code, output = finish(process)
     assert (code, "Traceback" in output) == (exit_code, False), output
-    assert scontrol.exists() == (requeued is not None)
-    if requeued is not None:
-        assert scontrol.read_text() == f"requeue {requeued}\n"
     assert 7 <= load(run)["global_step"] < STEPS
     assert run_fit([*args, "--ckpt_path", "last"], run) == 0
-    different = differences(load(whole), load(run))
-    effect = "to a process" if requeued is None else "requeued by SLURM"
-    if workers:
-        effect += " and its workers"
-    tally(f"{signal.Signals(number).name}, {effect}", not different, different)
-    same_curves(whole, run)
+    different = differences(load(uninterrupted), load(run))
+    tally(f"{signal.Signals(number).name}, to a process and its workers", not different, different)
+    same_curves(uninterrupted, run)
 
 
+@pytest.mark.faults
 def test_fit_second_ctrl_c_ends_at_once(args: list[str], tmp_path: Path, tally: Tally) -> None:
     args = [*args, *argv("--checkpoint.every_n_steps 3 --trainer.max_steps 5000")]
     run = tmp_path / "run"
@@ -108,6 +162,7 @@ def test_fit_second_ctrl_c_ends_at_once(args: list[str], tmp_path: Path, tally: 
     tally("Ctrl-C twice, during a checkpoint write", fine, output)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("broken", ["refuses", "is missing"])
 def test_failed_requeue_keeps_the_exit_code(
     broken: str, scontrol: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally

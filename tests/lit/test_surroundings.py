@@ -5,19 +5,16 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-from lightning_sv import PretrainModule
 from lightning_sv.__main__ import main
 from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.lit.backbone_module import BackboneModule
-from lightning_sv.lit.signals import HUNG_UP, STOPPED
+from lightning_sv.lit.signals import HUNG_UP
 from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, event_files, read_config
 from lightning_sv.runs.events import read_run
 from tests.conftest import Refused, argv
@@ -113,62 +110,6 @@ def test_fit_port_in_use_is_refused(
         fit = ["fit", *short_args, "--trainer.strategy", "ddp", "--run_dir", str(tmp_path / "run")]
         error = refused(*fit)
     assert port in error and "MASTER_PORT" in error
-
-
-KEEP = (
-    "{class_path: lightning.fabric.plugins.environments.SLURMEnvironment, init_args: {auto_requeue:"
-    " false}}"
-)
-ALARM = (
-    "{class_path: lightning.fabric.plugins.environments.SLURMEnvironment, init_args:"
-    " {requeue_signal: SIGALRM}}"
-)
-
-
-@pytest.mark.parametrize(
-    ("number", "environment", "plugin", "code"),
-    [
-        (signal.SIGUSR2, {}, None, STOPPED),
-        (signal.SIGXCPU, {}, None, STOPPED),
-        (signal.SIGUSR2, SRUN, None, 0),
-        (signal.SIGXCPU, SRUN, None, 0),
-        (signal.SIGTERM, SRUN, None, STOPPED),
-        (signal.SIGUSR1, SRUN, KEEP, STOPPED),
-        (signal.SIGALRM, SRUN, ALARM, 0),
-        (signal.SIGUSR1, SRUN, ALARM, STOPPED),
-    ],
-)
-def test_fit_signal_of_a_scheduler_leaves_a_checkpoint(
-    number: int,
-    environment: dict[str, str],
-    plugin: str | None,
-    code: int,
-    short_args: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """SLURM queues the job again, unless its plugin forbids that."""
-    run = tmp_path / "run"
-    asked = list[list[str]]()
-    run_program = subprocess.run
-
-    def noted(words: list[str], **options: Any) -> Any:
-        if words[0] != "scontrol":
-            return run_program(words, **options)
-        return asked.append(words)
-
-    def send(self: PretrainModule, batch: object, batch_idx: int) -> None:
-        if self.global_step == 1:
-            os.kill(os.getpid(), number)
-
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(PretrainModule, "on_train_batch_start", send)
-    monkeypatch.setattr(subprocess, "run", noted)
-    fit = ["fit", *short_args, "--trainer.max_steps", "5", "--run_dir", str(run)]
-    assert main([*fit, "--trainer.plugins", f"[{plugin}]"] if plugin else fit) == code
-    assert load(run)["global_step"] == 2
-    assert asked == ([] if code else [["scontrol", "requeue", "12"]])
 
 
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

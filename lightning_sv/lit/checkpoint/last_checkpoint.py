@@ -33,8 +33,7 @@ class LastCheckpoint(Checkpoint):
     """Keep <run_dir>/checkpoints/last.ckpt of the latest n-th and the last step.
 
     A run resumes from it. A sharded checkpoint is a folder step-500.ckpt, to which last.ckpt links.
-    Ctrl-C, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU end the run after the current step, with a
-    checkpoint.
+    Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end the run after the current step, with a checkpoint.
 
     Args:
         every_n_steps: optimizer steps between two writes
