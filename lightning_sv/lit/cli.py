@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import lightning as L
 import torch
 from jsonargparse.util import import_object
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -21,7 +22,7 @@ from rich.console import Console
 
 from lightning_sv.atomic import write_atomically
 from lightning_sv.corpus import Tokenizer, is_remote
-from lightning_sv.errors import ConfigError, StoppedError, expect_known
+from lightning_sv.errors import ConfigError, StoppedError, expect, expect_known
 from lightning_sv.json_text import json_text
 from lightning_sv.lit.checkpoint.atomic_io import AtomicCheckpointIO
 from lightning_sv.lit.checkpoint.compat import (
@@ -70,7 +71,7 @@ from lightning_sv.runs.trust import check_resumed, split_allow
 from lightning_sv.settings.data import DataConfig, DataPlan
 from lightning_sv.settings.parse import add_run
 from lightning_sv.settings.paths import INPUTS
-from lightning_sv.settings.trainer import check_plugins, check_trainer_keys, prepare_process
+from lightning_sv.settings.trainer import check_trainer_keys, prepare_process
 from lightning_sv.settings.words import underscored
 from lightning_sv.settings.yaml_file import CALLBACKS, leaves
 
@@ -271,7 +272,10 @@ class PretrainCLI(LightningCLI):
         """Return the arguments of the Trainer that are not those of the config."""
         given = self.config_init["trainer"]
         plugins = _several(given["plugins"])
-        check_plugins(plugins)
+        for plugin in plugins:
+            is_followed = isinstance(plugin, ClusterEnvironment)
+            expected = "cluster environments; the keys of trainer set everything else."
+            expect(is_followed, "trainer.plugins", type(plugin).__name__, expected)
         arguments: dict[str, Any] = {
             "logger": False,  # `_open` sets it
             "enable_autolog_hparams": False,  # `_begin` logs those of module, data and trainer

@@ -3,7 +3,7 @@
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,13 +116,6 @@ TRAINER_ARGUMENTS = {
         "A run records its settings for the table of runs.", (True,)
     ),
     "model_registry": Argument(_OTHER_TRAINER, (None,)),
-}
-#: base class of Lightning's plugins -> what to use instead; empty if a run follows them
-PLUGINS = {
-    "ClusterEnvironment": "",
-    "Precision": "Set trainer.precision.",
-    "CheckpointIO": "A run writes its own checkpoints, each checkpoint.every_n_steps.",
-    "LayerSync": "The models have no batch norm.",
 }
 _BUDGET = "may end the run before its budget, with a high learning rate and without a summary"
 _ROLES = "changes which parameters are trained; set requires_grad in configure_model of a subclass"
@@ -240,27 +233,6 @@ def class_name(entry: Any) -> str:
     """Return the name of a class without its module; empty if the entry names no class."""
     path = entry.get("class_path") if isinstance(entry, Mapping | Namespace) else entry
     return path.rpartition(".")[2] if isinstance(path, str) else ""
-
-
-def check_plugins(plugins: Iterable[object]) -> None:
-    """Reject plugins of the Trainer that a run does not follow.
-
-    Raises:
-        ConfigError: names the class and a hint
-    """
-    for plugin in plugins:
-        hint = _plugin_hint(plugin)
-        if hint:
-            name = type(plugin).__name__
-            raise ConfigError(f"trainer.plugins is {name}; expected cluster environments. {hint}")
-
-
-def _plugin_hint(plugin: object) -> str:
-    """Return what to use instead of a plugin; empty if a run follows it."""
-    for base in type(plugin).__mro__:
-        if base.__name__ in PLUGINS:
-            return PLUGINS[base.__name__]
-    return _OTHER_TRAINER
 
 
 def prepare_process() -> None:
