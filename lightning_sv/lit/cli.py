@@ -39,7 +39,6 @@ from lightning_sv.lit.module import PretrainModule
 from lightning_sv.lit.run_parser import RunParser
 from lightning_sv.lit.signals import StopSignals, exit_code
 from lightning_sv.lit.summary import (
-    comparable_arm,
     hyperparameters,
     print_groups,
     show_summary,
@@ -510,19 +509,7 @@ class PretrainCLI(LightningCLI):
             self.summary = read_summary(self.run_dir)
         else:
             self.summary = self._write_summary()
-        show_summary(
-            self.summary,
-            self.run_dir,
-            arm=self._comparable_arm(),
-            as_json=self.config["json"],
-        )
-
-    def _comparable_arm(self) -> str | None:
-        """Return the strategy that `compare` can train with this config; None if it cannot."""
-        is_ours = type(self) is PretrainCLI and self.model_class is PretrainModule
-        if not is_ours:
-            return None
-        return comparable_arm(self.run_dir, self.model.settings, self.data)
+        show_summary(self.summary, self.run_dir, as_json=self.config["json"])
 
     def _starts_at_the_end(self) -> bool:
         """Return True if this start resumed a run that had its last step."""

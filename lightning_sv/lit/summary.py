@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,16 @@ from rich.table import Column, Table
 
 from lightning_sv.atomic import write_atomically
 from lightning_sv.callbacks import tokens_seen
-from lightning_sv.errors import ConfigError
 from lightning_sv.json_text import json_text
 from lightning_sv.lit.checkpoint.compat import recorded_settings
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import group_table, parameter_table
 from lightning_sv.own_code import modules_named
-from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE, config_value, read_config
+from lightning_sv.runs.directory import PARAMETERS, PICTURE
 from lightning_sv.runs.job import program
 from lightning_sv.runs.provenance import Provenance
 from lightning_sv.runs.segments import schedule_lengths
 from lightning_sv.runs.trust import allow_words
-from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import ModelPlan, PretrainConfig
 
@@ -148,30 +145,8 @@ def _group_table(plan: ModelPlan) -> Table:
     return table
 
 
-def comparable_arm(run_dir: Path, settings: PretrainConfig, data: DataConfig) -> str | None:
-    """Return the strategy that `compare` can train next to llama with a run's config, or None.
-
-    All arms have the config's options, weights and seeds. The options of a preset come with its
-    name.
-    """
-    config = read_config(run_dir)
-    options = ScaleOptions(**config_value(config, "model.scale_options") or {})
-    shared_by_arms = (options, settings.init_from, settings.seed, data.seed)
-    if shared_by_arms != (ScaleOptions(), None, None, None):
-        return None
-    llama = replace(settings, scale="llama", scale_options=ScaleOptions())
-    try:
-        _ = llama.plan
-    except ConfigError:  # settings of a role that llama lacks
-        return None
-    return "unified" if settings.label == "llama" else config_value(config, "model.scale")
-
-
-def show_summary(summary: dict[str, Any], run_dir: Path, *, arm: str | None, as_json: bool) -> None:
-    """Draw `run.png` and show the results of a complete run; a failed picture is only a warning.
-
-    With a strategy `arm`, also the command that compares it with its baseline.
-    """
+def show_summary(summary: dict[str, Any], run_dir: Path, *, as_json: bool) -> None:
+    """Draw `run.png` and show the results of a complete run; a failed picture is only a warning."""
     try:
         # Import matplotlib here, because it would delay every start.
         from lightning_sv.plots.run_plot import draw_run
@@ -185,15 +160,13 @@ def show_summary(summary: dict[str, Any], run_dir: Path, *, arm: str | None, as_
     if as_json:
         print(json_text({"run_dir": str(run_dir), **summary}))
         return
-    print_summary(Console(), summary, run_dir, arm)
+    print_summary(Console(), summary, run_dir)
 
 
-def print_summary(
-    console: Console, summary: dict[str, Any], run_dir: Path, arm: str | None
-) -> None:
+def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
     """Print the results, the run directory and suggested commands."""
     console.print(_result_table(summary))
-    for name, text in _suggestions(summary, run_dir, arm).items():
+    for name, text in suggestions(summary, run_dir).items():
         console.print(f"{name:8} {text}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -216,18 +189,14 @@ def _result_table(summary: dict[str, Any]) -> Table:
     return table
 
 
-def _suggestions(summary: dict[str, Any], run_dir: Path, arm: str | None) -> dict[str, str]:
+def suggestions(summary: dict[str, Any], run_dir: Path) -> dict[str, str]:
     """Return name -> path or command of the next steps."""
     trusted = allow_words(modules_named(summary["label"]))
     sample = shlex.join([program(), "generate", str(run_dir), "--prompt", "def ", *trusted])
     tensorboard = Path(program()).with_name("tensorboard")
     charts = f"{tensorboard} --logdir {shlex.quote(str(run_dir.parent))} --host 127.0.0.1"
     charts += "   (or: make tensorboard)"
-    suggestions = {"picture": str(run_dir / PICTURE), "charts": charts}
+    shown = {"picture": str(run_dir / PICTURE), "charts": charts}
     if not summary.get("built_by"):
-        suggestions["sample"] = sample
-    if arm is not None:
-        arms = ["--baseline", "llama", "--arms", arm, "--seeds", "3"]
-        words = [program(), "compare", *arms, "--config", str(run_dir / CONFIG)]
-        suggestions["compare"] = shlex.join(words)
-    return suggestions
+        shown["sample"] = sample
+    return shown

@@ -5,7 +5,6 @@ import io
 import json
 import math
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -20,7 +19,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lightning_sv.__main__ import main
 from lightning_sv.cli import compare as command
 from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.experiments.compare import compare, print_comparison
@@ -34,8 +32,6 @@ from lightning_sv.experiments.sources.from_cli import compared_figure, parse_arm
 from lightning_sv.experiments.sources.from_runs import own_figure
 from lightning_sv.experiments.spec import ArmSpec, load_budget, load_figure
 from lightning_sv.lit.run_arguments import parse_run
-from lightning_sv.lit.summary import comparable_arm, print_summary
-from lightning_sv.settings.yaml_file import to_args
 from tests.conftest import CONFIG, Refused, listen_to_interrupts, thinned
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))
@@ -360,47 +356,6 @@ def test_compare_command_other_settings_keep_the_earlier_report(
     for path in Path("runs/compare/tiny-shards").glob("*/comparison.json"):
         reports[path.parent.name] = len(numbers(path.parent)["runs"])
     assert reports == {"llama_vs_unified": 4, "llama_vs_unified-2": 2, "llama_vs_unified-3": 2}
-
-
-@pytest.mark.parametrize(
-    ("keys", "arm"),
-    [
-        ({}, "hg+dp+or"),
-        ({"model.scale": "llama"}, "unified"),
-        ({"model.scale": "unified-head-dp"}, "unified-head-dp"),
-        # the config would set these for llama too
-        ({"model.scale_options.placement_at.lm_head": "dp"}, None),
-        ({"model.seed": 1}, None),
-        # llama has no output-side vectors
-        ({"model.optim.clip_by_role.output": 1.0}, None),
-    ],
-)
-@pytest.mark.usefixtures("fake")
-def test_compare_command_that_fit_suggests_has_the_plain_baseline(
-    keys: dict[str, Any],
-    arm: str | None,
-    run_args: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    settings = {"model.scale": "hg+dp+or", "model.optim.lr": 0.01, **keys}
-    words = [*run_args, *to_args(settings)]
-    with pytest.raises(SystemExit):
-        main(["fit", *words, "--print_config"])
-    (tmp_path / "config.yaml").write_text(capsys.readouterr().out)
-    model, data, _ = parse_run(["--config", str(tmp_path / "config.yaml")])
-    assert comparable_arm(tmp_path, model, data) == arm
-    if arm is None:
-        return
-
-    summary: dict[str, Any] = {"model": "tiny", "label": model.label, "tokens": 1, "legs": []}
-    summary |= dict.fromkeys(("val_loss", "val_perplexity", "val_bits_per_byte", "seconds"), 1.0)
-    summary["skipped_steps"] = 0
-    print_summary(Console(width=500), summary, tmp_path, arm)
-    (line,) = re.findall(r"^compare +.* compare (.*)", capsys.readouterr().out, re.MULTILINE)
-    assert command.run([*shlex.split(line), "--seeds", "1", "--json"]) == 0
-    baseline, compared_arm = labels(json.loads(capsys.readouterr().out))
-    assert baseline == "llama" and compared_arm.startswith(arm)
 
 
 def steps_handed_down(args: list[str], monkeypatch: pytest.MonkeyPatch) -> list[int | None]:

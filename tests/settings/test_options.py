@@ -3,20 +3,19 @@ Trainer's keys."""
 
 import inspect
 import io
-import subprocess
+import shlex
 from dataclasses import fields
 from pathlib import Path
 
 import lightning as L
 import pytest
 from lightning.pytorch.loggers import CSVLogger
-from rich.console import Console
 
 from lightning_sv.__main__ import main
 from lightning_sv.cli import main as cli
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.run_arguments import parse_run, trainer_keys
-from lightning_sv.lit.summary import print_summary
+from lightning_sv.lit.summary import suggestions
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.settings.trainer import (
     REFUSED_CALLBACKS,
@@ -238,34 +237,13 @@ def test_main_terminal_of_another_encoding_loses_no_text(monkeypatch: pytest.Mon
     assert said.startswith("before ") and said.endswith(" after\n")
 
 
-def test_print_summary_commands_are_words_of_a_shell(tmp_path: Path) -> None:
+def test_suggestions_are_words_of_a_shell(tmp_path: Path) -> None:
     """Whatever a folder is called."""
-    out = io.StringIO()
     folder = tmp_path / "my runs;$x" / "it's"
-    summary = dict.fromkeys(("val_loss", "val_perplexity", "val_bits_per_byte"), 1.0) | {
-        "model": "tiny",
-        "label": "hg+dp+my_module:X",
-        "tokens": 1,
-        "skipped_steps": 0,
-        "seconds": 1.0,
-        "legs": [],
-    }
-    print_summary(Console(file=out, width=500), summary, folder, "hg+dp+my_module:X")
-    lines = {
-        line.split()[0]: line.partition(" ")[2]
-        for line in out.getvalue().splitlines()
-        if line[:1].isalpha()
-    }
-    for name, word in (
-        ("sample", str(folder)),
-        ("compare", f"{folder}/config.yaml"),
-        ("charts", str(folder.parent)),
-    ):
-        words = lines[name].partition("   (or")[0]
-        said = subprocess.run(
-            ["bash", "-c", f"printf '%s\\n' {words}"], capture_output=True, text=True, check=True
-        )
-        assert word in said.stdout.splitlines(), words
+    shown = suggestions({"label": "hg+dp+my_module:X"}, folder)
+    sample = shlex.split(shown["sample"])
+    assert str(folder) in sample and sample[-2:] == ["--trust_module", "my_module"]
+    assert str(folder.parent) in shlex.split(shown["charts"].partition("   (or")[0])
 
 
 def test_check_trainer_keys_one_batch_is_not_all_of_them() -> None:
