@@ -13,8 +13,9 @@ from lightning_sv.corpus.config import LAYER, CorpusConfig
 from lightning_sv.corpus.sources.files import source_files
 from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.settings.paths import config_names, find_config
+from lightning_sv.settings.sections import SECTIONS
 from lightning_sv.settings.words import Option, options_of, values_of
-from lightning_sv.settings.yaml_file import SECTIONS, read_leaves
+from lightning_sv.settings.yaml_file import read_leaves
 
 #: option -> its default in a run that names a model
 DEFAULTS = {

@@ -41,9 +41,10 @@ from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.runs.launch import default_parallel
 from lightning_sv.runs.slurm import array_script, submit
+from lightning_sv.settings.overrides import parse_overrides
 from lightning_sv.settings.paths import find_config
 from lightning_sv.settings.plain_parser import PlainParser
-from lightning_sv.settings.yaml_file import parse_overrides, read_leaves
+from lightning_sv.settings.yaml_file import read_leaves
 
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:

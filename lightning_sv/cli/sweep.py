@@ -28,8 +28,9 @@ from lightning_sv.experiments.sources.from_cli import (
 )
 from lightning_sv.json_text import json_text
 from lightning_sv.runs.job import LAUNCHER
+from lightning_sv.settings.overrides import parse_overrides
 from lightning_sv.settings.plain_parser import PlainParser, number
-from lightning_sv.settings.yaml_file import leaves, parse_overrides
+from lightning_sv.settings.sections import leaves
 
 #: key that a sweep may vary -> option with its values; the first one that is set is across tables
 AXES = {"model.optim.lr": "lr", "model.backbone.init_std": "init_std"}

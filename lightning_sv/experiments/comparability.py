@@ -16,7 +16,7 @@ from lightning_sv.experiments.kinds.base import LoadedPanel, alike
 from lightning_sv.runs.directory import SUMMARY, config_value
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.segments import changed_numerics, schedule_lengths
-from lightning_sv.settings.yaml_file import leaves
+from lightning_sv.settings.sections import leaves
 
 #: keys of `data` that define the validation sets
 VALIDATION_KEYS = ("val_sequences", "seq_len", "full_last_validation")

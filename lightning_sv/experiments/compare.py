@@ -38,7 +38,7 @@ from lightning_sv.experiments.results import Figure, PlannedFigure
 from lightning_sv.experiments.run_spec import ParsedRun
 from lightning_sv.experiments.run_store import RunStore, context_of, train_missing
 from lightning_sv.experiments.sources.from_runs import COMPARISON, described, print_pairs
-from lightning_sv.settings.yaml_file import to_args
+from lightning_sv.settings.overrides import to_args
 
 
 def output_of(

@@ -19,7 +19,8 @@ from lightning_sv.runs.directory import LAST
 from lightning_sv.scale import ScaleOptions, expand_preset
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
-from lightning_sv.settings.yaml_file import read_yaml, to_args
+from lightning_sv.settings.overrides import to_args
+from lightning_sv.settings.yaml_file import read_yaml
 
 _ABSENT = object()
 # values that `RunSpec.details` states in other words

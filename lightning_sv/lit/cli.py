@@ -70,9 +70,9 @@ from lightning_sv.runs.trust import check_resumed, split_allow
 from lightning_sv.settings.data import DataConfig, DataPlan
 from lightning_sv.settings.parse import add_run
 from lightning_sv.settings.paths import INPUTS
+from lightning_sv.settings.sections import CALLBACKS, leaves
 from lightning_sv.settings.trainer import check_trainer_keys, prepare_process
 from lightning_sv.settings.words import underscored
-from lightning_sv.settings.yaml_file import CALLBACKS, leaves
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,9 @@ from typing import Any
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lightning_sv.settings.parse import Parser, config_files, dropped_entries
+from lightning_sv.settings.overrides import config_files
+from lightning_sv.settings.parse import Parser
+from lightning_sv.settings.replaced_lists import dropped_entries
 
 log = logging.getLogger(__name__)
 

@@ -106,7 +106,8 @@ def modules_of_words(words: Sequence[str]) -> set[str]:
     The modules that the files name are included.
     """
     # imported here, as in `read_config`
-    from lightning_sv.settings.yaml_file import parse_overrides, read_yaml
+    from lightning_sv.settings.overrides import parse_overrides
+    from lightning_sv.settings.yaml_file import read_yaml
 
     texts: list[Text] = []
     try:

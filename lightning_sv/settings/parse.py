@@ -2,9 +2,7 @@
 
 import math
 from argparse import SUPPRESS, Action, ArgumentError
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, get_args
 
 import yaml
@@ -12,18 +10,13 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.settings.data import DataConfig
-from lightning_sv.settings.paths import EXPANSIONS, config_path
-from lightning_sv.settings.trainer import TRAINER_DEFAULTS, Plain, class_name, entries_of
-from lightning_sv.settings.words import options_of, underscored, values_of
-from lightning_sv.settings.yaml_file import (
-    CALLBACKS,
-    SECTIONS,
-    leaves,
-    parse_yaml,
-    read_leaves,
-    read_yaml,
-    without_empty,
-)
+from lightning_sv.settings.overrides import given_keys, with_config_paths
+from lightning_sv.settings.paths import EXPANSIONS
+from lightning_sv.settings.sections import CALLBACKS, SECTIONS, without_empty
+from lightning_sv.settings.trainer import TRAINER_DEFAULTS, Plain
+from lightning_sv.settings.unknown_keys import closest_key
+from lightning_sv.settings.words import underscored, values_of
+from lightning_sv.settings.yaml_file import parse_yaml
 
 #: largest seed that NumPy accepts
 MAX_SEED = 2**32 - 1
@@ -33,20 +26,6 @@ _START = ("run_dir", "ckpt_path", "allow_lr_jump", "json", "weights_only")
 _WRONG = (
     ArgumentError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError,
 )  # fmt: skip
-#: names of keys in other programs -> ours
-_USUAL_NAMES = {
-    **dict.fromkeys(("batch_size", "train_batch_size"), "data.global_batch"),
-    **dict.fromkeys(
-        ("block_size", "context_length", "max_seq_len", "sequence_length"), "data.seq_len"
-    ),
-    **dict.fromkeys(("hidden_size", "n_embd", "dim"), "model.backbone.d_model"),
-    **dict.fromkeys(("steps", "max_iters", "num_steps"), "trainer.max_steps"),
-    **dict.fromkeys(("gpus", "num_gpus"), "trainer.devices"),
-    "seed": "seed_everything",
-}
-
-#: keys of `trainer` whose value may be a list of classes
-_LISTS = ("callbacks", "plugins", "logger")
 
 
 class Parser(ArgumentParser):
@@ -61,8 +40,8 @@ class Parser(ArgumentParser):
 
     def parse_args(self, args: Sequence[str], **kwargs: Any) -> Any:
         """Check that every config file is valid YAML, parse, and expand paths."""
-        words = _with_config_paths(underscored(args))
-        keys = list(_given_keys(words))
+        words = with_config_paths(underscored(args))
+        keys = given_keys(words)
         try:
             config = super().parse_args(words, **kwargs)
         except ConfigError:
@@ -158,54 +137,6 @@ def _is_nullable(action: Action) -> bool:
     return type(None) in get_args(hint)
 
 
-def closest_key(key: str, known: Collection[str]) -> str | None:
-    """Return the known key that is meant by an unknown one; None if none is close.
-
-    >>> closest_key("model.lr", ["data.seq_len", "model.optim.lr"])
-    'model.optim.lr'
-    """
-    leaf = key.rpartition(".")[2]
-    usual = _USUAL_NAMES.get(leaf)
-    if usual in known:
-        return usual
-    leaf_keys = {name.rpartition(".")[2]: name for name in known}
-    if leaf in leaf_keys:
-        return leaf_keys[leaf]
-    near = get_close_matches(key, known, n=1, cutoff=0.7)
-    near_leaves = get_close_matches(leaf, leaf_keys, n=1, cutoff=0.7)
-    near += [leaf_keys[name] for name in near_leaves]
-    return near[0] if near else None
-
-
-def _with_config_paths(words: Iterable[str]) -> list[str]:
-    """Return words with the paths of config files, which may be names of presets."""
-    resolved: list[str] = []
-    for option in options_of(words):
-        if option.name == "config":
-            resolved.append(f"--config={config_path(option.text, '--config')}")
-        else:
-            resolved += option.words
-    return resolved
-
-
-def _given_keys(words: Iterable[str]) -> Iterator[str]:
-    """Yield the keys that words and their config files set, all of which must be valid YAML."""
-    for option in options_of(words):
-        if option.name == "config":
-            yield from read_leaves(option.text)
-        elif option.name in SECTIONS:
-            yield from leaves(_section(f"--{option.name}", option.text), f"{option.name}.")
-        elif option.name:
-            yield option.name.removesuffix("+")
-
-
-def _section(name: str, value: str) -> dict[str, Any]:
-    """Return the keys of a section that is given in one line, or as a file."""
-    if value.lstrip().startswith("{"):
-        return parse_yaml(value, name)
-    return read_yaml(value, f"{name} {value}")
-
-
 def ignore_keys(
     parser: ArgumentParser, sections: Iterable[str] = (), keys: Iterable[str] = ()
 ) -> None:
@@ -226,34 +157,3 @@ def add_run(parser: ArgumentParser, model: type, trainer: Callable[..., Any]) ->
     parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
     parser.add_class_arguments(model, "model", skip={"lr"})  # model.optim.lr
     parser.add_class_arguments(DataConfig, "data")
-
-
-def config_files(words: Iterable[str]) -> list[Path]:
-    """Return the config files on a command line of `fit` or of `parse_run`."""
-    return [Path(config_path(text, "--config")) for text in values_of(words, "config")]
-
-
-def dropped_entries(files: Iterable[Path], trainer: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each list in a config file that a later list of the same key replaces.
-
-    Args:
-        files: config files in the order of the command line
-        trainer: parsed section `trainer`, to which they lead
-    """
-    used = {key: _class_names(trainer[key]) for key in _LISTS}
-    for file in files:
-        section = read_yaml(file, f"--config {file}").get("trainer", {})
-        for key in _LISTS:
-            listed = _class_names(section.get(key)) + _class_names(section.get(f"{key}+"))
-            dropped = [name for name in listed if name not in used[key]]
-            if dropped and used[key]:  # without any, a later null was asked for
-                yield (
-                    f"{', '.join(dropped)} in trainer.{key} of {file} is dropped, because a later "
-                    f"list replaces it; write {key}+ in the later file to keep both"
-                )
-
-
-def _class_names(value: Any) -> list[str]:
-    """Return the names of the classes in the value of a key."""
-    names = [class_name(entry) for entry in entries_of(value)]
-    return [name for name in names if name]  # a switch, such as `logger: false`, names none

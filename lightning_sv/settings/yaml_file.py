@@ -1,9 +1,6 @@
-"""Safe YAML loading of config files and dataclasses, and config keys as command-line words."""
+"""Safe YAML loading of config files and dataclasses."""
 
 import io
-import json
-import math
-from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from itertools import chain
@@ -17,24 +14,8 @@ from yaml.nodes import MappingNode, Node, SequenceNode
 
 from lightning_sv.atomic import reading
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.settings.paths import EXPANSIONS, config_path
-from lightning_sv.settings.words import options_of
+from lightning_sv.settings.sections import leaves, without_empty
 
-#: section of a callback of every run -> its class, which only `fit` imports
-CALLBACKS = {
-    "scalars": "lightning_sv.callbacks.TrainingMonitor",
-    "branch_norms": "lightning_sv.callbacks.BranchNorms",
-    "experts": "lightning_sv.callbacks.RouterMonitor",
-    "samples": "lightning_sv.lit.text_samples.TextSamples",
-    "checkpoint": "lightning_sv.lit.checkpoint.last_checkpoint.LastCheckpoint",
-    "progress": "lightning_sv.callbacks.RunProgress",
-}
-#: keys that contain further keys
-SECTIONS = frozenset(CALLBACKS) | {
-    "model", "model.backbone", "model.backbone.router", "model.backbone.rope_scaling",
-    "model.scale_options", "model.optim", "model.schedule",
-    "data", "data.corpus", "trainer",
-}  # fmt: skip
 #: Maximum number of values of a config with its aliases expanded; a run's config has about two
 #: hundred.
 MAX_NODES = 10_000
@@ -90,12 +71,12 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
     try:
         content = _parse(text)
     except _INVALID as error:
-        raise ConfigError(f"{where} is not valid YAML: {_problem(error)}") from error
+        raise ConfigError(f"{where} is not valid YAML: {yaml_problem(error)}") from error
     expect(isinstance(content, dict), where, f"a {type(content).__name__}", "keys and values.")
     return deepcopy(content)
 
 
-def _problem(error: Exception) -> str:
+def yaml_problem(error: Exception) -> str:
     """Return the fault of a YAML text and its line, without the parser's quotation of the text."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None)
@@ -118,22 +99,6 @@ def _parse(text: str) -> Any:
     return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
 
 
-def without_empty(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
-    """Remove empty sections of a run's config, which would reset those of earlier files.
-
-    >>> without_empty({"trainer": None, "model": {"optim": None, "seed": None}})
-    {'model': {'seed': None}}
-    """
-    kept = {}
-    for name, value in content.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, dict):
-            kept[name] = without_empty(value, f"{key}.")
-        elif value is not None or key not in SECTIONS:
-            kept[name] = value
-    return kept
-
-
 def _size(node: Node, known: dict[int, int], depth: int) -> int:
     """Count the nodes below `node` with aliases expanded; recursive aliases raise an error."""
     if depth > _MAX_DEPTH:
@@ -153,84 +118,6 @@ def _children(node: Node) -> list[Node]:
     return []
 
 
-def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dict[str, Any]]:
-    """Return the files of `--config FILE`, and the `--key value` that no later file overrides."""
-    files: list[Path] = []
-    keys: dict[str, Any] = {}
-    for key, text in option_pairs(words, command):
-        if key == "config":
-            file = Path(config_path(text, "--config"))
-            files.append(file)
-            if keys:
-                for overridden in read_leaves(file):
-                    keys.pop(overridden, None)
-        elif key.endswith("+") and key in keys:
-            hint = "Put the others into a YAML file."
-            raise ConfigError(f"{command}: --{key} is set twice; expected one. {hint}")
-        else:
-            keys[key] = _value(key, text, command)
-    return files, keys
-
-
-def _value(key: str, text: str, command: str) -> Any:
-    """Return the value of a key, read by OmegaConf as in config files: 1e-3 is a number."""
-    if key in EXPANSIONS and text != "null":  # a path may look like a number
-        return text
-    try:
-        content: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
-        problem = _problem(error)
-        raise ConfigError(f"{command}: --{key} {text!r} is not valid YAML: {problem}") from error
-    return content["value"]
-
-
-def option_pairs(words: Sequence[str], command: str) -> list[tuple[str, str]]:
-    """Return (key, value) of words such as `--key value` and `--key=value`."""
-    pairs: list[tuple[str, str]] = []
-    for option in options_of(words):
-        if not option.name or option.value is None:
-            given = " ".join(words)
-            expected = "neither an option nor a key of fit; expected --KEY VALUE."
-            raise ConfigError(f"{command}: {given} is {expected}")
-        pairs.append((option.name, option.value))
-    return pairs
-
-
 def read_leaves(file: str | Path) -> dict[str, Any]:
     """Return the dotted keys of a config file with their values."""
     return leaves(read_yaml(file, f"--config {file}"))
-
-
-def leaves(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the dotted keys of nested sections with their values."""
-    values: dict[str, Any] = {}
-    for name, child in content.items():
-        key = f"{prefix}{name}"
-        if isinstance(child, Mapping):
-            values |= leaves(child, f"{key}.")
-        else:
-            values[key] = child
-    return values
-
-
-def to_args(keys: Mapping[str, Any]) -> list[str]:
-    """Return keys and values as command-line arguments.
-
-    >>> to_args({"model.optim.lr": 0.1, "trainer.fast": True, "a": {"b": math.inf, "c": None}})
-    ['--model.optim.lr', '0.1', '--trainer.fast', 'true', '--a', '{b: .inf, c: null}']
-    """
-    words: list[str] = []
-    for key, value in keys.items():
-        words += [f"--{key}", _plain(value)]
-    return words
-
-
-def _plain(value: Any) -> str:
-    """Return a value as YAML in one line."""
-    if isinstance(value, Mapping | list):
-        return yaml.safe_dump(
-            value, default_flow_style=True, sort_keys=False, width=math.inf
-        ).strip()
-    if isinstance(value, bool | None):
-        return json.dumps(value)
-    return str(value)

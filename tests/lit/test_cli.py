@@ -20,12 +20,12 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.lit.run_arguments import run_parser, trainer_keys
 from lightning_sv.runs.directory import read_config
 from lightning_sv.runs.events import read_run
+from lightning_sv.settings.sections import SECTIONS
 from lightning_sv.settings.trainer import (
     REFUSED_CALLBACKS,
     TRAINER_DEFAULTS,
     check_trainer_keys,
 )
-from lightning_sv.settings.yaml_file import SECTIONS
 from tests.conftest import ROOT, Refused, Told, argv
 from tests.lit.own_trainer import rows
 from tests.lit.test_module import OwnStep

@@ -15,10 +15,12 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.spec import load_figure
 from lightning_sv.lit.run_arguments import parse_run, run_parser
 from lightning_sv.runs.directory import CONFIG, read_config
-from lightning_sv.settings.parse import config_files, dropped_entries
+from lightning_sv.settings.overrides import config_files, parse_overrides
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, expand_path
 from lightning_sv.settings.plain_parser import PlainParser
-from lightning_sv.settings.yaml_file import SECTIONS, parse_overrides, read_leaves, read_yaml
+from lightning_sv.settings.replaced_lists import dropped_entries
+from lightning_sv.settings.sections import SECTIONS
+from lightning_sv.settings.yaml_file import read_leaves, read_yaml
 from tests.conftest import CONFIG as LAYERS
 from tests.conftest import Refused, argv, thinned
 

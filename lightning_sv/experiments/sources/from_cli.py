@@ -21,10 +21,11 @@ from lightning_sv.experiments.run_spec import ParsedRun, RunConfig, without_pres
 from lightning_sv.experiments.spec import ArmSpec, FigureSpec, PanelSpec
 from lightning_sv.plan.plan import plan_steps
 from lightning_sv.scale import ScaleOptions, ScaleStrategy, expand_preset
-from lightning_sv.settings.parse import config_files, dropped_entries
+from lightning_sv.settings.overrides import config_files, option_pairs, parse_overrides
+from lightning_sv.settings.replaced_lists import dropped_entries
 from lightning_sv.settings.trainer import check_trainer_keys
 from lightning_sv.settings.words import underscored
-from lightning_sv.settings.yaml_file import option_pairs, parse_overrides, read_leaves
+from lightning_sv.settings.yaml_file import read_leaves
 
 log = logging.getLogger(__name__)
 

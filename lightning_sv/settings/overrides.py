@@ -1,0 +1,129 @@
+"""Config files and keys on a command line."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lightning_sv.errors import ConfigError
+from lightning_sv.settings.paths import EXPANSIONS, config_path
+from lightning_sv.settings.sections import SECTIONS, leaves
+from lightning_sv.settings.words import Option, options_of, values_of
+from lightning_sv.settings.yaml_file import parse_yaml, read_leaves, read_yaml, yaml_problem
+
+
+def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dict[str, Any]]:
+    """Return the files of `--config FILE`, and the `--key value` that no later file overrides."""
+    files: list[Path] = []
+    keys: dict[str, Any] = {}
+    for key, text in option_pairs(words, command):
+        if key == "config":
+            file = Path(config_path(text, "--config"))
+            files.append(file)
+            _remove_overridden(keys, file)
+            continue
+        if key.endswith("+") and key in keys:
+            hint = "Put the others into a YAML file."
+            raise ConfigError(f"{command}: --{key} is set twice; expected one. {hint}")
+        keys[key] = _value(key, text, command)
+    return files, keys
+
+
+def _remove_overridden(keys: dict[str, Any], file: Path) -> None:
+    """Remove the keys that a later file sets again."""
+    if not keys:
+        return
+    for overridden in read_leaves(file):
+        keys.pop(overridden, None)
+
+
+def _value(key: str, text: str, command: str) -> Any:
+    """Return the value of a key, read by OmegaConf as in config files: 1e-3 is a number."""
+    if key in EXPANSIONS and text != "null":  # a path may look like a number
+        return text
+    try:
+        content: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        problem = yaml_problem(error)
+        raise ConfigError(f"{command}: --{key} {text!r} is not valid YAML: {problem}") from error
+    return content["value"]
+
+
+def option_pairs(words: Sequence[str], command: str) -> list[tuple[str, str]]:
+    """Return (key, value) of words such as `--key value` and `--key=value`."""
+    pairs: list[tuple[str, str]] = []
+    for option in options_of(words):
+        if not option.name or option.value is None:
+            given = " ".join(words)
+            expected = "neither an option nor a key of fit; expected --KEY VALUE."
+            raise ConfigError(f"{command}: {given} is {expected}")
+        pairs.append((option.name, option.value))
+    return pairs
+
+
+def with_config_paths(words: Iterable[str]) -> list[str]:
+    """Return words with the paths of config files, which may be names of presets."""
+    resolved: list[str] = []
+    for option in options_of(words):
+        if option.name == "config":
+            resolved.append(f"--config={config_path(option.text, '--config')}")
+        else:
+            resolved += option.words
+    return resolved
+
+
+def given_keys(words: Iterable[str]) -> list[str]:
+    """Return the keys that words and their config files set, all of which must be valid YAML."""
+    keys: list[str] = []
+    for option in options_of(words):
+        keys += _keys_of(option)
+    return keys
+
+
+def _keys_of(option: Option) -> Iterable[str]:
+    """Return the keys that an option sets, which may be a config file or a section."""
+    if option.name == "config":
+        return read_leaves(option.text)
+    if option.name in SECTIONS:
+        return leaves(_section(f"--{option.name}", option.text), f"{option.name}.")
+    return [option.name.removesuffix("+")] if option.name else []
+
+
+def _section(name: str, value: str) -> dict[str, Any]:
+    """Return the keys of a section that is given in one line, or as a file."""
+    if value.lstrip().startswith("{"):
+        return parse_yaml(value, name)
+    return read_yaml(value, f"{name} {value}")
+
+
+def config_files(words: Iterable[str]) -> list[Path]:
+    """Return the config files on a command line of `fit` or of `parse_run`."""
+    return [Path(config_path(text, "--config")) for text in values_of(words, "config")]
+
+
+def to_args(keys: Mapping[str, Any]) -> list[str]:
+    """Return keys and values as command-line arguments.
+
+    >>> to_args({"model.optim.lr": 0.1, "trainer.fast": True, "a": {"b": math.inf, "c": None}})
+    ['--model.optim.lr', '0.1', '--trainer.fast', 'true', '--a', '{b: .inf, c: null}']
+    """
+    words: list[str] = []
+    for key, value in keys.items():
+        words += [f"--{key}", _plain(value)]
+    return words
+
+
+def _plain(value: Any) -> str:
+    """Return a value as YAML in one line."""
+    if isinstance(value, Mapping | list):
+        return yaml.safe_dump(
+            value, default_flow_style=True, sort_keys=False, width=math.inf
+        ).strip()
+    if isinstance(value, bool | None):
+        return json.dumps(value)
+    return str(value)
