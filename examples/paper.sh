@@ -15,8 +15,8 @@ lightning-sv fit --model tiny --scale hg+dp+or $steps --run_dir $out/hg+dp+or
 # 3. Their comparison, with two more seeds of each: differences in pairs, with intervals.
 lightning-sv compare --baseline llama --arms hg+dp+or --seeds 3 --model tiny $steps --out $out/compare
 
-# 4. A figure: gamma by layer and training tokens.
-lightning-sv inspect $out/hg+dp+or --training_png $out/gamma.png
+# 4. The page of one run, with a figure of gamma by layer and training tokens.
+lightning-sv report $out/hg+dp+or --out $out/page
 
 # 5. Verdicts on the paper's claims, from the runs that are recorded in results/.
 lightning-sv paper --budget cpu --fig own-optimum --results_from results/cpu --no_train --out $out/paper

@@ -50,51 +50,37 @@ def run(argv: list[str]) -> int:
     if not rows:
         raise ConfigError(f"{name} has no scale vectors; expected a model with norms.")
     families = _by_family(rows)
-    _draw(name, families, options)
+    if options.png is not None:
+        from lightning_sv.plots.inspect_plot import draw_vectors  # importing takes a second
+
+        draw_vectors(name, families, options.png)
     if options.json:
         vectors = [row._asdict() for row in rows]
         print(json_text({"model": name, "vectors": vectors, "notes": notes}))
         return 0
     lines = [f"{name}: scale vectors", *_table(families), _LEGEND, *notes]
     print(printable("\n".join(lines)))
-    for path in (options.png, options.training_png):
-        if path is not None:
-            print(f"drawn: {path}")
+    if options.png is not None:
+        print(f"drawn: {options.png}")
     return 0
 
 
 def _options(argv: list[str]) -> Namespace:
-    """Parse the arguments, and check the names of the pictures."""
+    """Parse the arguments, and check the name of the picture."""
     text = "Statistics of the scale vectors of a run, or of a model of transformers."
     parser = PlainParser("inspect", text, json="Print the statistics as JSON.")
     parser.add_argument(
         "model", type=Path, help="Folder of a model, run directory, or checkpoint of a run."
     )
     parser.add_argument("--png", type=Path, help="File of the picture, ending in .png.")
-    history = (
-        "File of the picture of γ by layer and training tokens, ending in .png; of a run directory."
-    )
-    parser.add_argument("--training_png", type=Path, metavar="PNG", help=history)
     parser.add_argument(
         "--trust_remote_code", action="store_true", help="Run modelling code in the model's folder."
     )
     parser.add_trust("a run")
     options = parser.parse_args(argv)
-    for key in ("png", "training_png"):
-        picture = getattr(options, key)
-        is_picture = picture is None or picture.suffix == ".png"
-        expect(is_picture, f"--{key}", picture, "a file that ends in .png.")
+    is_picture = options.png is None or options.png.suffix == ".png"
+    expect(is_picture, "--png", options.png, "a file that ends in .png.")
     return options
-
-
-def _draw(name: str, families: dict[str, list[VectorStatistics]], options: Namespace) -> None:
-    """Draw the pictures that are asked for; importing matplotlib takes a second."""
-    if options.png is not None:
-        from lightning_sv.plots.inspect_plot import draw_vectors
-
-        draw_vectors(name, families, options.png)
-    if options.training_png is not None:
-        _draw_training(options.model, options.training_png)
 
 
 def _by_family(rows: Sequence[VectorStatistics]) -> dict[str, list[VectorStatistics]]:
@@ -102,14 +88,6 @@ def _by_family(rows: Sequence[VectorStatistics]) -> dict[str, list[VectorStatist
     for row in rows:
         families[family(row.name).removesuffix(".weight")].append(row)
     return families
-
-
-def _draw_training(run_dir: Path, path: Path) -> None:
-    """Draw gamma during training from the event files of a run, complete or not."""
-    from lightning_sv.plots.gamma_plot import draw_gammas
-    from lightning_sv.runs.events import read_run
-
-    draw_gammas(read_run(run_dir, complete=False), path)
 
 
 def _read(

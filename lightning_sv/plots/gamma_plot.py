@@ -4,7 +4,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -91,16 +90,6 @@ def _depth(place: str) -> float:
     """Return the number of a layer; infinity for the head, which follows all layers."""
     number = place.removeprefix("layer")
     return int(number) if number.isdigit() else math.inf
-
-
-@style.plain_style
-def draw_gammas(run: Run, path: str | Path) -> None:
-    """Write `gamma_figure` as PNG.
-
-    Raises:
-        NotTestableError: the run did not log gamma at two steps or more
-    """
-    style.write_picture(gamma_figure(run), path)
 
 
 def gamma_figure(run: Run) -> Figure:

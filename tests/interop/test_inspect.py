@@ -253,10 +253,7 @@ def test_inspect_shows_run_or_folder(
     runs: dict[str, Path], tmp_path: Path, answer: Answer, told: Told
 ) -> None:
     picture = tmp_path / "sub/run.png"
-    history = tmp_path / "sub/training.png"
-    pictures = ["--png", str(picture), "--training_png", str(history)]
-    out = told("inspect", str(runs["own"]), *pictures).splitlines()
-    assert history.read_bytes().startswith(b"\x89PNG")
+    out = told("inspect", str(runs["own"]), "--png", str(picture)).splitlines()
     at = out.index("layers.*.attn.qkv.q_proj.scale_out: output, stays")
     assert out[0] == "tiny, hg+dnp+or+iwd: scale vectors" and max(map(len, out[:-2])) <= 80
     for layer, line in enumerate(out[at + 1 : at + 3]):
@@ -376,9 +373,6 @@ def test_inspect_wrong_input_refused(tmp_path: Path, refused: Refused) -> None:
     model = named("llama")
     whole = saved("whole", model, max_shard_size="30KB")
     assert "expected a file that ends in .png" in refused("inspect", str(whole), "--png", "x.jpg")
-    assert "expected that of a run" in refused(
-        "inspect", str(whole), "--training_png", str(tmp_path / "x.png")
-    )
     shard = sorted(whole.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:100])
     assert f"{shard.name} cannot be read as safetensors" in refused("inspect", str(whole))

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.collections import QuadMesh
 
 from lightning_sv.errors import NotTestableError
-from lightning_sv.plots.gamma_plot import draw_gammas, gamma_figure, gamma_maps
+from lightning_sv.plots.gamma_plot import gamma_figure, gamma_maps
 from lightning_sv.runs.events import Curve, Run
 
 TOKENS = np.array([0, 1_000, 3_000])
@@ -63,15 +63,12 @@ def test_gamma_figure_colours_diverge_from_one(
     np.testing.assert_array_equal(edges, [0, 500, 2_000, 3_000])
 
 
-def test_draw_gammas_every_kind_of_vector_has_a_panel(tmp_path: Path) -> None:
+def test_gamma_figure_every_kind_of_vector_has_a_panel() -> None:
     curves = {}
     for i, kind in enumerate(product(("q", "k", "v"), ("gamma_in", "gamma_out"))):
         for layer in range(3):
             curves[f"layer{layer}/{'/'.join(kind)}"] = [1.0, 1.0 + layer, 1.0 + i]
-    run = run_with(curves)
-    assert len(gamma_figure(run).axes) == 6 + 1  # with the bar of colours
-    draw_gammas(run, tmp_path / "sub/gamma.png")
-    assert (tmp_path / "sub/gamma.png").read_bytes().startswith(b"\x89PNG")
+    assert len(gamma_figure(run_with(curves)).axes) == 6 + 1  # with the bar of colours
 
 
 @pytest.mark.parametrize("curves", [{}, {"layer0/x/W": [1.0, 2.0]}, {"layer0/x/gamma_in": [1.0]}])
