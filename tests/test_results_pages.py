@@ -3,7 +3,6 @@
 Every interval of a page is one of a recording, and tables equal it cell by cell.
 """
 
-import json
 import re
 import runpy
 from collections.abc import Callable, Iterator
@@ -487,20 +486,18 @@ def test_log_script_adds_the_verdicts_of_the_folders_that_the_log_lacks() -> Non
 
 
 def comparison(folder: Path, high: float, seconds: float) -> Path:
-    difference = {"mean": -0.0154, "low": -0.03, "high": high}
-    command = "fit --model.optim.lr 0.1 --model.optim.lr=0.0065 --trainer.max_steps 5"
-    times = {"llama": 10.0, "hg+dp+or": seconds}
-    runs = [
-        {"arm": label, "summary": {"seconds": time}, "command": command}
-        for label, time in times.items()
-    ]
-    arms = [{"label": "llama"}, {"label": "hg+dp+or", "scale": "hg+dp+or", "val_loss": 3.5618}]
-    numbers = {"date": "2026-11-26T10:00:00+00:00", "arms": arms, "runs": runs, "seeds": [0, 1]}
-    path = folder / "comparison.json"
-    path.write_text(
-        json.dumps(numbers | {"differences": [{"b": "hg+dp+or", "difference": difference}]})
+    differences = (
+        f"arm,baseline,quantity,n,estimate,low,high\nx,a,final loss,2,-0.0154,-0.03,{high}"
     )
-    return path
+    (folder / "differences.csv").write_text(differences)
+    rows = ["run,arm,val_loss,lr,seconds,date"]
+    for arm, loss, time in (("a", 3.577, 10.0), ("x", 3.5618, seconds)):
+        rows += [f"{arm},{arm},{loss},0.0065,{time},2026-11-26 10:00 UTC"] * 2  # in two panels
+    (folder / "results.csv").write_text("\n".join(rows))
+    (folder / "x").mkdir()
+    config = "model: {scale: hg+dp+or, backbone: {init_std: 0.033}}"
+    (folder / "x/config.yaml").write_text(config)
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -513,10 +510,11 @@ def test_record_lower_interval_adds_the_last_row(
     add = runpy.run_path(str(ROOT / "results/record.py"))["add"]
     records = tmp_path / "records.md"
     records.write_text("# Records\n\n| a |\n|---|\n| 1 |\n\nThe end.\n")
+    found = comparison(tmp_path, high, seconds)
     if not is_record:
         with pytest.raises(SystemExit):
-            add(comparison(tmp_path, high, seconds), records)
+            add(found, records)
         return
-    add(comparison(tmp_path, high, seconds), records)
-    row = "| 2026-11-26 | `hg+dp+or` | 0.0065, default | −0.015 (−0.030 to −0.001) | 3.562 |"
+    add(found, records)
+    row = "| 2026-11-26 | `hg+dp+or` | 0.0065, 0.033 | −0.015 (−0.030 to −0.001) | 3.562 |"
     assert records.read_text() == f"# Records\n\n| a |\n|---|\n| 1 |\n{row}\n\nThe end.\n"

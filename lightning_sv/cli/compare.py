@@ -8,6 +8,8 @@ from rich.console import Console
 from lightning_sv.cli.names import resolve_names
 from lightning_sv.cli.prepare import prepare_for_run
 from lightning_sv.experiments.compare import compare, output_of, print_comparison
+from lightning_sv.experiments.report.differences import differences_json
+from lightning_sv.experiments.report.folder import HTML
 from lightning_sv.experiments.sources.from_cli import (
     check_data,
     compared_figure,
@@ -15,7 +17,6 @@ from lightning_sv.experiments.sources.from_cli import (
     request_arms,
     tokens_sentence,
 )
-from lightning_sv.experiments.sources.from_runs import COMPARISON
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.settings.plain_parser import PlainParser, number
 
@@ -38,7 +39,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     command = shlex.join(["lightning-sv", "compare", *argv])
     result = compare(figure, store, out, jobs=options.jobs, console=progress, command=command)
     if options.json:
-        print((out / COMPARISON).read_text(encoding="utf-8"), end="")
+        print(differences_json(result, out / HTML))
     else:
         print_comparison(Console(), result, out)
     return 0
@@ -49,7 +50,7 @@ def _parser() -> PlainParser:
         "Compare strategies with a baseline A in pairs of runs with the same seed and data order. "
         "Other arguments are passed to `fit` of each arm (--config, any key)."
     )
-    parser = PlainParser("compare", text, json="Print the numbers as JSON on stdout.")
+    parser = PlainParser("compare", text, json="Print the differences as JSON on stdout.")
     parser.add_argument("--baseline", required=True, help="Strategy A, usually llama.")
     parser.add_argument(
         "--arms", required=True, nargs="+", help="Strategies B, each compared with A."

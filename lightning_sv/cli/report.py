@@ -5,11 +5,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lightning_sv.experiments.report.folder import check_replaceable
+from lightning_sv.experiments.report.differences import differences_json
+from lightning_sv.experiments.report.folder import HTML, check_replaceable
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.sources.from_runs import own_figure, print_pairs
-from lightning_sv.json_text import json_text
 from lightning_sv.settings.plain_parser import PlainParser
 
 
@@ -27,12 +27,12 @@ def run(argv: list[str]) -> int:
     if options.out:
         check_replaceable(out, _run_dirs(figure))
     write_report([figure], out, "your own runs")
-    page = str(out / "report.html")
+    page = out / HTML
     console = Console(stderr=options.json)
     print_pairs(console, figure.panels[0].pairs, figure.warnings)
-    console.print(page, markup=False, highlight=False, soft_wrap=True)
+    console.print(str(page), markup=False, highlight=False, soft_wrap=True)
     if options.json:
-        print(_json(figure, page))
+        print(differences_json(figure, page))
     return 0
 
 
@@ -44,7 +44,7 @@ def _parser() -> PlainParser:
     parser = PlainParser(
         "report", text, json="Print the differences as JSON on stdout, and the rest on stderr."
     )
-    places = "Run directories, folders of runs, or output directories of compare."
+    places = "Run directories, folders of runs, or folders of reports."
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR", help=places)
     parser.add_argument(
         "--labels", nargs="+", help="Names of the runs instead of their strategies, one per run."
@@ -65,16 +65,3 @@ def _run_dirs(figure: Figure) -> list[Path]:
         for arm in panel.arms:
             dirs += [run.dir for run in arm.runs]
     return dirs
-
-
-def _json(figure: Figure, page: str) -> str:
-    panel = figure.panels[0]
-    return json_text(
-        {
-            "report": page,
-            "unit": "nats per token",
-            "a": panel.arms[0].label,
-            "differences": [pair.to_dict() for pair in panel.pairs],
-            "warnings": figure.warnings,
-        }
-    )

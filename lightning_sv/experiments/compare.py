@@ -1,28 +1,20 @@
 """Comparisons and sweeps: train the missing runs of a figure of one panel, and report them.
 
-    out/  comparison.json  report.html  report.md  ...
+    out/  report.html  report.md  results.csv  differences.csv  ...
 
 The name of a run is a hash of its configuration, so that all comparisons in one folder share runs.
 """
 
-import json
-import os
 import re
-import shlex
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import RunError
-from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.comparability import (
     check_same_corpus,
     comparability_warnings,
@@ -32,13 +24,12 @@ from lightning_sv.experiments.comparability import (
 from lightning_sv.experiments.evaluate import load_panels
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.kinds.curves import LATE_TRAINING
-from lightning_sv.experiments.report.folder import check_replaceable, reported_runs
+from lightning_sv.experiments.report.folder import HTML, check_replaceable, reported_runs
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure, PlannedFigure
 from lightning_sv.experiments.run_spec import ParsedRun
 from lightning_sv.experiments.run_store import RunStore, context_of, train_missing
-from lightning_sv.experiments.sources.from_runs import COMPARISON, described, print_pairs
-from lightning_sv.settings.overrides import to_args
+from lightning_sv.experiments.sources.from_runs import described, print_pairs
 
 
 def output_of(
@@ -121,9 +112,7 @@ def compare(
     console: Console,
     command: str = "",
 ) -> Figure:
-    """Train missing runs, check that runs are comparable, write the results.
-
-    `comparison.json` has all numbers.
+    """Train missing runs, check that runs are comparable, write the report.
 
     Args:
         figure: figure of one panel, the baseline first
@@ -152,60 +141,11 @@ def compare(
     warnings = [*differences, *panel.warnings, *panel.unpaired]
     result = figure.with_runs(described(panel), warnings, command)
     write_report([result], out, "a comparison of your own")
-
-    numbers = _numbers(panel) | {"runs": _run_rows(panel, runs, out), "warnings": warnings}
-    write_atomically(out / COMPARISON, json.dumps(numbers, indent=2, default=str) + "\n")
     return result
 
 
-def _numbers(panel: LoadedPanel) -> dict[str, Any]:
-    """Return the numbers of a comparison, without its runs."""
-    seeds_of_arms = [set(arm.seeds) for arm in panel.arms]
-    diverged = [arm for arm in panel.every if arm.diverged]
-    return {
-        "unit": "nats per token",
-        "seeds": sorted(set.intersection(*seeds_of_arms)),
-        "arms": [_arm_numbers(arm, panel) for arm in panel.arms],
-        "differences": [pair.to_dict() for pair in panel.pairs],
-        "diverged": {arm.label: len(arm.diverged) for arm in diverged},
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def _run_rows(panel: LoadedPanel, runs: RunStore, out: Path) -> list[dict[str, Any]]:
-    """Return the numbers of each run, arm by arm."""
-    rows = []
-    for arm in panel.arms:
-        assert arm.run_spec is not None
-        for seed, run in arm.by_seed.items():
-            job = runs.job(arm.run_spec, seed)
-            row = {
-                "arm": arm.label,
-                "seed": seed,
-                "dir": os.path.relpath(run.dir, out),
-                "command": shlex.join([*job.record()["command"], *job.here[:2]]),
-                "val_loss": run.val_loss,
-                "tokens": run.tokens,
-                "summary": dict(run.summary),
-            }
-            rows.append(row)
-    return rows
-
-
-def _arm_numbers(arm: Arm, panel: LoadedPanel) -> dict[str, Any]:
-    spec = panel.spec.arms[arm.label]
-    return {
-        "label": arm.label,
-        "scale": spec.scale,
-        "args": to_args(spec.overrides),
-        "seeds": list(arm.seeds),
-        "val_loss": float(np.mean(arm.losses)),
-        "val_loss_per_seed": arm.losses.tolist(),
-    }
-
-
 def print_comparison(console: Console, figure: Figure, out: Path) -> None:
-    """Print the table of a comparison, sentences, warnings and the paths of its files."""
+    """Print the table of a comparison, sentences, warnings and the path of its page."""
     panel = figure.panels[0]
     too_wide = ["each seed", LATE_TRAINING]  # for 80 columns
     shown = panel.kind.table(panel).drop(columns=too_wide)
@@ -214,8 +154,7 @@ def print_comparison(console: Console, figure: Figure, out: Path) -> None:
         table.add_row(*map(escape, row))
     console.print(table)
     print_pairs(console, panel.pairs, figure.warnings)
-    for name in (COMPARISON, "report.html"):
-        console.print(str(out / name), markup=False, highlight=False, soft_wrap=True)
+    console.print(str(out / HTML), markup=False, highlight=False, soft_wrap=True)
 
 
 def sweep(

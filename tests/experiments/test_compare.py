@@ -21,8 +21,8 @@ from rich.console import Console
 
 from lightning_sv.cli import compare as command
 from lightning_sv.errors import ConfigError, RunError
+from lightning_sv.experiments.arms import runs_of
 from lightning_sv.experiments.compare import compare, print_comparison
-from lightning_sv.experiments.kinds.curves import TOKEN_FACTOR
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.report.results_csv import run_frame, write_csv
 from lightning_sv.experiments.resolver import RunResolver
@@ -51,17 +51,21 @@ def run(
     words: Sequence[str] = CONFIG,
     seeds: int = 3,
     arms: Sequence[Asked] = (LLAMA, UNIFIED),
-) -> tuple[dict[str, Any], str]:
-    """Return comparison.json and the output; `fake` are more arguments of the fake training."""
+) -> tuple[Figure, str]:
+    """Return the figure and the output; `fake` are more arguments of the fake training."""
     console = Console(file=io.StringIO(), width=400)
     runs = RunStore(out, launcher=(*FAKE, *fake))
     figure = compare(compared(arms, words, seeds), runs, out, jobs=2, console=console)
     print_comparison(console, figure, out)
-    return numbers(out), console.file.getvalue()  # type: ignore[attr-defined]
+    return figure, console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def numbers(out: Path) -> dict[str, Any]:
-    return json.loads((out / "comparison.json").read_text())
+def differences(figure: Figure) -> list[dict[str, Any]]:
+    return [pair.to_dict()["difference"] for pair in figure.panels[0].pairs]
+
+
+def run_dirs(figure: Figure) -> list[Path]:
+    return [run.dir for run in runs_of(figure.panels[0].arms)]
 
 
 def run_dir(out: Path, strategy: str, seed: int) -> Path:
@@ -70,8 +74,10 @@ def run_dir(out: Path, strategy: str, seed: int) -> Path:
     return found
 
 
-def labels(made: dict[str, Any]) -> list[str]:
-    return [arm["label"] for arm in made["arms"]]
+def labels(printed: str) -> list[str]:
+    """Return the names of the arms in the JSON of a comparison."""
+    made = json.loads(printed)
+    return [made["a"], *(pair["b"] for pair in made["differences"])]
 
 
 def keys_of(figure: PlannedFigure) -> set[str]:
@@ -95,72 +101,54 @@ def test_run_key_has_the_content_of_initial_weights(tmp_path: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip reports, which take most of the time; `three` is created before and has one."""
-    monkeypatch.setattr("lightning_sv.experiments.compare.write_report", lambda *given: None)
+def _table_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write no pages, which take most of the time; `three` is created before and has them."""
+
+    def write_runs(figures: Sequence[Figure], out: Path, *_: str) -> None:
+        write_csv(out / "results.csv", run_frame(figures, out))
+
+    monkeypatch.setattr("lightning_sv.experiments.compare.write_report", write_runs)
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Figure]:
     """Return three pairs with differences -0.02, -0.04, -0.03."""
     out = tmp_path_factory.mktemp("three")
-    run(out)
-    return out
+    return out, run(out)[0]
 
 
-def test_compare_numbers_equal_the_hand_computation(three: Path) -> None:
+def test_compare_numbers_equal_the_hand_computation(three: tuple[Path, Figure]) -> None:
     """mean -0.03, se 0.01 / sqrt(3), t(0.975, 2) = 4.3027: interval -0.0548 to -0.0052."""
-    made = numbers(three)
-    (pair,) = made["differences"]
+    out, figure = three
+    panel = figure.panels[0]
+    (pair,) = [pair.to_dict() for pair in panel.pairs]
     difference = pair["difference"]
     assert pair["b"] == "unified" and difference["verdict"] == "B lower"
     assert "by 0.030 nats per token (95% interval 0.005 to 0.055, 3 pairs)" in pair["sentence"]
     assert difference["mean"] == pytest.approx(-0.03, abs=1e-6)
     assert difference["low"] == pytest.approx(-0.03 - 4.302653 * 0.01 / 3**0.5, abs=1e-5)
     assert difference["per_seed"] == pytest.approx([-0.02, -0.04, -0.03], abs=1e-6)
-    assert labels(made) == ["llama", "unified"]
-    assert made["arms"][0]["val_loss_per_seed"] == pytest.approx([3.0, 3.01, 3.02])
+    assert panel.arms[0].losses == pytest.approx([3.0, 3.01, 3.02])
     # both gain 0.1 nats per 1,000 tokens, so B reaches the target 200, 400 and 300 tokens earlier
     tokens = pair["tokens_to_higher_final_loss"]
     assert tokens["tokens_b"] == pytest.approx([9800, 9600, 9700], abs=0.1)
-    assert made["warnings"] == []  # neither about a seed nor about a path in the run directory
-    assert [(run["arm"], run["seed"]) for run in made["runs"]][4:] == [
-        ("unified", 1),
-        ("unified", 2),
-    ]
-    assert "--seed_everything 2" in made["runs"][5]["command"]
-    assert (three / "figures/comparison-1-difference.png").stat().st_size > 10_000
-
-
-def test_compare_report_has_no_words_of_claims(three: Path) -> None:
-    """The page has one table of results, without empty columns."""
-    (pair,) = numbers(three)["differences"]
-    page = (three / "report.md").read_text()
+    assert figure.warnings == ()  # neither about a seed nor about a path in the run directory
+    page = (out / "report.md").read_text()
     assert f"{pair['sentence']} {pair['tokens_sentence']}" in page
-    assert not re.search("claim|contradicted|primary|Holm|corrected|verdict|90%", page)
-    tables = re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)
-    assert len(tables) == 3  # source of the runs, results, and size of the steps
-    head, _, llama, unified = (
-        [*map(str.strip, line.split("|")[1:-1])] for line in tables[1].splitlines()
-    )
-    columns = dict(zip(head, zip(llama, unified, strict=True), strict=True))
-    assert ("", "") not in columns.values()
-    assert columns["result"] == ("", "lower")
-    factor = pair["tokens_to_higher_final_loss"]["factor"]
-    assert columns[TOKEN_FACTOR][1].startswith(f"{factor:.2f} (")
+    assert f"| {tokens['factor']:.2f} (" in page and "claim" not in page
+    assert (out / "figures/comparison-1-difference.png").stat().st_size > 10_000
 
 
-def test_compare_folder_is_read_again_also_if_moved(three: Path, tmp_path: Path) -> None:
-    (found,) = numbers(three)["differences"]
+def test_compare_folder_is_read_again_also_if_moved(
+    three: tuple[Path, Figure], tmp_path: Path
+) -> None:
+    out, figure = three
     moved = tmp_path / "moved"
-    shutil.copytree(three, moved)
+    shutil.copytree(out, moved)
     again = own_figure([moved])
-    panel = again.panels[0]
-    (pair,) = panel.pairs
-    assert again.verdicts == ()
-    assert json.loads(json.dumps(pair.to_dict()["difference"])) == found["difference"]
-    for arm in panel.arms:
-        assert {run.dir.is_relative_to(moved) for run in arm.runs} == {True}
+    assert again.verdicts == () and differences(again) == differences(figure)
+    assert [arm.label for arm in again.panels[0].arms] == ["llama", "unified"]
+    assert all(path.is_relative_to(moved) for path in run_dirs(again))
 
 
 def test_compare_complete_runs_reused_and_seeds_added(tmp_path: Path) -> None:
@@ -169,10 +157,10 @@ def test_compare_complete_runs_reused_and_seeds_added(tmp_path: Path) -> None:
     out = tmp_path / "cmp"
     words = [*CONFIG, "--config", str(config)]
     one, _ = run(out, words=words, seeds=1)
-    assert one["differences"][0]["difference"]["verdict"] == "not resolved"
+    assert differences(one)[0]["verdict"] == "not resolved"
     two, printed = run(out, words=words, seeds=2)
     assert "2 of 4 runs are complete" in printed
-    assert [two["runs"][0], two["runs"][2]] == one["runs"]
+    assert run_dirs(two)[::2] == run_dirs(one)
     # a different spelling of the same configuration
     config.write_text("# a word\nmodel: {optim: {weight_decay: 0.1}}\n")
     swapped = [parse_arm("iwd+or+dnp+hg", "", "the paper's"), NOP, LLAMA]
@@ -193,22 +181,18 @@ def test_compare_diverged_run_report_of_its_folder_is_equal(tmp_path: Path) -> N
     run(tmp_path, arms=arms)
     diverge(run_dir(tmp_path, "nop", 0))
     found, _ = run(tmp_path, arms=arms)
-    assert [pair["difference"]["seeds"] for pair in found["differences"]] == [[0, 1, 2], [1, 2]]
-    assert [arm["seeds"] for arm in found["arms"]] == [[0, 1, 2], [0, 1, 2], [1, 2]]
-    assert found["seeds"] == [1, 2] and "nop diverged" in found["warnings"][0]
+    assert [pair["seeds"] for pair in differences(found)] == [[0, 1, 2], [1, 2]]
+    assert "nop diverged" in found.warnings[0]
 
-    report = own_figure([tmp_path])
-    assert "nop" in report.warnings[-1]
-    again = report.panels[0]
-    pairs = [pair.to_dict()["difference"] for pair in again.pairs]
-    assert pairs == [pair["difference"] for pair in found["differences"]]
-    losses = [arm.losses.tolist() for arm in again.arms]
-    assert losses == [arm["val_loss_per_seed"] for arm in found["arms"]]
+    again = own_figure([tmp_path])
+    assert "nop" in again.warnings[-1] and differences(again) == differences(found)
+    losses = [arm.losses.tolist() for arm in again.panels[0].arms]
+    assert losses == [arm.losses.tolist() for arm in found.panels[0].arms]
 
     for seed in (1, 2):
         diverge(run_dir(tmp_path, "nop", seed))
     found, _ = run(tmp_path, arms=arms)
-    assert labels(found) == ["llama", "unified"]
+    assert [arm.label for arm in found.panels[0].arms] == ["llama", "unified"]
     with pytest.raises(RunError, match="nop"):
         run(tmp_path, arms=(LLAMA, NOP))
 
@@ -238,7 +222,7 @@ def test_compare_different_corpora_refused_configs_warned(tmp_path: Path) -> Non
         run(tmp_path / "corpus", "--corpus_of", "hg+dnp+or+iwd", "decaf", seeds=1)
     faster = parse_arm("unified", "--model.optim.lr 0.1", "unified")
     found, _ = run(tmp_path / "config", "--hidden.key", "differs", seeds=1, arms=(LLAMA, faster))
-    (warning,) = found["warnings"]
+    (warning,) = found.warnings
     assert "hidden.key: llama against hg+dnp+or+iwd (llama, run 0, unified, run 0)" in warning
 
 
@@ -328,33 +312,24 @@ def test_compare_command_arms_have_their_arguments(
 ) -> None:
     words = ["--baseline", "llama", "--arms", "hg+dp+or", "nop", "--seeds", "1", *run_args]
     assert command.run([*words, "--json", "--b_args=--model.optim.lr 0.1"]) == 0
-    made = json.loads(capsys.readouterr().out)
-    assert labels(made) == ["llama", "hg+dp+or,lr=0.1", "nop,lr=0.1"]
-    rate = ["--model.optim.lr", "0.1"]
-    assert [arm["args"] for arm in made["arms"]] == [[], rate, rate]
+    assert labels(capsys.readouterr().out) == ["llama", "hg+dp+or,lr=0.1", "nop,lr=0.1"]
     out = Path("runs/compare/tiny-shards/llama_vs_hg+dp+or-lr=0.1_nop-lr=0.1")
-    assert (out / "comparison.json").is_file()
+    own = [run.config["model"]["optim"]["lr"] for run in runs_of(own_figure([out]).panels[0].arms)]
+    assert [rate == 0.1 for rate in own] == [False, True, True]
     assert command.run([*words, "--json", "--a_label", "base"]) == 0
-    assert labels(json.loads(capsys.readouterr().out)) == ["base", "hg+dp+or", "nop"]
+    assert labels(capsys.readouterr().out) == ["base", "hg+dp+or", "nop"]
 
 
 @pytest.mark.usefixtures("fake")
-def test_compare_command_other_settings_keep_the_earlier_report(
-    run_args: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compare_command_other_settings_keep_the_earlier_report(run_args: list[str]) -> None:
     """An optimizer or a length of all arms is not in the name of the folder."""
-
-    def write_runs(figures: Sequence[Figure], out: Path, *_: str) -> None:
-        write_csv(out / "results.csv", run_frame(figures, out))
-
-    monkeypatch.setattr("lightning_sv.experiments.compare.write_report", write_runs)
     words = ["--baseline", "llama", "--arms", "unified", *run_args, "--seeds"]
     muon = ["--model.optim.name", "muon"]
     for more in (["1"], ["1", *muon], ["1", "--trainer.max_steps", "6"], ["1"], ["2"]):
         assert command.run([*words, *more]) == 0
     reports = {}
-    for path in Path("runs/compare/tiny-shards").glob("*/comparison.json"):
-        reports[path.parent.name] = len(numbers(path.parent)["runs"])
+    for path in Path("runs/compare/tiny-shards").glob("*/results.csv"):
+        reports[path.parent.name] = len(run_dirs(own_figure([path.parent])))
     assert reports == {"llama_vs_unified": 4, "llama_vs_unified-2": 2, "llama_vs_unified-3": 2}
 
 
@@ -415,9 +390,7 @@ def test_compare_command_wrong_arguments_refused_before_training(
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("damaged", ["[" * 200_000, '{"runs": []}'])
-def test_report_of_damaged_comparison_refused(
-    damaged: str, tmp_path: Path, refused: Refused
-) -> None:
-    (tmp_path / "comparison.json").write_text(damaged)
-    assert "comparison.json" in refused("report", str(tmp_path))
+@pytest.mark.parametrize("damaged", ["run,arm,val_loss\n", "a,b\n1,2\n", "run,arm,val_loss\na\n"])
+def test_report_of_damaged_table_refused(damaged: str, tmp_path: Path, refused: Refused) -> None:
+    (tmp_path / "results.csv").write_text(damaged)
+    assert str(tmp_path) in refused("report", str(tmp_path))

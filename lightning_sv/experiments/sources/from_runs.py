@@ -1,6 +1,7 @@
 """Figure of your own runs, from their event files."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -8,7 +9,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lightning_sv.atomic import read_json
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.arms import Arm, runs_of
 from lightning_sv.experiments.comparability import (
@@ -18,15 +18,13 @@ from lightning_sv.experiments.comparability import (
 )
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.pairs import Pair
-from lightning_sv.experiments.report.results_csv import tokens_per_param
+from lightning_sv.experiments.report.results_csv import RESULTS, read_csv, tokens_per_param
 from lightning_sv.experiments.results import Figure, count_seeds
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.directory import SUMMARY, event_files, is_diverged, runs_in
 from lightning_sv.runs.events import Run, read_run
 from lightning_sv.runs.tags import VAL_LOSS
 
-#: results of `compare`, in its output directory
-COMPARISON = "comparison.json"
 # scalars of `callbacks.Sharpness` that a report draws
 _SHARPNESS = re.compile(r"sharpness/\w+/(lambda_max|trace)")
 
@@ -51,7 +49,7 @@ def own_figure(
     It has branch norms if all runs logged them.
 
     Args:
-        dirs: complete runs, folders of runs, or output directories of `compare`
+        dirs: complete runs, folders of runs, or folders of reports
         labels: names of the runs instead of their strategies
         baseline: label of the baseline; by default that of the first run
         command: command of the report
@@ -63,6 +61,7 @@ def own_figure(
     places = [_runs_at(Path(path)) for path in dirs]
     found = list(chain.from_iterable(place.runs for place in places))
     lost = chain.from_iterable(place.lost for place in places)
+    expect(bool(found), "RUN_DIR", " ".join(map(str, dirs)), "a complete run. Train one.")
     runs_by_arm = _runs_by_arm(_with_labels(found, labels))
     first = baseline or next(iter(runs_by_arm))
     expect(first in runs_by_arm, "--baseline", repr(first), f"one of {', '.join(runs_by_arm)}.")
@@ -205,12 +204,12 @@ def _summary(arms: Sequence[Arm]) -> str:
 
 
 def _runs_at(path: Path) -> "_FoundRuns":
-    """Return the runs of a folder of runs or of a comparison; any other directory is a run."""
+    """Return the runs of a folder of runs or of a report; any other directory is a run."""
     complete, begun = runs_in(path)
     if complete and not event_files(path):
         return _FoundRuns(list(map(FoundRun, complete)), list(_left_out(begun)))
-    if (path / COMPARISON).is_file():
-        return _read_comparison(path)
+    if (path / RESULTS).is_file():
+        return _reported_runs(path)
     return _FoundRuns([FoundRun(path)], [])
 
 
@@ -232,17 +231,20 @@ class _FoundRuns:
     lost: list[str]
 
 
-def _read_comparison(path: Path) -> _FoundRuns:
-    file = path / COMPARISON
-    content = read_json(file, "run compare again.")
-    try:
-        runs = [FoundRun(path / run["dir"], run["arm"]) for run in content["runs"]]
-        diverged = dict(content.get("diverged", {}))
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{file} is damaged ({error!r}); run compare again.") from error
-    if not runs:
-        raise ConfigError(f"{file} lists no run; run compare again.")
-    lost = [f"Diverged runs of {arm}, which are left out: {n}." for arm, n in diverged.items()]
+def _reported_runs(path: Path) -> _FoundRuns:
+    """Return the runs of a report with the labels of their arms."""
+    file = path / RESULTS
+    columns, rows = read_csv(file)
+    if not {"run", "arm", "val_loss"} <= set(columns):
+        raise ConfigError(f"{file} is no table of runs; expected that of a report.")
+    labels: dict[str, str] = {}
+    diverged: dict[str, str] = {}
+    for row in rows.values():  # a run may be in several panels
+        ended = diverged if row["val_loss"] == "nan" else labels
+        ended[row["run"]] = row["arm"]
+    runs = [FoundRun(path / run, label) for run, label in labels.items()]
+    counts = Counter(diverged.values()).items()
+    lost = [f"Diverged runs of {arm}, which are left out: {n}." for arm, n in counts]
     return _FoundRuns(runs, lost)
 
 
