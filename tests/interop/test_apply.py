@@ -466,7 +466,7 @@ def test_scaled_weight_replacements_refused_until_folded(one_device: DeviceMesh)
 
     with unchanged(model):
         for replace in (tensor_parallel, quantized):
-            with pytest.raises(KeyError):
+            with pytest.raises(ConfigError, match="fold_applied"):
                 replace()
     layer.register_parameter("bias", None)
     fold_applied(model)

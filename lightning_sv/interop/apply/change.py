@@ -32,6 +32,7 @@ from lightning_sv.interop.apply.weights import (
     ScaledPart,
     ScaledWeight,
     output_norm_hook,
+    register_unscaled,
     remove_parametrization,
 )
 from lightning_sv.interop.groups import unwrapped
@@ -318,6 +319,8 @@ class Change:
         parametrization.plain_name = name
         self.undo.callback(remove_parametrization, owner, attribute, order, keep=False)
         parametrize.register_parametrization(owner, attribute, parametrization)
+        own_class: Any = type(owner)  # torch makes a class for each parametrized module
+        own_class.register_parameter = register_unscaled
         self._weights[name] = None
 
     def _checked(self, name: str) -> nn.Parameter:
