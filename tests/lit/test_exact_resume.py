@@ -284,15 +284,17 @@ def test_model_checkpoint_of_an_earlier_step_resumes(run_args: list[str], tmp_pa
 
 
 def test_link_last_replaces_a_folder_and_a_link(tmp_path: Path) -> None:
-    """The copy of a run may have a folder instead of the link."""
+    """The copy of a run may have a folder instead of the link. Folders of others stay."""
     last = tmp_path / "last.ckpt"
+    others = tmp_path / "step-3.ckpt"
     last.mkdir()
+    others.mkdir()
     for step in (2, 4):
         written = tmp_path / f"step-{step}.ckpt"
         written.mkdir()
         link_last(last, written)
         assert last.is_symlink() and last.resolve() == written.resolve()
-        assert set(tmp_path.iterdir()) == {last, written}
+        assert set(tmp_path.iterdir()) == {last, written, others}
 
 
 @pytest.mark.long

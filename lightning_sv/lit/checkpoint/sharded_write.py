@@ -57,18 +57,20 @@ def _write_meta(meta: dict[str, Any], folder: Path) -> None:
 
 
 def link_last(last: Path, folder: Path) -> None:
-    """Link `last` to a complete sharded checkpoint next to it, and then remove the previous ones.
+    """Link `last` to a complete sharded checkpoint next to it, and then remove the previous one.
 
     At any moment `last` names a complete checkpoint; otherwise `--ckpt_path last` would start a new
     run.
     """
+    previous = last.resolve()
+    written = folder.resolve()
     link = partial_of(last)
     remove(link)  # left by a process that was killed
     link.symlink_to(folder.name)
     replace(link, last)  # in a copy of a run, `last` may be a folder
-    for other in last.parent.glob("step-*.ckpt"):
-        if other.is_dir() and other != folder:
-            remove(other)
+    is_beside = previous.parent == written.parent and previous.name != last.name
+    if is_beside and previous != written:
+        remove(previous)
 
 
 def _system_error(error: CheckpointException) -> tuple[int, str]:
