@@ -1,16 +1,18 @@
-"""The table of rules: an example per row, and the page that explains how a traced pass becomes a
-role."""
+"""Rules and roles of one parameter, by what is computed of it, and the page that explains them."""
 
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
 
-from lightning_sv.roles import weight_decay_roles
+from lightning_sv.errors import ConfigError
+from lightning_sv.roles import fake_model, weight_decay_roles
 from lightning_sv.roles.classify import RULES, first_rule, uses_of_parameters
 from lightning_sv.roles.dataflow import Dataflow
 from lightning_sv.roles.trace import trace
@@ -18,33 +20,57 @@ from lightning_sv.roles.trace import trace
 ROOT = Path(__file__).parent.parent.parent
 SECTION = (ROOT / "docs/architecture.md").read_text().partition("## How roles are found")[2]
 
-#: row -> shape and role of a parameter p, what is computed of it, of data x (2, 5, 4) and of
-#: learned queries q (3, 4), and the rows that decide p's uses, each once
-EXAMPLES: dict[str, tuple[tuple[int, ...], str, Callable[[Tensor, Tensor, Tensor], Tensor], list[str]]] = {
-    "learned queries' bias": ((4,), "bias", lambda p, x, q: (x @ torch.addmm(p, q, torch.ones(4, 4)).T).relu(), [
+Computed = Callable[[Any, Tensor], Tensor]
+X = torch.rand(2, 5, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Example(nn.Module):
+    """A function of this module and of x (2, 5, 4).
+
+    The module has a parameter p, a vector a (4), learned queries q (3, 4), and matrices.
+    """
+
+    def __init__(self, shape: tuple[int, ...], computed: Computed) -> None:
+        super().__init__()
+        shapes = {"p": shape, "a": (4,), "q": (3, 4), "embed": (4, 4), "up": (8, 4)}
+        for name, sizes in shapes.items():
+            setattr(self, name, nn.Parameter(torch.rand(sizes), requires_grad=False))
+        self.computed = computed
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.computed(self, x)
+
+    def read(self, y: Tensor) -> Tensor:
+        """Let a matrix read the last axis of y."""
+        return F.linear(y.float(), self.up).tanh()
+
+
+#: row -> shape and role of p, what is computed of it, and the rows that decide its uses, each once
+EXAMPLES: dict[str, tuple[tuple[int, ...], str, Computed, list[str]]] = {
+    "learned queries' bias": ((4,), "bias", lambda m, x: (x @ torch.addmm(m.p, m.q, torch.ones(4, 4)).T).relu(), [
         "learned queries' bias"]),
-    "parameters alone": ((4, 4), "matrix", lambda p, x, q: (x @ p.tanh()).relu(), ["parameters alone", "matrix"]),
-    "lookup": ((9, 4), "embedding", lambda p, x, q: F.embedding(x.argsort(-1), p).relu(), ["lookup"]),
-    "chosen rows": ((9, 4), "embedding", lambda p, x, q: p[x.argsort(-1)].relu(), ["chosen rows"]),
-    "added table": ((9, 4), "embedding", lambda p, x, q: (x + p[:5]).relu(), ["parameters alone", "added table"]),
-    "router": ((4, 4), "router", lambda p, x, q: (x @ p).softmax(-1).topk(2).values, ["router"]),
-    "head": ((4, 4), "head", lambda p, x, q: x @ p, ["head"]),
-    "matrix": ((4, 4), "matrix", lambda p, x, q: (x @ p).relu(), ["matrix"]),
-    "summand of a scale vector": ((4,), "output", lambda p, x, q: (p + x.tanh()) * F.rms_norm(x, (4,)), [
+    "parameters alone": ((4, 4), "matrix", lambda m, x: (x @ m.p.tanh()).relu(), ["parameters alone", "matrix"]),
+    "lookup": ((9, 4), "embedding", lambda m, x: F.embedding(x.argsort(-1), m.p).relu(), ["lookup"]),
+    "chosen rows": ((9, 4), "embedding", lambda m, x: m.p[x.argsort(-1)].relu(), ["chosen rows"]),
+    "added table": ((9, 4), "embedding", lambda m, x: (x + m.p[:5]).relu(), ["parameters alone", "added table"]),
+    "router": ((4, 4), "router", lambda m, x: (x @ m.p).softmax(-1).topk(2).values, ["router"]),
+    "head": ((4, 4), "head", lambda m, x: x @ m.p, ["head"]),
+    "matrix": ((4, 4), "matrix", lambda m, x: (x @ m.p).relu(), ["matrix"]),
+    "summand of a scale vector": ((4,), "output", lambda m, x: (m.p + x.tanh()) * F.rms_norm(x, (4,)), [
         "summand of a scale vector"]),
-    "bias": ((4,), "bias", lambda p, x, q: (x + p).relu(), ["bias"]),
-    "scale vector": ((4,), "output", lambda p, x, q: p * x / x.square().mean(-1, keepdim=True).sqrt(), [
+    "bias": ((4,), "bias", lambda m, x: (x + m.p).relu(), ["bias"]),
+    "scale vector": ((4,), "output", lambda m, x: m.p * x / x.square().mean(-1, keepdim=True).sqrt(), [
         "scale vector"]),
-    "norm's statistics": ((4,), "output", lambda p, x, q: F.layer_norm(x, (4,), p), [
+    "norm's statistics": ((4,), "output", lambda m, x: F.layer_norm(x, (4,), m.p), [
         "scale vector", "norm's statistics"]),
-    "factor": ((4,), "multiplier", lambda p, x, q: x * p, ["factor"]),
-    "attention's mask": ((5, 5), "bias", lambda p, x, q: _attention(x, x, x, p[None, None]), [
+    "factor": ((4,), "multiplier", lambda m, x: x * m.p, ["factor"]),
+    "attention's mask": ((5, 5), "bias", lambda m, x: _attention(x, x, x, m.p[None, None]), [
         "parameters alone", "attention's mask"]),
-    "argument of attention": ((2, 1, 5, 4), "other", lambda p, x, q: _attention(p, x, x, None), [
+    "argument of attention": ((2, 1, 5, 4), "other", lambda m, x: _attention(m.p, x, x, None), [
         "argument of attention"]),
-    "single factor": ((1,), "other", lambda p, x, q: x * p, ["single factor"]),
-    "joined": ((2, 1, 4), "other", lambda p, x, q: torch.cat([p, x], 1), ["joined"]),
-    "elementwise": ((4,), "other", lambda p, x, q: torch.atan2(x, p), ["elementwise"]),
+    "single factor": ((1,), "other", lambda m, x: x * m.p, ["single factor"]),
+    "joined": ((2, 1, 4), "other", lambda m, x: torch.cat([m.p, x], 1), ["joined"]),
+    "elementwise": ((4,), "other", lambda m, x: torch.atan2(x, m.p), ["elementwise"]),
 }  # fmt: skip
 
 
@@ -53,84 +79,214 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -
     return F.scaled_dot_product_attention(query, key, value, mask)
 
 
-class Example(nn.Module):
-    """Parameters p and q, and a function of them and of data."""
-
-    def __init__(
-        self, shape: tuple[int, ...], computed: Callable[[Tensor, Tensor, Tensor], Tensor]
-    ) -> None:
-        super().__init__()
-        self.p = nn.Parameter(torch.rand(shape), requires_grad=False)
-        self.q = nn.Parameter(torch.rand(3, 4), requires_grad=False)
-        self.computed = computed
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.computed(self.p, x, self.q)
-
-
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_rules_each_row_decides_its_example(name: str) -> None:
     shape, role, computed, rows = EXAMPLES[name]
     model = Example(shape, computed)
-    x = torch.rand(2, 5, 4)
-    flow = Dataflow(trace(model, (x,), {}))
+    flow = Dataflow(trace(model, (X,), {}))
     uses = [use for use in uses_of_parameters(flow) if "p" in flow.sources[use.value]]
     rules = [first_rule(use) for use in uses]
     assert name in rows
     assert list(dict.fromkeys(rule and rule.name for rule in rules)) == rows
-    assert weight_decay_roles(model, x)["p"].role == role
+    assert weight_decay_roles(model, X)["p"].role == role
 
 
-#: operation in a table of `ops` that no family's row and no other example needs -> as in `EXAMPLES`
-OPERATIONS: dict[str, tuple[tuple[int, ...], str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
-    "native_batch_norm": (
-        (5,),
-        "output",
-        lambda p, x, q: F.batch_norm(x, None, None, p, training=True),
+class Case(NamedTuple):
+    """Role of p if `computed` is made of it and of x, whether it folds, and its gamma at 0."""
+
+    role: str
+    computed: Computed
+    folds: bool | None = None
+    to: float | None = None
+    shape: tuple[int, ...] = (4,)
+    op: str = ""  #: operation in a table of `ops` that the pass has
+
+
+def _square(x: Tensor) -> Tensor:
+    return x.pow(2).mean(-1, keepdim=True) + 1e-6
+
+
+def _mean(x: Tensor) -> Tensor:
+    return x.mean(-1, keepdim=True)
+
+
+def _rms(x: Tensor) -> Tensor:
+    return F.rms_norm(x, (4,))
+
+
+def _annotated(w: Tensor, x: Tensor) -> Tensor:
+    return w * (x - _mean(x)) / (x.std(-1, keepdim=True) + 1e-6)
+
+
+def _var_mean(w: Tensor, x: Tensor) -> Tensor:
+    var, mean = torch.var_mean(x, -1, keepdim=True, correction=0)
+    return w * (x - mean) * (var + 1e-6).rsqrt()
+
+
+#: scale vectors in every order of a norm's operations
+NORMED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "annotated": _annotated,
+    "first": lambda w, x: w * x * torch.rsqrt(_square(x)),
+    "first, to 1": lambda w, x: (1 + w) * x.double() / _square(x).sqrt(),
+    "in place": lambda w, x: (x * w).mul_(torch.rsqrt(_square(x))),
+    "inverse root": lambda w, x: w * (x * (2 / _square(x).pow(0.5))),
+    "mean of a product": lambda w, x: (
+        w * (x / (x * x).sum(-1, keepdim=True).clamp_min(1e-6).sqrt())
     ),
-    "native_group_norm": ((5,), "output", lambda p, x, q: F.group_norm(x, 5, p)),
-    "kthvalue": (
-        (4, 4),
-        "router",
-        lambda p, x, q: ((s := x @ p) >= s.kthvalue(2, -1, True).values) * x,
-    ),
-    "nll_loss_forward": (
-        (4, 4),
-        "head",
-        lambda p, x, q: F.cross_entropy((x @ p)[0], x[0].argsort(-1)[:, 0]),
-    ),
-    "baddbmm": ((2, 4, 4), "matrix", lambda p, x, q: torch.baddbmm(x[:, :1], x, p).relu()),
-    "copy": (
-        (4,),
-        "input",
-        lambda p, x, q: (torch.zeros_like(x).copy_(F.rms_norm(x, (4,), p)) @ q.T).relu(),
-    ),
+    "statistic": lambda w, x: x * (w * torch.rsqrt(_square(x))),
+    "var_mean": _var_mean,
+}
+#: those of values that are not normalized, or normalized only afterwards
+UNNORMED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "before a norm": lambda w, x: (w * x) / _square(w * x).sqrt(),
+    "of another": lambda w, x: w * x * torch.rsqrt(_square(x.tanh())),
+    "read twice": lambda w, x: (y := w * x) * torch.rsqrt(_square(x)) + y,
+    "square root": lambda w, x: w * x * _square(x).sqrt(),
+    "fourth powers": lambda w, x: w * (x * x.pow(2).pow(2).mean(-1, keepdim=True).pow(-0.25)),
+    "root of each entry": lambda w, x: w * (x / x.pow(2).sqrt()),
+}
+#: what a matrix W becomes with a gain g of its rows before it is used; whether it takes up a vector
+WEIGHTS: dict[str, tuple[bool, Callable[[Tensor, Tensor], Tensor]]] = {
+    "cast and joined": (True, lambda w, g: torch.cat([w.double()[:3], w.double()[3:]]).float() * 2),
+    "gain": (True, lambda w, g: w * g),
+    "gain first": (True, lambda w, g: g * w),
+    "normalized": (False, lambda w, g: F.normalize(w, dim=-1) * g),
+    "weight norm": (False, lambda w, g: torch._weight_norm(w, g, 0)),
+    "function": (False, lambda w, g: w.tanh() * g),
 }
 
 
-@pytest.mark.parametrize("op", OPERATIONS)
-def test_operations_role_of_their_parameter_is_known(op: str) -> None:
-    shape, role, computed = OPERATIONS[op]
-    model = Example(shape, computed)
-    x = torch.rand(2, 5, 4)
-    assert op in {node.op for node in trace(model, (x,), {}).nodes}
-    assert weight_decay_roles(model, x)["p"].role == role
+def _shifted(y: Tensor) -> Tensor:
+    return F.pad(y, (0, 0, 1, -1))
 
 
-#: how one number p is used -> its role, and what is computed of p and data x: it scales all
-#: channels alike
-NUMBERS: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
-    "after a norm": ("other", lambda p, x: p * F.rms_norm(x, (4,))),
-    "within a norm": ("other", lambda p, x: p * x * x.square().mean(-1, keepdim=True).rsqrt()),
-    "before a norm": ("other", lambda p, x: F.rms_norm(p * x, (4,))),
+def _depthwise(y: Tensor, a: Tensor) -> Tensor:
+    kernel = torch.stack([a, -a], -1)[:, None]
+    return F.conv1d(y.mT, kernel, padding=1, groups=4).mT[:, :5]
+
+
+#: what is done to a scaled value y before a matrix reads it, with other data x and a vector a: the
+#: vector's role, and whether it folds
+READ: dict[str, tuple[str, bool, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
+    "last position": ("input", True, lambda y, x, a: y[:, [-1]]),
+    "mean of positions": ("input", True, lambda y, x, a: y.mean(1)),
+    "fixed weights": ("input", True, lambda y, x, a: torch.ones(3, 5) @ y),
+    "upsampled": ("input", True, lambda y, x, a: F.interpolate(y.mT, scale_factor=2).mT),
+    "token shift": ("input", True, lambda y, x, a: y * a + _shifted(y) * (1 - a)),
+    "token shift by lerp": ("input", True, lambda y, x, a: torch.lerp(y, _shifted(y), a)),
+    "written in place": ("input", True, lambda y, x, a: _shifted(y).add_(y)),
+    "chosen": ("input", True, lambda y, x, a: torch.where(x[..., :1] > 0, y, 0)),
+    "convolution and itself": ("input", False, lambda y, x, a: y + _depthwise(y, a)),
+    "convolution and itself, then relu": ("output", False, lambda y, x, a: (y + _depthwise(y, a)).relu()),
+    "convolution and other data": ("output", False, lambda y, x, a: y + _depthwise(y, a) + x),
+    "matrix, relu and itself": ("output", False, lambda y, x, a: y + (y @ torch.outer(a, a)).relu()),
+    "gated": ("output", False, lambda y, x, a: y * x.sigmoid()),
+    "averaged by data": ("output", False, lambda y, x, a: (x @ x.mT).softmax(-1) @ y),
+    "gated by itself": ("output", False, lambda y, x, a: y * _shifted(y)),
+    "averaged by itself": ("output", False, lambda y, x, a: (x @ y.mT).softmax(-1) @ y),
+    "residual": ("output", False, lambda y, x, a: x + y),
+    "below": ("output", False, lambda y, x, a: x / y),
+    "channels mixed": ("output", False, lambda y, x, a: y + y[:, :4].mT.sum(1, keepdim=True)),
+    "mean of channels": ("output", False, lambda y, x, a: _mean(y).expand(2, 5, 4)),
+    "softmax": ("output", False, lambda y, x, a: y.softmax(-1)),
+}  # fmt: skip
+#: rows of a parameter (7, 4) that are added to x, and the parameter's role
+ADDED: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "sliced and viewed": ("embedding", lambda p, x: p[None, 1:6].expand(2, 5, 4).to(torch.float64)),
+    "positions": ("embedding", lambda p, x: p[torch.arange(5)]),
+    "rows by data": ("bias", lambda p, x: p[x.sum(-1).argsort()]),
 }
+#: further computations in full
+CASES: dict[str, Case] = {
+    # logits of the last matrix
+    "head, norm by hand": Case("head", lambda m, x: _var_mean(torch.ones(4), x @ m.p), shape=(4, 4)),
+    "head, cap by hand": Case("head", lambda m, x: 15 * (y := x @ m.p) * torch.rsqrt(y**2 + 225), shape=(4, 4)),
+    "gain of rows": Case("multiplier", lambda m, x: F.linear(x, m.up * m.p).tanh(), shape=(8, 1)),
+    # a summand of a factor of a norm's output
+    "SeeDNorm": Case("input", lambda m, x: m.read((m.p + (x * m.a).sum(-1, keepdim=True).tanh()) * _rms(x)), False),
+    "1 + w, cast": Case("input", lambda m, x: m.read(_rms(x) * (1 + m.p + (x * m.a).tanh()).double()), False),
+    "summand, read by others": Case("bias", lambda m, x: m.read((y := m.p + (x * m.a).tanh()) * _rms(x) + y)),
+    "summand, residual": Case("output", lambda m, x: m.read(x + (m.p + (x * m.a).tanh()) * _rms(x)), False),
+    "bias of a linear map": Case("bias", lambda m, x: m.read((m.p + x @ torch.outer(m.a, m.a)) * _rms(x))),
+    "bias of a norm": Case("bias", lambda m, x: m.read((m.p + _rms(x) * m.a) * _rms(x.tanh()))),
+    # one number scales all channels alike
+    "number after a norm": Case("other", lambda m, x: m.p * _rms(x), shape=(1,)),
+    "number within a norm": Case("other", lambda m, x: m.p * x * _square(x).rsqrt(), shape=(1,)),
+    "number before a norm": Case("other", lambda m, x: _rms(m.p * x), shape=(1,)),
+    # operations in a table of `ops` that no family's row and no other example needs
+    "batch norm": Case("output", lambda m, x: F.batch_norm(x, None, None, m.p, training=True), False, 0.0, (5,),
+        "native_batch_norm"),
+    "group norm": Case("output", lambda m, x: F.group_norm(x, 5, m.p), False, 0.0, (5,), "native_group_norm"),
+    "kthvalue": Case("router", lambda m, x: ((s := x @ m.p) >= s.kthvalue(2, -1, True).values) * x, shape=(4, 4),
+        op="kthvalue"),
+    "cross-entropy": Case("head", lambda m, x: F.cross_entropy((x @ m.p)[0], x[0].argsort(-1)[:, 0]), shape=(4, 4),
+        op="nll_loss_forward"),
+    "baddbmm": Case("matrix", lambda m, x: torch.baddbmm(x[:, :1], x, m.p).relu(), shape=(2, 4, 4), op="baddbmm"),
+    "copy": Case("input", lambda m, x: m.read(torch.zeros_like(x).copy_(F.rms_norm(x, (4,), m.p))), True, 0.0,
+        op="copy"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("use", NUMBERS)
-def test_factor_of_one_entry_is_no_scale_vector(use: str) -> None:
-    role, computed = NUMBERS[use]
-    model = Example((1,), lambda p, x, q: computed(p, x))
-    assert weight_decay_roles(model, torch.rand(2, 5, 4))["p"].role == role
+def read_scaled(between: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Computed:
+    return lambda m, x: m.read(between(_var_mean(m.p, x), x, m.a))
+
+
+def read_by_matrix(change: Callable[[Tensor, Tensor], Tensor]) -> Computed:
+    gain = torch.ones(8, 1)
+    return lambda m, x: F.linear(_annotated(m.p, x), change(m.up, gain * m.a.sum())).tanh()
+
+
+def read_sum(added: Callable[[Tensor, Tensor], Tensor]) -> Computed:
+    return lambda m, x: m.read(_var_mean(m.a, x + added(m.p, x)))
+
+
+def scaled(scale: Callable[[Tensor, Tensor], Tensor]) -> Computed:
+    return lambda m, x: m.read(scale(m.p, x))
+
+
+for _name, _scale in NORMED.items():
+    CASES[f"normed, {_name}"] = Case("input", scaled(_scale), True, 1.0 if "1" in _name else 0.0)
+for _name, _scale in UNNORMED.items():
+    CASES[f"not normed, {_name}"] = Case("multiplier", scaled(_scale))
+for _name, (_folds, _change) in WEIGHTS.items():
+    CASES[f"matrix, {_name}"] = Case("input", read_by_matrix(_change), _folds, 0.0)
+for _name, (_role, _folds, _between) in READ.items():
+    CASES[f"read, {_name}"] = Case(_role, read_scaled(_between), _folds, 0.0)
+for _name, (_role, _added) in ADDED.items():
+    CASES[f"added, {_name}"] = Case(_role, read_sum(_added), shape=(7, 4))
+
+
+def of_data(computed: Computed, shape: tuple[int, ...] = (4,)) -> Example:
+    """Return an example in which x depends on a parameter, as embeddings do."""
+    return Example(shape, lambda m, x: computed(m, x @ m.embed))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_role_of_parameter_by_what_is_computed(name: str) -> None:
+    case = CASES[name]
+    model = of_data(case.computed, case.shape)
+    row = weight_decay_roles(model, (X,))["p"]  # positional arguments in a tuple
+    assert (row.role, row.redundant, row.decays_to) == (case.role, case.folds, case.to)
+    if case.op:
+        assert case.op in {node.op for node in trace(model, (X,), {}).nodes}
+
+
+def _chosen(m: Example, x: Tensor) -> Tensor:
+    rows = (x.sum(-1) > 0).nonzero()
+    return m.p * x[:, : len(rows)]
+
+
+def _flexible(m: Example, x: Tensor) -> Tensor:
+    out: Tensor = flex_attention(*[(m.p * x)[:, None]] * 3)  # type: ignore[call-overload]
+    return out
+
+
+def test_unreadable_values_and_higher_order_operators_refused_with_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"aten.nonzero.* fake"):
+        weight_decay_roles(fake_model(lambda: of_data(_chosen)), X)
+    weight_decay_roles(of_data(_chosen), X)  # real tensors have values
+    with pytest.raises(ConfigError, match=r'set_attn_implementation\("sdpa"\)'):
+        weight_decay_roles(of_data(_flexible), X)
 
 
 def test_rules_each_row_has_example_and_page_row() -> None:
