@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.__main__ import main
-from lightning_sv.cli import inspect
 from lightning_sv.corpus.tokenizer import Tokenizer
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop import apply_strategy, to_hugging_face
@@ -266,28 +265,6 @@ def test_inspect_shows_run_or_folder(
     assert all(
         row["at_start"] == 1 and row["folds"] for row in said["vectors"]
     )  # folding leaves ones
-
-
-def test_inspect_heads_layers_of_different_roles_apart(
-    runs: dict[str, Path], told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name, rows, notes = inspect._read(runs["plain"], [], trust_remote_code=False)
-    differ = {
-        "layers.1.attn.qkv.q_proj.scale_in": {"role": "output"},
-        "layers.1.attn.qkv.k_proj.scale_in": {"folds": False},
-    }
-    assert differ.keys() <= {row.name for row in rows}
-    changed = [row._replace(**differ.get(row.name, {})) for row in rows]
-    monkeypatch.setattr(inspect, "_read", lambda *args, **options: (name, changed, notes))
-    out = told("inspect", str(runs["plain"])).splitlines()
-    for heading, layer in (
-        ("layers.*.attn.qkv.q_proj.scale_in: input, folds", "0"),
-        ("layers.*.attn.qkv.q_proj.scale_in: output, folds", "1"),
-        ("layers.*.attn.qkv.k_proj.scale_in: input, folds", "0"),
-        ("layers.*.attn.qkv.k_proj.scale_in: input, stays", "1"),
-    ):
-        at = out.index(heading)
-        assert out[at + 1].split()[0] == layer and not out[at + 2]
 
 
 def test_inspect_names_a_run_as_its_summary(tmp_path: Path, corpus: Path, answer: Answer) -> None:

@@ -21,7 +21,9 @@ def model_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_roles_json_has_parameters_and_patterns(model_dir: Path, answer: Answer) -> None:
+def test_roles_json_has_parameters_and_patterns(
+    model_dir: Path, answer: Answer, told: Told
+) -> None:
     family = find("gemma3_text")
     model = family.build()
     truth = {name: family.truth(name, p) for name, p in model.named_parameters()}
@@ -34,19 +36,9 @@ def test_roles_json_has_parameters_and_patterns(model_dir: Path, answer: Answer)
         pattern = re.compile("|".join(found["undecayed"]))
         assert spared == set(filter(pattern.search, rows))
     assert answer("roles", str(model_dir), "--policy", "wd")["undecayed"] == []
-
-
-def test_roles_table_collapses_layers(
-    model_dir: Path, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
     lines = told("roles", str(model_dir)).splitlines()
+    assert {f"  {pattern}" for pattern in found["undecayed"]} <= set(lines)
     assert max(map(len, lines)) <= 80
-    (row,) = (
-        line.split() for line in lines if line.startswith("  post_attention_layernorm.weight")
-    )
-    assert row[1:] == ["2", "32", "output", "no", "1", "no"] and "model.layers.*" in lines
-    assert r"  ^(.*\.)?post_attention_layernorm\.weight$" in lines
 
 
 def test_roles_control_characters_removed(capsys: pytest.CaptureFixture[str]) -> None:
