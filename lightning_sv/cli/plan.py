@@ -12,7 +12,6 @@ from lightning_sv.gpus import GPUS, find_gpu
 from lightning_sv.json_text import json_text
 from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.plan.gpu_memory import USABLE
-from lightning_sv.plan.parallel import STRATEGIES
 from lightning_sv.plan.plan import MFUS, Plan, make_plan, measured_mfu
 from lightning_sv.runs.events import read_run
 from lightning_sv.runs.tags import MFU
@@ -39,9 +38,6 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--gpu_memory", type=number(float, most=1e6), help="GiB per GPU; by default that of --gpu."
     )
-    parser.add_argument(
-        "--strategy", choices=STRATEGIES, help="Parallel strategy, by default trainer.strategy."
-    )
     speed = parser.add_mutually_exclusive_group()
     speed.add_argument(
         "--mfu", type=float, help="Fraction of the peak FLOP/s that the model reaches, e.g. 0.4."
@@ -61,15 +57,7 @@ def run(argv: list[str]) -> int:
         mfus = (measured_mfu(logged),)
         source = f"measured in {options.run}"
     parsed = parse_run(resolve_names(rest).parseable, check_corpus=False)
-    plan = make_plan(
-        parsed.model,
-        parsed.data,
-        parsed.trainer,
-        gpu,
-        options.gpus,
-        strategy=options.strategy,
-        mfus=mfus,
-    )
+    plan = make_plan(parsed.model, parsed.data, parsed.trainer, gpu, options.gpus, mfus)
     if options.json:
         print(json_text(plan.to_dict() | {"mfu_source": source}))
     else:
@@ -119,28 +107,17 @@ def _add_data(table: Table, plan: Plan) -> None:
     sharing = f"GPUs that can share it: {counts}"
     table.add_row("global batch", f"{plan.global_batch:,} sequences", sharing)
 
-    reads = plan.reads
+    sequences = plan.micro_batches * plan.micro_batch
     batch = f"{plan.micro_batches} micro-batches of {plan.micro_batch} x {plan.seq_len:,} tokens"
     if plan.activation_checkpointing:
         batch += ", blocks recomputed"
-    table.add_row("batch per GPU", f"{reads.sequences_per_step:,} sequences", batch)
-    size = f"{reads.bytes_per_step / 2**10:,.0f} KiB"
-    table.add_row("", size, f"{reads.tokens_per_step:,} tokens")
+    table.add_row("batch per GPU", f"{sequences:,} sequences", batch)
 
-    epochs = "the corpus is not prepared here"
-    if reads.epochs is not None:
-        epochs = f"all GPUs: {reads.epochs:.3g} epochs"
-    if reads.epochs is not None and not reads.prepared:
-        epochs += " (tokens from the name of the corpus)"
-    table.add_row("in the run", _gib(reads.bytes), f"{reads.tokens:,} tokens; {epochs}")
-
-    is_enough = reads.epochs is None or reads.epochs <= 1
-    if is_enough and not reads.prepared:
-        needed = reads.sufficient_tokens
-        bytes_per_token = reads.bytes / (reads.sequences * (plan.seq_len + 1))
-        suffices = f"data.corpus.max_tokens {needed:,} suffices"
-        comment = f"{suffices}; twice the disk until it is complete"
-        table.add_row("corpus", _gib(needed * bytes_per_token), comment)
+    suffices = f"data.corpus.max_tokens {plan.sufficient_tokens:,} suffices"
+    if plan.epochs is None:
+        table.add_row("corpus", "not prepared", suffices)
+    else:
+        table.add_row("corpus", f"{plan.epochs:.3g} epochs", suffices)
 
 
 def _gib(size: float) -> str:

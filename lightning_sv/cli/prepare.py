@@ -14,8 +14,7 @@ from lightning_sv.corpus.parts import PART_BYTES
 from lightning_sv.corpus.sources.files import counted
 from lightning_sv.json_text import json_text
 from lightning_sv.lit.run_arguments import check_run
-from lightning_sv.plan.plan import plan_steps
-from lightning_sv.plan.reads import needed_tokens
+from lightning_sv.plan.plan import needed_tokens, plan_steps
 from lightning_sv.settings.parse import Parser, ignore_keys
 from lightning_sv.settings.words import underscored
 

@@ -6,7 +6,6 @@ compiled_memory  activations of a compiled step
 parallel         distribution over GPUs, from the Trainer's settings
 gpu_memory       memory of one of several GPUs, derived from that of one device
 micro_batch      the largest micro-batch that fits
-reads            data that a run reads
-plan             all of it together, and hours
+plan             all of it together, hours and data
 parameters       number of parameters by role, next to the paper's
 """

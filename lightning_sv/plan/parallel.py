@@ -4,14 +4,12 @@ from typing import Any, NamedTuple
 
 from lightning_sv.errors import ConfigError
 
-STRATEGIES = ("single", "ddp", "fsdp")
-
 
 class Parallel(NamedTuple):
     """Distribution of a step over GPUs.
 
     Args:
-        kind: one of `STRATEGIES`
+        kind: single, ddp or fsdp
         bucket_view: under ddp, gradients are views of the buckets (gradient_as_bucket_view)
         keep_gathered: under fsdp, weights stay gathered through the micro-batches of a step
         replicas: under fsdp, copies of the model, each sharded over gpus / replicas
@@ -32,8 +30,7 @@ def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:
     is_replicated = name == "auto" or "single" in name or "ddp" in name
     if not is_replicated:
         classes = "auto, ddp or lightning_sv.lit.fsdp.FullyShardedStrategy"
-        hint = f"Or pass --strategy {' or '.join(STRATEGIES)}."
-        raise ConfigError(f"trainer.strategy is {spec!r}; expected {classes}. {hint}")
+        raise ConfigError(f"trainer.strategy is {spec!r}; expected {classes}.")
     kind = "single" if gpus == 1 else "ddp"
     return Parallel(kind, bucket_view=bool(options.get("gradient_as_bucket_view")))
 
@@ -50,12 +47,3 @@ def _sharded(options: dict[str, Any], gpus: int) -> Parallel:
         key = "trainer.strategy.init_args.replicas"
         raise ConfigError(f"{key} is {replicas}; expected a divisor of {gpus}, the number of GPUs.")
     return Parallel("fsdp", keep_gathered=bool(options.get("keep_gathered")), replicas=replicas)
-
-
-def replace_strategy(kind: str, trainer: dict[str, Any], gpus: int) -> Parallel:
-    """Return the distribution of this kind, with the trainer's options if it has the same kind."""
-    try:
-        configured = find_strategy(trainer, gpus)
-    except ConfigError:  # the trainer's strategy cannot be planned
-        return Parallel(kind)
-    return configured if configured.kind == kind else Parallel(kind)

@@ -1,4 +1,4 @@
-"""Plan of a run: GPU memory, hours, and data read and written."""
+"""Plan of a run: GPU memory, hours, and data."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_sv.corpus.estimate import sufficient_tokens
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.gpus import Gpu
 from lightning_sv.plan.gpu_memory import USABLE, GpuMemory
 from lightning_sv.plan.micro_batch import RunMemory, plan_precision
-from lightning_sv.plan.parallel import Parallel, find_strategy, replace_strategy
-from lightning_sv.plan.reads import Reads, training_reads
+from lightning_sv.plan.parallel import find_strategy
 from lightning_sv.settings.data import DataConfig, divisors
 from lightning_sv.settings.model import PretrainConfig
 
@@ -28,6 +28,8 @@ class Plan:
         hours: (MFU, hours, GPU-hours)
         flops: FLOPs of the full run
         checkpoint: bytes of weights and optimizer state
+        epochs: passes over the corpus; None if it is not prepared
+        sufficient_tokens: data.corpus.max_tokens with which the run reads no sequence twice
         device_counts: numbers of GPUs that divide the batch
     """
 
@@ -52,7 +54,8 @@ class Plan:
     flops: float
     hours: tuple[tuple[float, float, float], ...]
     checkpoint: int
-    reads: Reads
+    epochs: float | None
+    sufficient_tokens: int
     device_counts: tuple[int, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,20 +73,18 @@ def make_plan(
     trainer: dict[str, Any],
     gpu: Gpu,
     gpus: int,
-    *,
-    strategy: str | None = None,
     mfus: tuple[float, ...] = MFUS,
 ) -> Plan:
     """Plan a run of `fit` on `gpus` GPUs; the corpus need not exist.
 
-    Of the trainer's keys max_steps, precision and strategy matter; `strategy`, one of `STRATEGIES`,
-    replaces the last one. Hours are computed for `mfus`, fractions of the peak.
+    Of the trainer's keys max_steps, precision and strategy matter. Hours are computed for `mfus`,
+    fractions of the peak.
     """
     share_of_gpu = data.share(gpus)
     share = share_of_gpu.micro_batch * share_of_gpu.accumulate
     steps = plan_steps(run, data, trainer)
     precision = plan_precision(trainer)
-    parallel = _parallel(strategy, trainer, gpus)
+    parallel = find_strategy(trainer, gpus)
 
     tokens = steps * data.tokens_per_step
     flops = run.plan.flops_per_token(data.seq_len)
@@ -119,20 +120,10 @@ def make_plan(
         flops=tokens * flops,
         hours=tuple(hours),
         checkpoint=weights + state,
-        reads=training_reads(data, run.backbone.vocab_size, share, steps),
+        epochs=data.epochs(tokens) if data.is_prepared else None,
+        sufficient_tokens=needed_tokens(data, steps),
         device_counts=tuple(divisors(data.global_batch)),
     )
-
-
-def _parallel(strategy: str | None, trainer: dict[str, Any], gpus: int) -> Parallel:
-    if strategy is None:
-        parallel = find_strategy(trainer, gpus)
-    else:
-        parallel = replace_strategy(strategy, trainer, gpus)
-    if parallel.kind == "single" and gpus != 1:
-        hint = "Use ddp or fsdp."
-        raise ConfigError(f"--gpus is {gpus}; expected 1 with --strategy single. {hint}")
-    return parallel
 
 
 def plan_steps(run: PretrainConfig, data: DataConfig, trainer: dict[str, Any]) -> int:
@@ -149,6 +140,12 @@ def plan_steps(run: PretrainConfig, data: DataConfig, trainer: dict[str, Any]) -
         expected = "at least 1, or -1 to follow model.tokens_per_param."
         raise ConfigError(f"trainer.max_steps is {max_steps}; expected {expected}")
     return int(max_steps)
+
+
+def needed_tokens(data: DataConfig, steps: int) -> int:
+    """Return a data.corpus.max_tokens with which a run of `steps` steps reads no sequence twice."""
+    sequences = steps * data.global_batch
+    return sufficient_tokens(sequences, data.seq_len, data.corpus.val_fraction)
 
 
 def train_hours(tokens: int, flops_per_token: float, gpus: int, peak: float, mfu: float) -> float:

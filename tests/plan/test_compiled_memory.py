@@ -5,13 +5,10 @@ import json
 import pytest
 import yaml
 
-from lightning_sv.gpus import find_gpu
-from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.optim import OptimConfig
 from lightning_sv.plan.compiled_memory import CompiledActivations
-from lightning_sv.plan.plan import make_plan
-from lightning_sv.plan.step_memory import memory_between_steps, step_memory
+from lightning_sv.plan.step_memory import memory_between_steps
 from lightning_sv.settings.model import PretrainConfig
 from tests.conftest import ROOT
 
@@ -52,37 +49,3 @@ def test_compiled_memory_is_that_recorded_on_an_h100(stage: str, model: str, sca
     assert mib == pytest.approx(
         table["rows"][scale]["peak_mib"], rel=TOLERANCE.get((stage, scale), 0.02)
     )
-
-
-SMALL = {"d_model": 64, "n_layer": 3, "n_head": 2, "vocab_size": 512}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize(
-    "family", [{}, {"n_expert": 4, "n_expert_active": 2}], ids=["dense", "moe"]
-)
-def test_compiled_memory_grows_with_the_micro_batch_and_shrinks_with_recomputation(
-    family: dict, precision: str
-) -> None:
-    plain, recomputed = (
-        CompiledActivations(
-            settings(BackboneConfig(**SMALL, **family), "unified", activation_checkpointing=on),
-            64,
-            precision,
-        )
-        for on in (False, True)
-    )
-    assert recomputed.peak(8) < plain.peak(8)
-    assert 1.8 < plain.peak(8) / plain.peak(4) < 2.2
-    eager = step_memory(plain.run, 8, 64, precision=precision)
-    assert 0.5 * eager.activations < plain.peak(8) < 1.1 * eager.activations
-    assert memory_between_steps(plain.run).parts() == eager.parts()
-
-
-@pytest.mark.long
-def test_plan_of_a_compiled_run_takes_less(run_args: list[str]) -> None:
-    bf16 = [*run_args, "--trainer.precision", "bf16-mixed"]
-    runs = [parse_run([*bf16, "--model.compile", how]) for how in ("none", "block")]
-    eager, compiled = (make_plan(*run, find_gpu("h100"), 1).memory.peak for run in runs)
-    assert compiled < eager

@@ -1,11 +1,9 @@
 """Parameters against the paper, hours, data, strategies; refused inputs, and the SLURM script."""
 
-import csv
 import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,6 +17,7 @@ from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.gpus import find_gpu
 from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.nn import BackboneConfig, activated_parameters, meta_backbone
+from lightning_sv.optim import parameter_table
 from lightning_sv.plan.gpu_memory import gpu_memory
 from lightning_sv.plan.micro_batch import largest_micro_batch
 from lightning_sv.plan.parallel import Parallel, find_strategy
@@ -29,13 +28,20 @@ from tests.conftest import ROOT, Answer, Refused, Told, argv, thinned
 from tests.plan.test_memory import allocated
 
 
-def test_plan_hours_are_tokens_times_flops_over_speed(answer: Answer, run_args: list[str]) -> None:
+def test_plan_hours_are_tokens_times_flops_over_speed(
+    answer: Answer, told: Told, run_args: list[str], corpus: Path
+) -> None:
     sizes = BackboneConfig(name="tiny", d_model=32, n_layer=2, n_head=2, vocab_size=300)
     n = activated_parameters(meta_backbone(sizes, "unified"), sizes) - 300 * 32
     flops = 6 * n + 12 * 2 * 32 * 32  # 12 layers T d
     four = ["plan", *run_args, "--gpus", "4"]
     found = answer(*four, *argv("--mfu 0.5 --trainer.precision bf16-mixed"))
     assert found["tokens"] == 12 * 4 * 32 and found["flops"] == 12 * 4 * 32 * flops
+    assert found["epochs"] == pytest.approx(12 * 4 * 32 / Manifest.load(corpus).train.tokens)
+    assert f"{found['epochs']:.3g} epochs" in told(*four)
+    absent = answer(*four, "--data.corpus.dir", "nowhere")
+    assert absent["epochs"] is None and absent["sufficient_tokens"] >= 12 * 4 * 33
+    assert absent["device_counts"] == [1, 2, 4]
     (row,) = found["hours"]
     assert row["hours"] == pytest.approx(12 * 4 * 32 * flops / (4 * 989.4e12 * 0.5) / 3600)
     assert row["gpu_hours"] == pytest.approx(4 * row["hours"])
@@ -60,28 +66,6 @@ def test_plan_measured_mfu_sets_hours(
         writer.add_scalar("throughput/tokens_per_s", 1.0, 1)
     error = refused("plan", *run_args, "--gpus", "1", "--run", str(tmp_path / "cpu"))
     assert "--run has" in error and "tokens_per_s" not in error
-
-
-@pytest.mark.long
-def test_plan_reads_are_of_one_rank(
-    answer: Answer, told: Told, run_args: list[str], corpus: Path
-) -> None:
-    two = [*run_args, *argv("--gpus 2 --data.micro_batch 1")]
-    reads = answer("plan", *two)["reads"]
-    sequences = Manifest.load(corpus).train.sequences(32)
-    assert (reads["sequences_per_step"], reads["tokens_per_step"], reads["bytes_per_step"]) == (
-        2,
-        64,
-        2 * 33 * 2,
-    )
-    assert (reads["sequences"], reads["tokens"], reads["bytes"]) == (24, 24 * 32, 24 * 33 * 2)
-    assert reads["epochs"] == pytest.approx(12 * 4 / sequences)
-    absent = answer("plan", *two, "--data.corpus.dir", "nowhere")
-    assert absent["reads"]["epochs"] is None and absent["micro_batches"] == 2
-    assert absent["device_counts"] == [1, 2, 4]
-    sample = [*two, *argv("--data.corpus.dir nowhere --data.corpus.hf_subset sample-10BT")]
-    assert answer("plan", *sample)["reads"]["epochs"] == pytest.approx(12 * 4 * 32 / 10e9)
-    assert "1.54e-07 epochs" in told("plan", *sample)
 
 
 def test_find_gpu_peaks_are_those_of_lightning() -> None:
@@ -139,30 +123,6 @@ DDP = "lightning.pytorch.strategies.DDPStrategy"
 THREE_REPLICAS = {"class_path": FSDP, "init_args": {"replicas": 3}}
 
 
-@pytest.mark.parametrize(
-    ("strategy", "gpus", "expected"),
-    [
-        (None, 1, Parallel("single")),
-        (None, 4, Parallel("ddp")),
-        (
-            {"class_path": DDP, "init_args": {"gradient_as_bucket_view": True}},
-            4,
-            Parallel("ddp", bucket_view=True),
-        ),
-        (
-            {"class_path": FSDP, "init_args": {"keep_gathered": True}},
-            4,
-            Parallel("fsdp", keep_gathered=True),
-        ),
-        ({"class_path": FSDP, "init_args": {"replicas": 2}}, 4, Parallel("fsdp", replicas=2)),
-    ],
-)
-def test_find_strategy_reads_name_and_arguments(
-    strategy: Any, gpus: int, expected: Parallel
-) -> None:
-    assert find_strategy({"strategy": strategy}, gpus) == expected
-
-
 def test_plan_strategy_and_memory_follow_the_config(answer: Answer, run_args: list[str]) -> None:
     four = [*run_args, "--gpus", "4"]
     sharded = answer("plan", *four, "--trainer.strategy", json.dumps({"class_path": FSDP}))
@@ -176,6 +136,11 @@ def test_plan_strategy_and_memory_follow_the_config(answer: Answer, run_args: li
                 "--trainer.strategy.init_args.keep_gathered=true",
             ]
         )
+    replicated = {"class_path": FSDP, "init_args": {"replicas": 2, "keep_gathered": True}}
+    both = Parallel("fsdp", keep_gathered=True, replicas=2)
+    assert find_strategy({"strategy": replicated}, 4) == both
+    viewed = {"class_path": DDP, "init_args": {"gradient_as_bucket_view": True}}
+    assert find_strategy({"strategy": viewed}, 4) == Parallel("ddp", bucket_view=True)
     small = answer("plan", *four, "--gpu_memory", "0.0001")
     assert small["strategy"] == "ddp" and not small["fits"] and small["largest_micro_batch"] is None
 
@@ -191,7 +156,6 @@ REFUSED = [
     ("--gpus 2 --mfu 0.4 --run x", "--mfu"),
     ("--gpus 2 --gpu h1000", "h100"),
     ("--gpus 2 --gpu_memory -1", "--gpu_memory"),
-    ("--gpus 2 --strategy single", "--gpus"),
     ("--gpus 2 --trainer.strategy fsdp", "trainer.strategy"),
     (f"--gpus 4 --trainer.strategy '{json.dumps(THREE_REPLICAS)}'", "replicas"),
     ("--gpus 2 --trainer.precision 16-mixed", "trainer.precision"),
@@ -284,25 +248,19 @@ def test_params_of_unified_have_roles_and_decay(answer: Answer) -> None:
     assert made["baseline_total"] == 119_744_256
 
 
-def test_params_decay_is_that_of_a_run(
-    answer: Answer, told: Told, run_args: list[str], tmp_path: Path
+@pytest.mark.parametrize("words", [
+    ("--model.optim.undecayed", "[embedding]"),
+    ("--model.optim.weight_decay", "0"),
+])  # fmt: skip
+def test_params_decay_is_that_of_the_optimizer(
+    words: tuple[str, str], answer: Answer, run_args: list[str]
 ) -> None:
-    wd = [
-        "--model.scale",
-        "unified",
-        "--model.optim.weight_decay_by_role",
-        "{head: 0.0, input: 0.002}",
-    ]
-    cases = (
-        [*wd, "--model.optim.undecayed", "[embedding]"],
-        [*wd, "--model.optim.weight_decay", "0"],
-    )
-    for number, words in enumerate(cases):
-        run = tmp_path / str(number)
-        told("fit", *run_args, *words, "--trainer.max_steps", "1", "--run_dir", str(run))
-        rows = csv.DictReader((run / "parameters.csv").read_text().splitlines())
-        trained = {row["role"]: float(row["weight_decay"]) > 0 for row in rows}
-        counted = answer("params", "--config", str(run / "config.yaml"))["roles"]
-        assert {role: row["decays"] for role, row in counted.items()} == trained and len(
-            set(trained.values())
-        ) == 2
+    by_role = ["--model.optim.weight_decay_by_role", "{head: 0.0, input: 0.002}"]
+    args = [*run_args, "--model.scale", "unified", *by_role, *words]
+    plan = parse_run(args).model.plan
+    meta = plan.meta()
+    rows = parameter_table(meta, plan.optimizer(meta))
+    decays = {role: float(weight_decay) > 0 for _, _, role, _, _, weight_decay in rows}
+    counted = answer("params", *args)["roles"]
+    assert {role: row["decays"] for role, row in counted.items()} == decays
+    assert len(set(decays.values())) == 2
