@@ -4,12 +4,10 @@ import math
 
 from lightning_sv.corpus.job import Job
 from lightning_sv.corpus.parts import Part
-from lightning_sv.corpus.progress import PartsLog, phase
+from lightning_sv.corpus.progress import phase
 from lightning_sv.corpus.selection import Selection
 from lightning_sv.corpus.work import encode_parts
 
-#: log file in the folder of the parts
-LOG = "prepare.log"
 #: bytes of text per token before any part is encoded; English with GPT-2's tokens has 4.5
 _BYTES_PER_TOKEN = 3.0
 
@@ -51,14 +49,9 @@ def _bytes_per_token(encoded: list[Part]) -> float:
 
 
 def _encode(job: Job, count: int, workers: int, *, shown: bool) -> None:
-    report = PartsLog(job.folder / LOG, job.parts[:count], job.tokenizer.dtype.itemsize)
-    with phase("encoding", report.total_bytes, shown=shown) as advance:
-
-        def step(n_bytes: int) -> None:
-            advance(n_bytes)
-            report.update()
-
-        advance(report.done_bytes)
-        encode_parts(job, count, workers, step)
-    if job.is_open():
-        report.update(is_last=True)
+    parts = job.parts[:count]
+    total_bytes = sum(part.n_bytes for part in parts)
+    complete_bytes = sum(part.n_bytes for part in parts if part.is_complete())
+    with phase("encoding", total_bytes, shown=shown) as advance:
+        advance(complete_bytes)
+        encode_parts(job, count, workers, advance)

@@ -83,8 +83,14 @@ def _encode_unless_locked(
     try:
         if not part.is_complete():  # the process that held the lock may have completed it
             encode_part(part, job.source, job.encoding, step)
+            _log_complete(job, part)
     finally:
         lock.release()
+
+
+def _log_complete(job: Job, part: Part) -> None:
+    if len(job.parts) > 1:
+        log.info("part %s of %d is complete", part.path.name, len(job.parts))
 
 
 def _encode_in_processes(
@@ -95,14 +101,14 @@ def _encode_in_processes(
         for _ in range(workers):
             running.append(stack.enter_context(_Worker(job.folder, count)))
         while running:
-            left = _report_completed(left, step)
+            left = _report_completed(job, left, step)
             for worker in list(running):
                 if worker.has_ended():
                     worker.check()
                     running.remove(worker)
             time.sleep(_POLL_S)
 
-    left = _report_completed(left, step)
+    left = _report_completed(job, left, step)
     if left and job.is_open():
         found = "all workers died, perhaps for lack of memory"
         raise RunError(f"{found}; start again, with fewer --workers.")
@@ -164,12 +170,13 @@ class _Worker:
             log.warning("a worker died (%s); the others go on. %s", code, message)
 
 
-def _report_completed(left: list[Part], step: Callable[[int], None]) -> list[Part]:
-    """Call `step` for each part that has been completed; return the others."""
+def _report_completed(job: Job, left: list[Part], step: Callable[[int], None]) -> list[Part]:
+    """Log each part that has been completed, and call `step` for it; return the others."""
     still = []
     for part in left:
         if part.is_complete():
             step(part.n_bytes)
+            _log_complete(job, part)
         else:
             still.append(part)
     return still
