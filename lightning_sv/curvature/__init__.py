@@ -12,7 +12,6 @@ iteration.
 """
 
 from lightning_sv.curvature.hvp import (
-    DifferenceProduct,
     Estimate,
     HessianProduct,
     Product,
@@ -21,7 +20,6 @@ from lightning_sv.curvature.hvp import (
 from lightning_sv.curvature.spectrum import Moments, hutchinson, lanczos
 
 __all__ = [
-    "DifferenceProduct",
     "Estimate",
     "HessianProduct",
     "Moments",

@@ -1,19 +1,14 @@
-"""Hessian-vector products: exact on a retained graph, or by differences of gradients.
+"""Hessian-vector products on a retained graph.
 
 The Hessian of N parameters has N^2 entries; a product with it costs about as much as a gradient:
 
-    exact         H v = d/dtheta <grad L(theta), v>
-    differences   H v ~ (grad L(theta + h v) - grad L(theta - h v)) / 2h
+    H v = d/dtheta <grad L(theta), v>
 
-The first is one backward pass through the gradient's graph, the second is two gradients.
-
-The exact product keeps the graph of the gradient, and needs second derivatives of every operation.
-Differences need neither, and lose digits. Vectors have the shapes of the parameters and are never
-flattened into one.
+It is one backward pass through the gradient's graph, which is kept, and needs second derivatives of
+every operation. Vectors have the shapes of the parameters and are never flattened into one.
 """
 
 import copy
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +19,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lightning_sv.curvature.vectors import Vector, max_norm, norm, rounding, size
+from lightning_sv.curvature.vectors import Vector
 from lightning_sv.errors import ConfigError, expect
 
 #: Fragments of torch's errors for operations without a second derivative.
@@ -100,10 +95,9 @@ class HessianProduct:
     def __init__(self, loss: Callable[[], Tensor], parameters: Sequence[Tensor]):
         self.parameters = _subset(parameters)
         with twice_differentiable():
-            self._gradient = _gradient(loss, self.parameters, create_graph=True)
+            self._gradient = _gradient(loss, self.parameters)
         if _has_dead_end(self._gradient):
-            found = "a once_differentiable function"
-            raise ConfigError(f"the loss has {found}; replace it, or use DifferenceProduct.")
+            raise ConfigError("the loss has a once_differentiable function; replace it.")
 
     def subset(self, parameters: Sequence[Tensor]) -> "HessianProduct":
         """Return the product for a part of the subset, on the same graph.
@@ -163,107 +157,12 @@ def explain_failed_product(error: RuntimeError) -> ConfigError | None:
     """
     message = str(error)
     if "modified by an inplace" in message:
-        since = "since HessianProduct was built, by an optimizer step or a DifferenceProduct"
+        since = "since HessianProduct was built, for instance by an optimizer step"
         return ConfigError(f"the model has changed {since}; build a new one.")
     if any(fragment in message for fragment in _NO_SECOND_DERIVATIVE):
         found = f"an operation without second derivative ({error})"
-        return ConfigError(f"the loss has {found}; replace it, or use DifferenceProduct.")
+        return ConfigError(f"the loss has {found}; replace it.")
     return None
-
-
-class DifferenceProduct:
-    """v -> (grad L(theta + h v) - grad L(theta - h v)) / 2h: H v without second derivatives.
-
-    A product takes two forward and backward passes, and the memory of one in addition to three
-    copies of the subset. The loss runs unchanged, for instance with flash attention and compiled.
-    Random numbers, such as dropout masks, are the same in every pass: they start from the random
-    state at construction, and the current state is restored. The largest displacement of an entry
-    is h max|v| = step (1 + ||theta||) / sqrt(N), with N parameters, so that directions of few
-    entries are not displaced further than others. The truncation error grows as step^2, most along
-    the sharpest directions, and the rounding error of the gradients as 1 / step. The parameters are
-    changed in place and restored exactly; these changes invalidate the retained graph of a
-    HessianProduct of the same model. Buffers that the loss changes, such as the means of BatchNorm,
-    are not restored.
-
-    The map is not exactly symmetric or linear in v; the error of `lanczos` includes the asymmetry,
-    that of `hutchinson` does not. Kinks (ReLU, the selection of experts) and 16-bit products inside
-    the loss, as under autocast, change the result.
-
-    Args:
-        loss: as in `HessianProduct`
-        parameters: parameters of the second derivative
-        step: relative size of the displacement; None for eps^(1/3) / 5 with eps the parameters'
-            machine epsilon (1e-3 in float32)
-
-    Raises:
-        ConfigError: as in `HessianProduct`, parameters narrower than float32, or a step that is not
-            positive
-    """
-
-    def __init__(
-        self, loss: Callable[[], Tensor], parameters: Sequence[Tensor], step: float | None = None
-    ):
-        self.parameters = _subset(parameters)
-        for parameter in self.parameters:
-            is_wide = torch.finfo(parameter.dtype).bits >= 32
-            why = "because 16 bits round the displacement"
-            expected = f"float32 or wider, {why}. Use HessianProduct, or method='exact'."
-            expect(is_wide, "the dtype of a parameter", parameter.dtype, expected)
-        if step is None:
-            step = rounding(self.parameters) ** (1 / 3) / 5
-        expect(step > 0, "step of DifferenceProduct", step, "a number above 0.")
-        self.loss = loss
-        self.step = step
-        self._random_state = _RandomState(self.parameters)
-
-    def __call__(self, vector: Sequence[Tensor]) -> Vector:
-        """Return H v, shaped as the parameters."""
-        _check_shapes(vector, self.parameters)
-        largest = max_norm(vector)
-        if largest == 0:
-            return tuple(map(torch.zeros_like, self.parameters))
-        root_n = math.sqrt(size(self.parameters))
-        h = self.step * (1 + norm(self.parameters)) / (root_n * largest)
-        ahead = self._gradient_at(h, vector)
-        behind = self._gradient_at(-h, vector)
-        return tuple((a - b) / (2 * h) for a, b in zip(ahead, behind, strict=True))
-
-    def _gradient_at(self, h: float, vector: Sequence[Tensor]) -> Vector:
-        """Return grad L(theta + h v)."""
-        with self._displaced(h, vector), torch.enable_grad(), self._random_state.restored():
-            return _gradient(self.loss, self.parameters, create_graph=False)
-
-    @contextmanager
-    def _displaced(self, h: float, vector: Sequence[Tensor]) -> Iterator[None]:
-        """Add h v to the parameters inside the context, and restore them exactly."""
-        saved = [parameter.detach().clone() for parameter in self.parameters]
-        try:
-            with torch.no_grad():
-                for parameter, v in zip(self.parameters, vector, strict=True):
-                    parameter.add_(v, alpha=h)
-            yield
-        finally:
-            with torch.no_grad():
-                for parameter, value in zip(self.parameters, saved, strict=True):
-                    parameter.copy_(value)
-
-
-class _RandomState:
-    """State of the random generators now, of the CPU and of the parameters' GPUs."""
-
-    def __init__(self, parameters: Vector):
-        gpus = {parameter.device for parameter in parameters if parameter.is_cuda}
-        self._cpu = torch.get_rng_state()
-        self._gpus = {gpu: torch.cuda.get_rng_state(gpu) for gpu in gpus}
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Start from this state inside the context; the state outside does not change."""
-        with torch.random.fork_rng(devices=self._gpus):
-            torch.set_rng_state(self._cpu)
-            for device, state in self._gpus.items():
-                torch.cuda.set_rng_state(state, device)
-            yield
 
 
 def _subset(parameters: Sequence[Tensor]) -> Vector:
@@ -300,7 +199,8 @@ def scalar_loss(loss: object) -> Tensor:
     return loss
 
 
-def _gradient(loss: Callable[[], Tensor], parameters: Vector, *, create_graph: bool) -> Vector:
+def _gradient(loss: Callable[[], Tensor], parameters: Vector) -> Vector:
+    """Return the gradient with its graph."""
     value = scalar_loss(loss())
     if not value.requires_grad:
         hint = "compute it from parameters, without detach() and inference_mode."
@@ -309,7 +209,7 @@ def _gradient(loss: Callable[[], Tensor], parameters: Vector, *, create_graph: b
         gradient = torch.autograd.grad(
             value,
             parameters,
-            create_graph=create_graph,
+            create_graph=True,
             allow_unused=True,
             materialize_grads=True,
         )

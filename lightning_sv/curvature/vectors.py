@@ -31,11 +31,6 @@ def size(a: Sequence[Tensor]) -> int:
     return sum(x.numel() for x in a)
 
 
-def max_norm(a: Sequence[Tensor]) -> float:
-    """Return the largest absolute entry of a; 0 without entries."""
-    return max((x.abs().max().item() for x in a if x.numel()), default=0.0)
-
-
 def rounding(a: Sequence[Tensor]) -> float:
     """Return the largest machine epsilon among the tensors of a."""
     return max(torch.finfo(x.dtype).eps for x in a)

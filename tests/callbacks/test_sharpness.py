@@ -161,11 +161,11 @@ def test_sharpness_loss_not_finite_is_logged_without_curvature() -> None:
     assert list(figures) == ["loss"] and math.isnan(figures["loss"])
 
 
-def test_sharpness_full_memory_names_the_cheaper_method(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharpness_full_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> dict[str, float]:
         raise torch.OutOfMemoryError
 
     callback = Sharpness(loss=lambda module: torch.zeros(()))
     monkeypatch.setattr(callback.loss, "figures", full)
-    with pytest.raises(ConfigError, match="^method of Sharpness"):
+    with pytest.raises(ConfigError, match="^a measurement of Sharpness"):
         callback.on_train_start(trainer_stub({}), LightningModule())

@@ -13,11 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
-from lightning_sv.curvature import DifferenceProduct, Estimate, HessianProduct, hutchinson, lanczos
+from lightning_sv.curvature import Estimate, HessianProduct, hutchinson, lanczos
 from lightning_sv.curvature.vectors import gaussian, seeded
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import next_token_loss
@@ -131,19 +130,6 @@ def test_products_of_every_subset_equal_dense_hessian(strategy: str) -> None:
         want = dense @ v
         exact = flat(HessianProduct(c.loss, parameters)(vector))
         torch.testing.assert_close(exact, want, rtol=0, atol=1e-11 * want.norm().item())
-        difference = flat(DifferenceProduct(c.loss, parameters)(vector))
-        assert (difference - want).norm() < 1e-6 * want.norm()
-
-
-def test_difference_product_of_a_sharp_direction_of_one_entry() -> None:
-    """(cosh(10 x) - 1) / 100 has curvature 1 at 0, and 12 at 0.3, as far as all entries together
-    are displaced."""
-    p = torch.ones(100_000, requires_grad=True)
-
-    def loss() -> Tensor:
-        return 5e-4 * p[1:].square().sum() + ((10 * (p[0] - 1)).cosh() - 1) / 100
-
-    assert lanczos(DifferenceProduct(loss, [p])).value == pytest.approx(1, rel=1e-2)
 
 
 def test_lanczos_error_of_an_asymmetric_product_is_large() -> None:
@@ -158,33 +144,6 @@ def test_lanczos_error_of_an_asymmetric_product_is_large() -> None:
     other = lanczos(Dense(left, (half,)), 20, rtol=0)
     assert symmetric.value == pytest.approx(true, rel=1e-9) and symmetric.error < 1e-9 * true
     assert other.error > max(1e-2 * true, abs(other.value - true))
-
-
-def test_difference_product_in_float32_restores_the_model() -> None:
-    c = case("hg+dnp+or")
-    model = copy.deepcopy(c.model).float()
-    parameters = list(model.parameters())
-    parameters[0].grad = torch.ones_like(parameters[0])
-    before = [p.detach().clone() for p in parameters]
-    v = torch.randn(len(c.hessian))
-    want = c.hessian @ v.double()
-    with torch.no_grad():  # as in callbacks
-        product = DifferenceProduct(lambda: c.loss(model), parameters)
-        found = flat(product(split_like(v, parameters)))
-    assert (found - want).norm() < 5e-3 * want.norm()
-    assert lanczos(product).value == pytest.approx(
-        torch.linalg.eigvalsh(c.hessian)[-1].item(), rel=2e-3
-    )
-    assert not flat(product(tuple(torch.zeros_like(p) for p in parameters))).any()
-
-    def broken() -> Tensor:
-        raise RuntimeError("no loss")
-
-    product.loss = broken
-    with pytest.raises(RuntimeError, match="no loss"):
-        product(split_like(v, parameters))
-    assert all(torch.equal(p, b) for p, b in zip(parameters, before, strict=True))
-    assert torch.equal(parameters[0].grad, torch.ones_like(parameters[0]))
 
 
 @pytest.mark.long
@@ -229,16 +188,13 @@ class Squares(nn.Module):
         return rows.square().sum()
 
 
-@pytest.mark.parametrize("kind", [HessianProduct, DifferenceProduct])
-def test_products_of_sparse_gradients_are_dense_and_of_reentrant_checkpoints_refused(
-    kind: type[HessianProduct] | type[DifferenceProduct],
-) -> None:
+def test_product_of_sparse_gradients_is_dense_and_of_reentrant_checkpoints_refused() -> None:
     model = Squares(sparse=True, reentrant=False).double()
-    (image,) = kind(model, [model.rows.weight])([torch.ones(3, 2, dtype=torch.float64)])
+    (image,) = HessianProduct(model, [model.rows.weight])([torch.ones(3, 2, dtype=torch.float64)])
     torch.testing.assert_close(image, torch.tensor([[2, 2], [0, 0], [2, 2]], dtype=torch.float64))
     model = Squares(sparse=False, reentrant=True)
     with pytest.raises(ConfigError, match="use_reentrant"):
-        kind(model, [model.rows.weight])([torch.ones(3, 2)])
+        HessianProduct(model, [model.rows.weight])([torch.ones(3, 2)])
 
 
 def test_hessian_product_of_linear_and_unused_parameters_is_zero() -> None:
@@ -291,7 +247,6 @@ class _Once(torch.autograd.Function):
 def wrong_products(p: nn.Parameter) -> list[tuple[Callable[[], object], str]]:
     """Return calls with wrong input, and what the error names."""
     frozen = nn.Parameter(torch.ones(3), requires_grad=False)
-    half = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     eye = Dense(torch.eye(3))
 
     def total() -> Tensor:
@@ -305,11 +260,8 @@ def wrong_products(p: nn.Parameter) -> list[tuple[Callable[[], object], str]]:
         (lambda: HessianProduct(lambda: p * p, [p]), "loss"),
         (lambda: HessianProduct(lambda: {"loss": total()}, [p]), "loss"),  # type: ignore
         (lambda: HessianProduct(lambda: p.detach().sum(), [p]), "gradient"),
-        (lambda: HessianProduct(lambda: _Once.apply(p).square().sum(), [p]), "DifferenceProduct"),
-        (lambda: DifferenceProduct(total, [p], step=0.0), "step of DifferenceProduct"),
-        (lambda: DifferenceProduct(total, [p, half]), "dtype of a parameter"),
+        (lambda: HessianProduct(lambda: _Once.apply(p).square().sum(), [p]), "once_differentiable"),
         (lambda: HessianProduct(total, [p])([]), "vector"),
-        (lambda: DifferenceProduct(total, [p])([torch.ones(1)]), "vector"),
         (lambda: lanczos(eye, 0), "n_steps of lanczos"),
         (lambda: hutchinson(eye, 1), "n_probes of hutchinson"),
     ]
@@ -320,35 +272,11 @@ def test_products_and_estimates_of_wrong_input_refused() -> None:
     for call, name in wrong_products(p):
         with pytest.raises(ConfigError, match=name):
             call()
-    (image,) = DifferenceProduct(lambda: _Once.apply(p).square().sum(), [p])([torch.ones(3)])
-    torch.testing.assert_close(image, torch.full((3,), 12.0), rtol=1e-3, atol=0)
     before_a_step = HessianProduct(lambda: p.pow(3).sum(), [p])
     with torch.no_grad():
         p.add_(1)
     with pytest.raises(ConfigError, match="HessianProduct"):
         before_a_step([torch.ones(3)])
-
-
-def test_difference_product_with_dropout_uses_one_mask() -> None:
-    """Different masks on both sides would add a false curvature."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(5, 16), nn.Dropout(0.3), nn.Tanh(), nn.Linear(16, 1)).double()
-    x = torch.randn(20, 5, dtype=torch.float64)
-    y = torch.randn(20, 1, dtype=torch.float64)
-    parameters = list(net.parameters())
-    vector = [torch.randn_like(p) for p in parameters]
-
-    def loss() -> Tensor:
-        return F.mse_loss(net(x), y)
-
-    state = torch.get_rng_state()
-    differences = DifferenceProduct(loss, parameters)
-    for _ in range(2):
-        found = differences(vector)
-        assert torch.equal(torch.get_rng_state(), state)
-    # built in the same random state: the same masks
-    exact = HessianProduct(loss, parameters)(vector)
-    torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-7)
 
 
 def with_eigenvalues(values: list[float], seed: int = 0) -> Tensor:

@@ -11,13 +11,7 @@ from torch import nn
 from lightning_sv.callbacks.measuring import pause_throughput
 from lightning_sv.callbacks.run_state import known_steps, log_spaced, model_of
 from lightning_sv.callbacks.sharpness.held_out_loss import HeldOutLoss
-from lightning_sv.callbacks.sharpness.measure import (
-    FIGURES,
-    METHODS,
-    MeasuredLoss,
-    Measurement,
-    Method,
-)
+from lightning_sv.callbacks.sharpness.measure import FIGURES, MeasuredLoss, Measurement
 from lightning_sv.callbacks.sharpness.own_loss import Loss, OwnLoss
 from lightning_sv.callbacks.sharpness.subsets import Subsets, parameter_subsets
 from lightning_sv.callbacks.sharpness.time_budget import Spent, TimeBudget
@@ -40,8 +34,8 @@ class Sharpness(StepCallback):
     trace and ||H||_F^2 by Hutchinson, with the same random vectors each time. Also logged:
     sharpness/{loss, seconds, products, sequences, skipped}. A measurement does not change the
     random state, weights or gradients of the run. Rank 0 computes while the others wait. Memory:
-    the copy, the retained graph (`exact` keeps the T^2 attention entries, so only the beginning of
-    long sequences is used, with a log message), and lanczos_steps vectors of a subset's size.
+    the copy, the retained graph (it keeps the T^2 attention entries, so only the beginning of long
+    sequences is used, with a log message), and lanczos_steps vectors of a subset's size.
 
     If `loss` is given, that loss is measured on the training model of any class. The model must not
     be sharded.
@@ -56,9 +50,6 @@ class Sharpness(StepCallback):
             and the last are never skipped
         sequences: batch size; null for the size that fits the budget by the run's plan, equal for
             every strategy
-        method: exact: products on the graph of the gradient, with the math kernel of attention;
-            difference: central differences of gradients, with the fused kernels and less memory
-            (curvature.DifferenceProduct)
         lanczos_steps: maximum number of products per lambda_max; it stops once the error is below
             1%
         hutchinson_probes: number of products per trace and squared Frobenius norm, at least 2
@@ -73,13 +64,12 @@ class Sharpness(StepCallback):
 
     tag = "sharpness"
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         subsets: Sequence[str] = ("all", "scale_input", "scale_output"),
         points: int = 9,
         budget: float = 0.05,
         sequences: int | None = None,
-        method: Method = "exact",
         lanczos_steps: int = 7,
         hutchinson_probes: int = 2,
         loss: Loss | None = None,
@@ -93,12 +83,10 @@ class Sharpness(StepCallback):
             self.expect_at_least("sequences", sequences, 1)
         fraction = "a fraction of the run, above 0 up to 1."
         expect(0 < budget <= 1, "budget of Sharpness", budget, fraction)
-        methods = f"one of: {' '.join(METHODS)}."
-        expect(method in METHODS, "method of Sharpness", method, methods)
         expect(len(subsets) > 0, "subsets of Sharpness", "empty", "at least one, such as all.")
 
         names = (subsets,) if isinstance(subsets, str) else tuple(dict.fromkeys(subsets))
-        self.measurement = Measurement(names, method, lanczos_steps, hutchinson_probes)
+        self.measurement = Measurement(names, lanczos_steps, hutchinson_probes)
         self.points = points
         self.time = TimeBudget(budget)
         self.loss: MeasuredLoss = HeldOutLoss(self.measurement, self.time, sequences)
@@ -203,9 +191,8 @@ class Sharpness(StepCallback):
         try:
             return self.loss.figures(trainer, pl_module)
         except torch.OutOfMemoryError as error:
-            small = f"the memory of {pl_module.device} is too small"
-            hint = "Set method: difference, or a lower number of sequences."
+            found = f"too large for the memory of {pl_module.device}"
+            hint = "Lower sequences, or the batch of your own loss."
             raise ConfigError(
-                f"method of Sharpness is {self.measurement.method}, for which {small}; "
-                f"expected a smaller measurement. {hint}"
+                f"a measurement of Sharpness is {found}; expected a smaller one. {hint}"
             ) from error

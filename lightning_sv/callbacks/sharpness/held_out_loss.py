@@ -57,9 +57,7 @@ class HeldOutLoss(MeasuredLoss):
         """Read the batch, whose size follows from the run's plan."""
         data = _data(trainer)
         backbone = _settings(module).backbone
-        length = data.seq_len
-        if self.measurement.method == "exact":
-            length = fitting_length(backbone, data.seq_len)
+        length = fitting_length(backbone, data.seq_len)
 
         # A validation pass costs a third of a training pass. One device measures while the others
         # wait.
@@ -80,10 +78,7 @@ class HeldOutLoss(MeasuredLoss):
         if length < seq_len:
             reason = f"math attention on {seq_len:,} is too large"
             batch += f", of their first {length:,} tokens ({reason})"
-        how = "differences of gradients"
-        if self.measurement.method == "exact":
-            how = "exact products, math attention"
-        log.info("sharpness: %s; %s, on an eager float32 copy", batch, how)
+        log.info("sharpness: %s; math attention, on an eager float32 copy", batch)
 
     def figures(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, float]:
         """Measure on the first rank; other ranks return nothing."""

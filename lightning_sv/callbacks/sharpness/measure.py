@@ -4,18 +4,15 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, get_args
 
 import lightning as L
 from torch import Tensor, nn
 
 from lightning_sv.callbacks.sharpness.subsets import Subsets
-from lightning_sv.curvature import DifferenceProduct, HessianProduct, hutchinson, lanczos
+from lightning_sv.curvature import HessianProduct, hutchinson, lanczos
 from lightning_sv.curvature.hvp import scalar_loss
 
 FIGURES = ("lambda_max", "trace", "fro2")
-Method = Literal["exact", "difference"]
-METHODS = get_args(Method)
 
 
 @dataclass(frozen=True)
@@ -24,13 +21,11 @@ class Measurement:
 
     Attributes:
         subsets: names of the subsets, in the order of the figures
-        method: 'exact' or 'difference', as in `Sharpness`
         lanczos_steps: maximum number of products per lambda_max
         hutchinson_probes: number of products per trace and squared Frobenius norm
     """
 
     subsets: Sequence[str]
-    method: Method
     lanczos_steps: int
     hutchinson_probes: int
 
@@ -61,13 +56,8 @@ class Measurement:
 
     def _products(
         self, names: Sequence[str], parameters: Subsets, loss: Callable[[], Tensor]
-    ) -> Iterator[tuple[str, HessianProduct | DifferenceProduct]]:
-        """Yield the Hessian-vector product of each subset; exact ones share one graph."""
-        if self.method == "difference":
-            for name in names:
-                yield name, DifferenceProduct(loss, parameters[name])
-            return
-
+    ) -> Iterator[tuple[str, HessianProduct]]:
+        """Yield the Hessian-vector product of each subset; all share one graph."""
         if not names:
             return
         members = chain.from_iterable(parameters[name] for name in names)
