@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_sv.__main__ import main
 from lightning_sv.callbacks import preconditioner_figures
@@ -97,7 +96,7 @@ def test_fit_probed_trains_as_without_and_logs_the_checkpoint(
 ) -> None:
     args, run, _, said = probed_run
     without_probes = tmp_path / "plain"
-    assert "4 measurements of 3 held-out sequences; exact products" in said
+    assert "4 measurements of 3 held-out sequences; math attention" in said
     assert run_fit([*plain, *args], without_probes) == 0
     assert differences(load(run)["state_dict"], load(without_probes)["state_dict"]) == []
     record = read_run(run)
@@ -117,12 +116,6 @@ def test_fit_probed_trains_as_without_and_logs_the_checkpoint(
         assert record.curve(f"preconditioner/{key}").values[-1] == pytest.approx(
             figure.item(), rel=1e-5, abs=1e-6
         ), key
-    histograms = EventAccumulator(str(run)).Reload().Tags()["histograms"]
-    assert (
-        "preconditioner/layer0/q_proj/gamma_in" in histograms
-        and "preconditioner/layer1/q_proj/field" in histograms
-    )
-
     pages = pages_of(run)
     before = pages_of(without_probes)
     assert before.items() <= pages.items() and "Q, K, V" in before
