@@ -112,28 +112,6 @@ def test_sharpness_first_and_last_are_never_skipped(step: int, affordable: bool)
     assert budget.affords(step, 1000) == affordable
 
 
-def batch_of(callback: Sharpness, data: TokenDataModule, devices: int) -> int:
-    """Return the sequences that a run of 200,000 steps on these devices measures."""
-    trainer: Any = SimpleNamespace(datamodule=data, world_size=devices, is_global_zero=False)
-    callback.loss.start(trainer, module(), [*range(8), 200_000])
-    return callback.time.so_far.sequences
-
-
-def test_sharpness_batch_fits_the_budget_of_one_device(data: TokenDataModule) -> None:
-    """One device measures, while the others wait."""
-    one = batch_of(Sharpness(budget=1.0), data, 1)
-    two = batch_of(Sharpness(budget=1.0), data, 2)
-    assert 1 < two < one / 2
-    cheap = Sharpness(budget=0.5)
-    assert batch_of(cheap, data, 1) == two
-
-
-def test_sharpness_resumed_keeps_its_batch(data: TokenDataModule) -> None:
-    callback = Sharpness(budget=1.0)
-    callback.load_state_dict({"sequences": 3})
-    assert batch_of(callback, data, 1) == 3
-
-
 def test_sharpness_loss_is_that_of_training_in_float32(
     data: TokenDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +137,14 @@ def test_sharpness_loss_is_that_of_training_in_float32(
 def test_sharpness_loss_not_finite_is_logged_without_curvature() -> None:
     figures = Sharpness().measurement.figures({}, lambda: torch.tensor(math.nan))
     assert list(figures) == ["loss"] and math.isnan(figures["loss"])
+
+
+def test_sharpness_leaves_out_subsets_that_are_frozen_by_now() -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    measurement = Sharpness(("all", "scale_output")).measurement
+    figures = measurement.figures({"all": (p,), "scale_output": ()}, lambda: p.square().sum())
+    assert figures["all/lambda_max"] == pytest.approx(2)
+    assert not any(key.startswith("scale_output") for key in figures)
 
 
 def test_sharpness_full_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ time_budget    the share of the run's time that measurements may take
 measure        the figures of one measurement
 subsets        which parameters a measurement is about: a role, a block, a branch
 held_out_loss  the loss of our backbone on held-out text, by default
-batch_size     how many sequences of it a measurement can afford, from the run's plan
 model_copy     an eager float32 copy of the weights, on which our backbone is measured
 own_loss       a loss of the user, on the model that is trained
 """

@@ -14,7 +14,7 @@ from lightning_sv.callbacks.sharpness.held_out_loss import HeldOutLoss
 from lightning_sv.callbacks.sharpness.measure import FIGURES, MeasuredLoss, Measurement
 from lightning_sv.callbacks.sharpness.own_loss import Loss, OwnLoss
 from lightning_sv.callbacks.sharpness.subsets import Subsets, parameter_subsets
-from lightning_sv.callbacks.sharpness.time_budget import Spent, TimeBudget
+from lightning_sv.callbacks.sharpness.time_budget import TimeBudget
 from lightning_sv.callbacks.step_callback import StepCallback
 from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.errors import ConfigError, expect, expect_known
@@ -45,11 +45,9 @@ class Sharpness(StepCallback):
             parameters are skipped
         points: maximum number of measurements: before the first step, then geometrically spaced
             from 1% of the run
-        budget: maximum fraction of the run's time. The batch size is chosen accordingly; a
-            measurement that would exceed it is skipped and counted in sharpness/skipped. The first
-            and the last are never skipped
-        sequences: batch size; null for the size that fits the budget by the run's plan, equal for
-            every strategy
+        budget: maximum fraction of the run's time. A measurement that would exceed it is skipped
+            and counted in sharpness/skipped. The first and the last are never skipped
+        sequences: held-out sequences of a measurement, without `loss`
         lanczos_steps: maximum number of products per lambda_max; it stops once the error is below
             1%
         hutchinson_probes: number of products per trace and squared Frobenius norm, at least 2
@@ -69,7 +67,7 @@ class Sharpness(StepCallback):
         subsets: Sequence[str] = ("all", "scale_input", "scale_output"),
         points: int = 9,
         budget: float = 0.05,
-        sequences: int | None = None,
+        sequences: int = 1,
         lanczos_steps: int = 7,
         hutchinson_probes: int = 2,
         loss: Loss | None = None,
@@ -79,8 +77,7 @@ class Sharpness(StepCallback):
         self.expect_at_least("points", points, 2)
         self.expect_at_least("lanczos_steps", lanczos_steps, 1)
         self.expect_at_least("hutchinson_probes", hutchinson_probes, 2)
-        if sequences is not None:
-            self.expect_at_least("sequences", sequences, 1)
+        self.expect_at_least("sequences", sequences, 1)
         fraction = "a fraction of the run, above 0 up to 1."
         expect(0 < budget <= 1, "budget of Sharpness", budget, fraction)
         expect(len(subsets) > 0, "subsets of Sharpness", "empty", "at least one, such as all.")
@@ -89,18 +86,18 @@ class Sharpness(StepCallback):
         self.measurement = Measurement(names, lanczos_steps, hutchinson_probes)
         self.points = points
         self.time = TimeBudget(budget)
-        self.loss: MeasuredLoss = HeldOutLoss(self.measurement, self.time, sequences)
+        self.loss: MeasuredLoss = HeldOutLoss(self.measurement, sequences)
         if loss is not None:
             self.loss = OwnLoss(self.measurement, loss, model)
         self._present: list[str] = []  # subsets that the model has
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the batch size and the spent budget, so that a resumed run measures alike."""
+        """Return the spent budget, so that a resumed run continues it."""
         return self.time.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of the checkpoint."""
-        self.time.so_far = Spent(**state_dict)
+        self.time.restore(state_dict)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Check before training the subsets, and that a loss is available."""
@@ -151,9 +148,9 @@ class Sharpness(StepCallback):
         return log_spaced(known_steps(trainer, self.name), self.points)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the budget, choose the batch, and measure the initialization."""
+        """Start the budget, read the batch, and measure the initialization."""
         self.time.start(is_new=trainer.global_step == 0)
-        self.loss.start(trainer, pl_module, self.chosen_steps(trainer))
+        self.loss.start(trainer, pl_module)
         super().on_train_start(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

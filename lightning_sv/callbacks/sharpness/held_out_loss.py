@@ -5,7 +5,6 @@ part in gathering the weights, and the first one computes.
 """
 
 import logging
-from collections.abc import Collection
 
 import lightning as L
 import torch
@@ -13,17 +12,31 @@ from torch import Tensor
 
 from lightning_sv.callbacks.held_out_probe import documents_of
 from lightning_sv.callbacks.run_state import data_of, has_known_model, model_of, settings_of
-from lightning_sv.callbacks.sharpness.batch_size import fitting_length, fitting_sequences
 from lightning_sv.callbacks.sharpness.measure import MeasuredLoss, Measurement
 from lightning_sv.callbacks.sharpness.model_copy import plain_copy
 from lightning_sv.callbacks.sharpness.subsets import parameter_subsets
-from lightning_sv.callbacks.sharpness.time_budget import TimeBudget
 from lightning_sv.errors import ConfigError
-from lightning_sv.nn import Backbone, next_token_loss
+from lightning_sv.nn import Backbone, BackboneConfig, next_token_loss
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
 
 log = logging.getLogger(__name__)
+
+#: Limit on the attention entries (blocks x heads x queries x keys) of one sequence: math attention
+#: keeps about six float32 copies of each in the retained graph, 18 GB in total.
+MOST_ATTENTION = 750_000_000
+
+
+def fitting_length(config: BackboneConfig, seq_len: int) -> int:
+    """Return the tokens of a sequence in a measurement: all, or 1/2, 1/4, ... of them.
+
+    >>> fitting_length(BackboneConfig(d_model=1792, n_layer=22, n_head=28), 4096)
+    1024
+    """
+    n_matrices = config.n_layer * config.n_head
+    while n_matrices * seq_len**2 > MOST_ATTENTION and seq_len > 1:
+        seq_len //= 2
+    return seq_len
 
 
 class HeldOutLoss(MeasuredLoss):
@@ -31,13 +44,11 @@ class HeldOutLoss(MeasuredLoss):
 
     Args:
         measurement: what is measured, and how
-        time: budget of the measurements, which keeps the batch size over resumes
-        sequences: batch size; None for the size that fits the budget by the run's plan
+        sequences: batch size
     """
 
-    def __init__(self, measurement: Measurement, time: TimeBudget, sequences: int | None):
+    def __init__(self, measurement: Measurement, sequences: int):
         self.measurement = measurement
-        self.time = time
         self.sequences = sequences
         self._blocks = Tensor()  # sequences T+1, on rank 0 from the start of training
 
@@ -53,30 +64,18 @@ class HeldOutLoss(MeasuredLoss):
             raise ConfigError(f"loss of Sharpness is None; expected {expected} {hint}")
         return _settings(module).plan.meta()
 
-    def start(self, trainer: L.Trainer, module: L.LightningModule, steps: Collection[int]) -> None:
-        """Read the batch, whose size follows from the run's plan."""
+    def start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Read the batch, without the ends of long sequences."""
+        if not trainer.is_global_zero:
+            return
         data = _data(trainer)
-        backbone = _settings(module).backbone
-        length = fitting_length(backbone, data.seq_len)
+        length = fitting_length(_settings(module).backbone, data.seq_len)
+        blocks = data.held_out(self.sequences)[:, : length + 1]
+        self._blocks = blocks.to(module.device)
 
-        # A validation pass costs a third of a training pass. One device measures while the others
-        # wait.
-        validation = data.validations * (data.val_sequences or 0) / 3
-        run = max(steps) * data.global_batch + validation
-        work = self.time.share * run / trainer.world_size * data.seq_len / length
-        fitting = fitting_sequences(backbone, length, work, len(steps), self.measurement)
-        resumed = self.time.so_far.sequences  # a resumed run keeps its batch size
-        self.time.so_far.sequences = self.sequences or resumed or fitting
-        if trainer.is_global_zero:
-            blocks = data.held_out(self.time.so_far.sequences)[:, : length + 1]
-            self._blocks = blocks.to(module.device)
-            self.time.so_far.sequences = len(blocks)
-            self._log_plan(len(steps), length, data.seq_len)
-
-    def _log_plan(self, points: int, length: int, seq_len: int) -> None:
-        batch = f"{points} measurements of {len(self._blocks)} held-out sequences"
-        if length < seq_len:
-            reason = f"math attention on {seq_len:,} is too large"
+        batch = f"{len(blocks)} held-out sequences"
+        if length < data.seq_len:
+            reason = f"math attention on {data.seq_len:,} is too large"
             batch += f", of their first {length:,} tokens ({reason})"
         log.info("sharpness: %s; math attention, on an eager float32 copy", batch)
 

@@ -1,7 +1,7 @@
 """The figures of one measurement of sharpness, and the losses that can be measured."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -28,11 +28,6 @@ class Measurement:
     subsets: Sequence[str]
     lanczos_steps: int
     hutchinson_probes: int
-
-    @property
-    def n_products(self) -> int:
-        """Maximum number of products per subset."""
-        return self.lanczos_steps + self.hutchinson_probes
 
     def figures(self, parameters: Subsets, loss: Callable[[], Tensor]) -> dict[str, float]:
         """Return loss, 'SUBSET/FIGURE' with its error, and the number of products."""
@@ -77,8 +72,8 @@ class MeasuredLoss:
     def check_model(self, model: nn.Module) -> None:
         """Raise ConfigError if the model cannot be measured."""
 
-    def start(self, trainer: L.Trainer, module: L.LightningModule, steps: Collection[int]) -> None:
-        """Prepare the measurements after these steps, the last of which ends the run."""
+    def start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Prepare the measurements."""
 
     def figures(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, float]:
         """Measure, called on every rank; the figures of the first rank are written."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 
@@ -11,14 +11,12 @@ class Spent:
     """What the measurements of a run cost so far; part of its checkpoints.
 
     Attributes:
-        sequences: batch size of each measurement
         done: number of measurements
         skipped: number of those left out, because they would have exceeded the budget
         spent: seconds of measurements
         run: seconds of the run, without the current segment
     """
 
-    sequences: int = 0
     done: int = 0
     skipped: int = 0
     spent: float = 0.0
@@ -64,6 +62,11 @@ class TimeBudget:
         """Count one measurement."""
         self.so_far.done += 1
         self.so_far.spent += seconds
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on with the state of a checkpoint; earlier versions wrote more keys."""
+        values = {field.name: state[field.name] for field in fields(Spent)}
+        self.so_far = Spent(**values)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint stores."""
