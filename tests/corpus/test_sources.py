@@ -66,8 +66,8 @@ def _pack(name: str, texts: list[str]) -> bytes:
 
 RECORDS = [
     "a.ndjson",
-    "a.JSON",
-    "a.json.gz",
+    "a.JSONL",
+    "a.jsonl.gz",
     "a.jsonl.zst",
     "a.jsonl.bz2",
     "a.jsonl.xz",
@@ -110,7 +110,7 @@ def test_files_source_counts_skipped_files_and_follows_links_once(
     for folder in (notes / "sub", other):
         folder.mkdir(parents=True)
     (notes / "a.txt").write_text("a")
-    (notes / "sub" / "rows.json").write_text('{"text": "rows"}\n')
+    (notes / "sub" / "rows.jsonl").write_text('{"text": "rows"}\n')
     (other / "b.md").write_text("b")
     for name in ("x.PDF", "sub/y.PDF", "z.tar.gz", "package.json", "Makefile"):
         (notes / name).write_text('{\n "name": 1}')

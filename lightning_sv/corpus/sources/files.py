@@ -11,13 +11,14 @@ from lightning_sv.atomic import file_sha256
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.corpus.sources.document import FileStates, Slice, Source, file_times
-from lightning_sv.corpus.sources.formats import READERS, FileFormat, FileReader, has_text_lines
+from lightning_sv.corpus.sources.formats import READERS, FileFormat, FileReader
 from lightning_sv.corpus.sources.paths import named_paths, reached_files
 from lightning_sv.errors import ConfigError
 
 #: number of kinds of files, and of changes, that a message lists
 _LISTED_KINDS = 8
 _LISTED_CHANGES = 3
+_HINT = "Check the path, or convert the files; rename .json files of JSON lines to .jsonl."
 
 
 def files_source(config: CorpusConfig, previous: Source | None, part_bytes: int) -> Source:
@@ -45,9 +46,9 @@ def source_files(config: CorpusConfig) -> tuple[list[Path], dict[str, int]]:
             _check_suffix(target)
             paths[target] = None
             continue
-        files, skipped = _readable_files(target, config.text_field)
+        files, skipped = _readable_files(target)
         if not files:
-            _refuse_no_files(name, skipped, config.text_field)
+            _refuse_no_files(name, skipped)
         paths.update(dict.fromkeys(files))
         left_out += skipped
     return list(paths), left_out
@@ -55,16 +56,16 @@ def source_files(config: CorpusConfig) -> tuple[list[Path], dict[str, int]]:
 
 def _check_suffix(path: Path) -> None:
     if not FileFormat.of(path).is_known:
-        expected = f"one of {', '.join(READERS)}. Convert the file."
-        raise ConfigError(f"{path}: the suffix is unknown; expected {expected}")
+        expected = f"one of {', '.join(READERS)}"
+        raise ConfigError(f"{path}: the suffix is unknown; expected {expected}. {_HINT}")
 
 
-def _readable_files(target: Path, text_field: str) -> tuple[list[Path], Counter[str]]:
+def _readable_files(target: Path) -> tuple[list[Path], Counter[str]]:
     """Return the files of a folder or glob that are read, and the number of others per suffix."""
     files = []
     skipped = Counter[str]()
     for path in reached_files(target):
-        if _is_read(path, text_field):
+        if path.is_file() and FileFormat.of(path).is_known:
             files.append(path)
         else:
             suffixes = "".join(path.suffixes[-2:])
@@ -72,24 +73,12 @@ def _readable_files(target: Path, text_field: str) -> tuple[list[Path], Counter[
     return files, skipped
 
 
-def _is_read(path: Path, text_field: str) -> bool:
-    """Return True if a file in a folder is read; .json must have JSON lines with the text field."""
-    if not path.is_file():
-        return False
-    file_format = FileFormat.of(path)
-    if file_format.suffix == ".json":
-        return has_text_lines(path, text_field)
-    return file_format.is_known
-
-
-def _refuse_no_files(name: str, skipped: Counter[str], text_field: str) -> NoReturn:
+def _refuse_no_files(name: str, skipped: Counter[str]) -> NoReturn:
     found = f"files:{name}, which matches no file"
     if skipped:
         found += f" (skipped: {counted(skipped)})"
-    hint = "Check the path."
-    if skipped[".json"]:
-        hint = f"A .json file needs JSON lines with {text_field!r}."
-    raise ConfigError(f"source is {found}; expected the suffixes {', '.join(READERS)}. {hint}")
+    expected = f"the suffixes {', '.join(READERS)}"
+    raise ConfigError(f"source is {found}; expected {expected}. {_HINT}")
 
 
 def counted(left_out: Mapping[str, int]) -> str:

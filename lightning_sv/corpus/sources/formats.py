@@ -15,10 +15,10 @@ from typing import Any
 from lightning_sv.atomic import reading
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.sources.document import BYTE_ORDER_MARK, Document, Slice
-from lightning_sv.errors import ConfigError, UnreadableError
+from lightning_sv.errors import ConfigError
 
 #: suffixes of files with one JSON object per line
-LINES = (".jsonl", ".ndjson", ".json")
+LINES = (".jsonl", ".ndjson")
 #: rows of a Parquet file that are in memory at once
 _ROWS = 1024
 #: log2 of the largest window of the zstd format; the library's default is 27
@@ -100,18 +100,6 @@ def open_file(path: Path) -> Any:
     if compression and not path.stat().st_size:
         raise EOFError("it has no bytes")
     return _OPENERS[compression](path)
-
-
-def has_text_lines(path: Path, text_field: str) -> bool:
-    """Return True if the first line of a file is a JSON object with the text's key."""
-    try:
-        with reading(path), open_file(path) as file:
-            first = file.readline().removeprefix(BYTE_ORDER_MARK.encode())
-        return first.startswith(b"{") and text_field in json.loads(first)
-    except UnreadableError:
-        raise
-    except Exception:  # not JSON, or damaged
-        return False
 
 
 class FileReader:
