@@ -1,13 +1,11 @@
 """Order of the sequences in a run, determined by the seed for any number of devices and workers."""
 
 import os
-import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -136,37 +134,6 @@ def limited(batches: int, limit: float) -> int:
     return int(batches * limit)
 
 
-#: where worker processes leave their batches on Linux
-SHARED_MEMORY = Path("/dev/shm")
-
-
-#: batches that each worker reads ahead, the default of DataLoader
-PREFETCHED = 2
-
-
-def check_shared_memory(batch_bytes: int, num_workers: int) -> None:
-    """Check that the batches that workers read ahead fit the shared memory.
-
-    Many containers have 64 MiB of it. A worker that finds it full is killed in the middle of a run.
-
-    Args:
-        batch_bytes: size of a batch, in bytes
-        num_workers: number of worker processes
-
-    Raises:
-        ConfigError: less is free
-    """
-    if num_workers == 0 or not SHARED_MEMORY.exists():
-        return
-    needed = batch_bytes * num_workers * PREFETCHED
-    free = shutil.disk_usage(SHARED_MEMORY).free
-    if free < needed:
-        expected = f"at least {needed:,}, for the batches of {num_workers} workers"
-        hint = "Start the container with a larger --shm-size, or set data.num_workers to 0."
-        found = f"the free space of {SHARED_MEMORY} is {free:,} bytes"
-        raise ConfigError(f"{found}; expected {expected}. {hint}")
-
-
 @dataclass(frozen=True)
 class Epochs:
     """Epochs of a `TokenLoader`.
@@ -200,8 +167,7 @@ class TokenLoader(DataLoader[Tensor]):
         epochs: first epoch, and what of each is read
 
     Raises:
-        ConfigError: fewer sequences than in a global batch, or too little shared memory for the
-            workers
+        ConfigError: fewer sequences than in a global batch
     """
 
     def __init__(
@@ -216,8 +182,6 @@ class TokenLoader(DataLoader[Tensor]):
     ):
         self.sequences = sequences
         self.order = GlobalBatchSampler(len(sequences), share, seed)
-        batch_bytes = share.micro_batch * (sequences.seq_len + 1) * torch.int64.itemsize
-        check_shared_memory(batch_bytes, num_workers)
         # A private generator: otherwise each epoch would advance the global one.
         super().__init__(
             Batches(sequences),

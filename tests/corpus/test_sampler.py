@@ -6,10 +6,8 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -193,20 +191,3 @@ def test_token_loader_writes_and_prints_nothing(
     assert sorted(corpus.rglob("*")) == before
     assert not list(tmp_path.iterdir())
     assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize(
-    ("num_workers", "free_batches", "is_refused"), [(2, 3, True), (2, 4, False), (0, 0, False)]
-)
-def test_shared_memory_too_small_for_the_workers_is_refused(
-    num_workers: int,
-    free_batches: int,
-    is_refused: bool,
-    corpus: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    batch_bytes = 4 * (SEQ + 1) * 8
-    disk = SimpleNamespace(free=free_batches * batch_bytes)
-    monkeypatch.setattr("lightning_sv.corpus.sampler.shutil.disk_usage", lambda folder: disk)
-    with pytest.raises(ConfigError, match="/dev/shm.*num_workers") if is_refused else nullcontext():
-        loader(corpus, num_workers=num_workers)
