@@ -20,6 +20,7 @@ from lightning_sv.corpus.job import parts_folder
 from lightning_sv.corpus.sources.document import Slice, Source
 from lightning_sv.errors import ConfigError, RunError
 from tests.corpus.conftest import write_rows
+from tests.corpus.test_parts import start
 
 PART_BYTES = 5000
 
@@ -119,9 +120,23 @@ def dead_workers(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sys, "executable", "/bin/false")
 
 
+def killed(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of its own, in many small parts, is killed after some of them."""
+    folder = parts_folder(Path(preparation.config.dir))
+    process = start(preparation.config, workers=1, part_bytes=500)
+    deadline = time.monotonic() + 120
+    while len(list(folder.glob("[0-9]*/part.json"))) < 5 and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    raise RunError("killed")
+
+
 @pytest.mark.parametrize(
     ("fail", "workers", "error", "keeps"),
     [
+        pytest.param(killed, 1, RunError, True, id="killed"),
         pytest.param(full_disk, 1, ConfigError, True, id="full disk"),
         pytest.param(changed_text, 1, ConfigError, True, id="text changed while it is read"),
         pytest.param(bad_line, 2, ConfigError, True, id="bad line, two workers"),

@@ -1,25 +1,24 @@
-"""Datasets of a hub on the loopback address, in parts: lost connections, failures, a changed
-revision, no network.
-
-The client reads HF_ENDPOINT when it is imported, so each preparation is a process.
-"""
+"""Datasets of a hub, in parts: subsets, refusals, and a restart at the same revision."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import huggingface_hub
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lightning_sv.corpus import CorpusConfig, Manifest, prepare
+from lightning_sv.corpus import CorpusConfig, prepare
+from lightning_sv.corpus.job import Job, parts_folder
+from lightning_sv.corpus.sources import hub as hub_module
+from lightning_sv.errors import ConfigError
 from tests.corpus.conftest import write_rows
-from tests.corpus.hub import NAME, Hub
 
+NAME = "hf:nobody/texts"
 CARD = """---
 configs:
 - config_name: default
@@ -30,41 +29,30 @@ configs:
   - {split: train, path: sample/10BT/*}
 ---
 """
-SCRIPT = """
-import sys
-from huggingface_hub.utils import _http
-from lightning_sv.corpus import CorpusConfig, prepare
-from lightning_sv.errors import ConfigError
-_http.time.sleep = lambda seconds: None  # of the client's back-off
-dir, name, subset, limit, tokenizer = sys.argv[1:]
-config = CorpusConfig(dir, f"hf:{name}", tokenizer, val_fraction=0.1, hf_subset=subset, max_tokens=int(limit) or None)
-try:
-    prepare(config, progress=False, workers=1, part_bytes=4000)
-except ConfigError as error:
-    sys.exit(str(error))
-"""
 
 
 @pytest.fixture
-def hub(tmp_path: Path, texts: list[str]) -> Iterator[Hub]:
+def dataset(tmp_path: Path, texts: list[str]) -> Path:
     """A dataset with the layout of FineWeb-Edu: a card, subsets, several Parquet files with row
     groups."""
-    folder = tmp_path / "hub"
-    for number in range(3):
-        rows = texts[number * 100 : (number + 1) * 100]
-        table = pyarrow.table({"text": rows, "id": rows, "url": ["x" * 500] * 100})
-        for name in (
-            f"sample/10BT/00{number}_00000.parquet",
-            f"data/CC-MAIN-2013-20/train-0000{number}.parquet",
-        ):
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
+    folder = tmp_path / "dataset"
+    for subset, rows in (("sample/10BT", texts), ("data/CC-MAIN-2013-20", texts[:9])):
+        (folder / subset).mkdir(parents=True)
+        for number in range(3):
+            part = rows[number * len(rows) // 3 : (number + 1) * len(rows) // 3]
+            table = pyarrow.table({"text": part, "url": ["x" * 500] * len(part)})
+            path = folder / subset / f"00{number}.parquet"
             pyarrow.parquet.write_table(table, path, row_group_size=10)
     (folder / "README.md").write_text(CARD)
-    server = Hub(folder)
-    yield server
-    server.shutdown()
-    server.server_close()
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path: Path, dataset: Path) -> CorpusConfig:
+    target = str(tmp_path / "corpus")
+    return CorpusConfig(
+        target, f"hf:{dataset}", "bpe:300", val_fraction=0.1, hf_subset="sample-10BT"
+    )
 
 
 @pytest.fixture
@@ -76,67 +64,38 @@ def expected(tmp_path: Path, texts: list[str]) -> str:
     return prepare(config, progress=False).corpus_hash
 
 
-def run(
-    hub: Hub,
-    target: Path,
-    name: str = NAME,
-    subset: str = "sample-10BT",
-    limit: int = 0,
-    tokenizer: str = "bpe:300",
-) -> str:
-    """Prepare a dataset of the hub; return the error, empty if there is none."""
-    command = [sys.executable, "-c", SCRIPT, str(target), name, subset, str(limit), tokenizer]
-    home = {"HF_HOME": str(target.parent / "hf"), "HF_ENDPOINT": hub.url, "NO_PROXY": "127.0.0.1"}
-    quiet = {
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DISABLE_XET": "1",
-    }
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment | home | quiet, timeout=300
-    )
-    assert "Traceback" not in done.stderr
-    return done.stderr if done.returncode else ""
+def answer(monkeypatch: pytest.MonkeyPatch, dataset_info: Any) -> None:
+    """Let the hub answer a question for a dataset."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
 
 
-def is_data(path: str) -> bool:
-    """Return True for a request of a Parquet file's content."""
-    return path.endswith(".parquet") and "/resolve/" in path
+def test_prepare_of_a_dataset_reads_the_row_groups_of_its_subset(
+    config: CorpusConfig, expected: str
+) -> None:
+    assert prepare(config, progress=False, workers=1, part_bytes=4000).corpus_hash == expected
+    with pytest.raises(ConfigError, match="sample-10BT"):
+        prepare(replace(config, dir=f"{config.dir}-1", hf_subset="sample-1BT"), progress=False)
 
 
-@pytest.mark.slow
-def test_prepare_of_a_hub_in_parts(hub: Hub, tmp_path: Path, expected: str) -> None:
-    """Failures that pass are repeated; then a lost connection, a changed revision, and no network
-    at the end."""
-    answers = iter([0] * 4 + [503] * 3)
-    hub.fail = lambda path: next(answers, 0) if is_data(path) else 0
-    assert run(hub, tmp_path / "whole") == ""
-    whole = Manifest.load(tmp_path / "whole")
-    assert whole.corpus_hash == expected
-    assert whole.packages == {f"hf:{NAME}": "a" * 40}
-    assert not any("data/CC-MAIN" in path for path in hub.paths if is_data(path))
+def test_prepare_of_a_hub_goes_on_with_its_revision(
+    config: CorpusConfig, dataset: Path, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also without a network, if all parts are complete."""
+    files = sorted(map(str, dataset.glob("sample/10BT/*")))
+    monkeypatch.setattr(hub_module, "_data_files", lambda *_: files)
+    answer(monkeypatch, lambda *_, **__: SimpleNamespace(sha="a" * 40))
+    config = replace(config, source=NAME)
+    with pytest.raises(ConfigError, match="max_tokens"):  # all parts, but no corpus
+        prepare(replace(config, max_tokens=10**9), progress=False, workers=1, part_bytes=4000)
+    assert len(Job.load(parts_folder(Path(config.dir))).parts) > 3
 
-    folder = tmp_path / "lost.parts"
-    tokenizer = str(tmp_path / "whole/tokenizer.json")
-    hub.fail = lambda path: -1 if len(list(folder.glob("[0-9]*/part.json"))) > 1 else 0
-    error = run(hub, tmp_path / "lost", tokenizer=tokenizer)
-    assert f"hf:{NAME}" in error
-    assert folder.is_dir() and not (tmp_path / "lost").exists()
-
-    hub.fail = lambda path: 0
-    hub.revision = "b" * 40
-    hub.paths.clear()
-    assert "max_tokens" in run(
-        hub, tmp_path / "lost", limit=10**9, tokenizer=tokenizer
-    )  # all parts, but no corpus
-    assert all(f"/resolve/{'a' * 40}/" in path for path in hub.paths if is_data(path))
-    hub.fail = lambda path: -1
-    assert run(hub, tmp_path / "lost", tokenizer=tokenizer) == ""
-    assert Manifest.load(tmp_path / "lost").corpus_hash == whole.corpus_hash
+    monkeypatch.delattr(hub_module, "_data_files")
+    answer(monkeypatch, lambda *_, **__: SimpleNamespace(sha="b" * 40))
+    made = prepare(config, progress=False, workers=1)
+    assert made.packages == {NAME: "a" * 40} and made.corpus_hash == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "word"),
     [
@@ -148,14 +107,14 @@ def test_prepare_of_a_hub_in_parts(hub: Hub, tmp_path: Path, expected: str) -> N
     ],
 )
 def test_prepare_of_a_hub_that_refuses_names_the_reason(
-    hub: Hub, tmp_path: Path, status: int, word: str
+    config: CorpusConfig, status: int, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub.fail = lambda path: status
-    assert word in run(hub, tmp_path / "none")
-    assert not list(tmp_path.glob("none*"))
+    def refuse(*_: object, **__: object) -> None:
+        error: Any = OSError("refused")
+        error.response = SimpleNamespace(status_code=status)
+        raise error
 
-
-@pytest.mark.slow
-def test_prepare_of_a_hub_absent_names_are_refused(hub: Hub, tmp_path: Path) -> None:
-    assert "hf_subset" in run(hub, tmp_path / "name", name="nobody/none")
-    assert "sample-10BT" in run(hub, tmp_path / "subset", subset="sample-1BT")
+    answer(monkeypatch, refuse)
+    with pytest.raises(ConfigError, match=f"^{NAME} .*{word}"):
+        prepare(replace(config, source=NAME), progress=False)
+    assert not list(Path(config.dir).parent.glob("corpus*"))

@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
-import signal
 import subprocess
 import sys
-import time
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,7 @@ from litdata.streaming.item_loader import TokensLoader
 
 from lightning_sv.cli.names import resolve_names
 from lightning_sv.cli.prepare import prepare_for_run
-from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, prepare
+from lightning_sv.corpus import CorpusConfig, Manifest, prepare
 from lightning_sv.corpus import duplicates as duplicates_module
 from lightning_sv.corpus.duplicates import keep_documents
 from lightning_sv.corpus.estimate import sufficient_tokens
@@ -60,35 +57,20 @@ def contents(manifest: Manifest) -> dict[str, object]:
     return manifest.to_dict() | {"manifest_sha256": None, "held_out": len(manifest.held_out)}
 
 
+@pytest.mark.parametrize("max_bytes", [None, 30_000])
 def test_prepare_any_parts_and_workers_give_the_same_corpus(
-    repeated: CorpusConfig, texts: list[str]
+    repeated: CorpusConfig, texts: list[str], max_bytes: int | None
 ) -> None:
+    repeated = replace(repeated, max_bytes=max_bytes)
     whole = prepared(repeated, "whole", workers=1)
-    assert whole.duplicates == 113 and whole.train.documents + whole.val.documents == len(texts)
+    sizes = np.array([len(text.encode()) for text in texts]).cumsum()
+    n_documents = int((sizes <= (max_bytes or math.inf)).sum())
+    assert whole.train.documents + whole.val.documents == n_documents
+    assert whole.train.bytes + whole.val.bytes == sizes[n_documents - 1]
+    assert whole.duplicates == (113 if max_bytes is None else 0)
     for workers in (1, 2):
         parts = prepared(repeated, f"parts{workers}", part_bytes=PART_BYTES, workers=workers)
         assert contents(parts) == contents(whole)
-
-
-@pytest.mark.parametrize("max_bytes", [1, 30_000, 55_000, 10**9])
-def test_prepare_any_parts_end_at_the_same_document(
-    repeated: CorpusConfig, texts: list[str], max_bytes: int
-) -> None:
-    """The documents are those of a set that is filled in order until one would exceed the limit."""
-    expected: list[str] = []
-    for text in dict.fromkeys(texts):
-        if sum(len(row.encode()) for row in expected) + len(text.encode()) > max_bytes:
-            break
-        expected.append(text)
-    config = replace(repeated, max_bytes=max_bytes, tokenizer="bpe:257")
-    if not expected:
-        with pytest.raises(ConfigError, match="max_bytes"):
-            prepared(config, "none")
-        return
-    whole = prepared(config, "whole", workers=1)
-    parts = prepared(config, "parts", part_bytes=PART_BYTES, workers=1)
-    assert contents(parts) == contents(whole)
-    assert whole.train.bytes + whole.val.bytes == sum(len(text.encode()) for text in expected)
 
 
 def test_prepare_max_tokens_grows_by_the_parts_that_it_lacks(
@@ -269,41 +251,17 @@ def contents_of(folder: Path) -> dict[str, object]:
 
 
 SCRIPT = """
-import sys
+import json, sys
 from lightning_sv.corpus import CorpusConfig, prepare
-dir, source, workers, part_bytes = sys.argv[1:]
-config = CorpusConfig(dir, source, "bpe:300", val_fraction=0.1, chunk_bytes="8KB")
-prepare(config, progress=False, workers=int(workers), part_bytes=int(part_bytes))
+config, workers, part_bytes = map(json.loads, sys.argv[1:])
+prepare(CorpusConfig(**config), progress=False, workers=workers, part_bytes=part_bytes)
 """
 
 
-def start(config: CorpusConfig, workers: int, part_bytes: int = PART_BYTES) -> subprocess.Popen:
-    arguments = [config.dir, config.source, str(workers), str(part_bytes)]
+def start(config: CorpusConfig, workers: int, part_bytes: int) -> subprocess.Popen:
+    """Prepare a corpus in a process of its own, in small parts."""
+    arguments = [json.dumps(asdict(config)), str(workers), str(part_bytes)]
     return subprocess.Popen([sys.executable, "-c", SCRIPT, *arguments], start_new_session=True)
-
-
-def wait_for_parts(folder: Path, number: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 120
-    while len(list(folder.glob("[0-9]*/part.json"))) < number and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_prepare_killed_goes_on_where_it_was(repeated: CorpusConfig, tmp_path: Path) -> None:
-    whole = prepared(repeated, "whole", workers=1)
-    folder = parts_folder(Path(repeated.dir))
-    process = start(repeated, workers=1, part_bytes=500)
-    wait_for_parts(folder, 5, process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    kept = {path: path.stat().st_mtime_ns for path in folder.glob("[0-9]*/part.json")}
-    assert kept and not Path(repeated.dir).exists()
-    grows = replace(repeated, max_tokens=10**6)  # so that the parts stay
-    with pytest.raises(ConfigError, match="max_tokens"):
-        prepare(grows, progress=False, workers=1)
-    assert all(path.stat().st_mtime_ns == time_ns for path, time_ns in kept.items())
-    assert prepare(repeated, progress=False).corpus_hash == whole.corpus_hash
-    assert not folder.exists()
 
 
 def test_prepare_two_processes_encode_each_part_once(repeated: CorpusConfig) -> None:
@@ -312,28 +270,3 @@ def test_prepare_two_processes_encode_each_part_once(repeated: CorpusConfig) -> 
     assert [process.wait(300) for process in processes] == [0, 0]
     assert contents(Manifest.load(repeated.dir)) == contents(whole)
     assert not parts_folder(Path(repeated.dir)).exists()
-
-
-def parts_of(config: CorpusConfig, texts: list[str]) -> Path:
-    """Prepare all parts but not the corpus, because it is larger than the text; return their
-    folder."""
-    with pytest.raises(ConfigError, match="max_tokens"):
-        prepare(replace(config, max_tokens=10**6), progress=False, workers=1, part_bytes=PART_BYTES)
-    return parts_folder(Path(config.dir))
-
-
-def test_prepare_text_changed_half_way_keeps_the_other_parts(
-    repeated: CorpusConfig, tmp_path: Path, texts: list[str]
-) -> None:
-    """The tokenizer is trained again; here it is a file."""
-    Tokenizer.train(texts, 300).save(tmp_path / "tokenizer")
-    repeated = replace(repeated, tokenizer=str(tmp_path / "tokenizer/tokenizer.json"))
-    folder = parts_of(repeated, texts)
-    before = {path.name for path in folder.glob("0*-*") if path.is_dir()}
-    with (tmp_path / "b.jsonl").open("a") as file:
-        file.write(json.dumps({"text": "one more document"}) + "\n")
-    parts_of(repeated, texts)
-    after = {path.name for path in folder.glob("0*-*") if path.is_dir()}
-    assert before & after and before - after and after - before
-    fresh = prepared(repeated, "fresh", workers=1)
-    assert prepare(repeated, progress=False).corpus_hash == fresh.corpus_hash
