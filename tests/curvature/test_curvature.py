@@ -133,43 +133,26 @@ def test_products_of_every_subset_equal_dense_hessian(strategy: str) -> None:
 
 
 def test_lanczos_error_of_an_asymmetric_product_is_large() -> None:
-    generator = torch.Generator().manual_seed(0)
-    root = torch.randn(20, 20, dtype=torch.float64, generator=generator)
-    hessian = root @ root.T
-    scales = torch.rand(20, dtype=torch.float64, generator=generator) + 0.1
-    half = scales.rsqrt()
-    left = hessian / scales[:, None]
-    true = torch.linalg.eigvals(left).real.max().item()
-    symmetric = lanczos(Dense(half[:, None] * hessian * half, (half,)), 20, rtol=0)
-    other = lanczos(Dense(left, (half,)), 20, rtol=0)
-    assert symmetric.value == pytest.approx(true, rel=1e-9) and symmetric.error < 1e-9 * true
-    assert other.error > max(1e-2 * true, abs(other.value - true))
+    matrix = torch.tensor([[1, 3], [0, 2]], dtype=torch.float64)  # eigenvalues 1 and 2
+    found = lanczos(Dense(matrix), rtol=0)
+    assert found.error > max(0.1, abs(found.value - 2))
 
 
-@pytest.mark.long
-def test_hessian_product_of_compiled_model_equals_dense() -> None:
+@pytest.mark.parametrize("kind", ["checkpointed", pytest.param("compiled", marks=pytest.mark.long)])
+def test_hessian_products_of_a_checkpointed_or_compiled_model_equal_dense(kind: str) -> None:
     c = case("hg+dnp+or")
     model = copy.deepcopy(c.model)
-    model.compile(backend="aot_eager")
-    c.loss(model).backward()  # compiled by now
+    if kind == "compiled":
+        model.compile(backend="aot_eager")
+        c.loss(model).backward()  # compiled by now
+    model.activation_checkpointing = kind == "checkpointed"
     parameters = list(model.parameters())
     v = torch.randn(len(c.hessian), dtype=torch.float64)
-    with torch.no_grad():
-        found = flat(HessianProduct(lambda: c.loss(model), parameters)(split_like(v, parameters)))
-    torch.testing.assert_close(found, c.hessian @ v, rtol=1e-9, atol=1e-10)
-
-
-def test_hessian_product_of_checkpointed_model_equals_plain() -> None:
-    c = case("hg+dnp+or")
-    model = copy.deepcopy(c.model)
-    model.activation_checkpointing = True
-    parameters = list(model.parameters())
-    v = torch.randn(len(c.hessian), dtype=torch.float64)
-    product = HessianProduct(lambda: c.loss(model), parameters)
-    for _ in range(2):
-        torch.testing.assert_close(
-            flat(product(split_like(v, parameters))), c.hessian @ v, rtol=1e-9, atol=1e-10
-        )
+    with torch.no_grad():  # as in callbacks
+        product = HessianProduct(lambda: c.loss(model), parameters)
+        for _ in range(2):
+            found = flat(product(split_like(v, parameters)))
+            torch.testing.assert_close(found, c.hessian @ v, rtol=1e-9, atol=1e-10)
 
 
 class Squares(nn.Module):
@@ -356,16 +339,6 @@ def test_hutchinson_is_unbiased_with_errors_of_its_scatter() -> None:
         assert abs(found.mean().item() - true[k]) < 3 * scatter / 20  # unbiased
         said = torch.tensor([e.error for e in estimates]).square().mean().sqrt().item()
         assert said == pytest.approx(scatter, rel=0.15)
-
-
-def test_estimates_with_equal_generator_repeat() -> None:
-    product = Dense(with_eigenvalues([float(i) for i in range(20)]))
-    assert hutchinson(product, 5) == hutchinson(product, 5)
-    other = torch.Generator().manual_seed(1)
-    assert hutchinson(product, 5) != hutchinson(product, 5, generator=other)
-    expected = lanczos(product, 4)
-    assert lanczos(product, 4, generator=other) != expected
-    assert lanczos(product, 4) == expected
 
 
 def test_estimates_of_nonfinite_products_are_nan() -> None:
