@@ -1,7 +1,6 @@
 """The callbacks on modules and in Trainers of a user."""
 
 import runpy
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,14 +11,20 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
-from torchmetrics import CatMetric, MeanMetric, SumMetric
+from torchmetrics import MeanMetric
 
 import lightning_sv
-from lightning_sv import Preconditioner, PretrainModule, Sharpness, TokenDataModule, apply_strategy
-from lightning_sv.callbacks import BranchNorms, ResidualMonitor, RouterMonitor, TrainingMonitor
+from lightning_sv import Preconditioner, Sharpness, TokenDataModule, apply_strategy
+from lightning_sv.callbacks import (
+    BranchNorms,
+    CopyingMonitor,
+    ResidualMonitor,
+    RouterMonitor,
+    TrainingMonitor,
+)
 from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
+from lightning_sv.callbacks.tensorboard_layout import layout_of
 from lightning_sv.callbacks.training_monitor import mean_loss
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import RouterConfig
@@ -36,7 +41,7 @@ from tests.lit.own_trainer import (
     tags,
     trainer,
 )
-from tests.lit.runs import differences, pages_of
+from tests.lit.runs import differences
 from tests.lit.test_module import Manual
 
 #: Lightning warns about few workers, full folders and missing seeds
@@ -57,91 +62,29 @@ def test_training_monitor_keeps_the_loss_for_other_callbacks(
     assert sum(bool(row["train/loss"]) for row in rows(tmp_path)) == 4  # each step once
 
 
-def test_logger_prefix_is_in_all_tags(tmp_path: Path) -> None:
+def test_logger_prefix_is_in_the_tags_of_the_layout(tmp_path: Path) -> None:
     logger = TensorBoardLogger(tmp_path, prefix="run")
-    callbacks = (TrainingMonitor(1), BranchNorms(2), Preconditioner())
-    trainer(tmp_path, *callbacks, logger=logger).fit(module(), loader(), loader())
-    written = EventAccumulator(logger.log_dir).Reload().Tags()
-    drawn: set[str] = set()
-    for charts in pages_of(Path(logger.log_dir)).values():
-        drawn.update(*charts.values())
-    assert drawn <= set(written["scalars"])
-
-
-@pytest.mark.parametrize("kind", ["applied", "unified"])
-def test_graph_of_an_example_input_is_drawn(kind: str, tmp_path: Path) -> None:
-    """It is a trace, which torch compares with a pass without gradients."""
-    user: Any = Foreign(foreign(kind)) if kind == "applied" else module(scale=kind)
-    user.example_input_array = blocks(2)[:, :-1]
-    logger = TensorBoardLogger(tmp_path, log_graph=True)
-    trainer(tmp_path, logger=logger, enable_model_summary=True).fit(user, loader())
-
-
-class Measured(PretrainModule):
-    """Logs sums and values of every micro-batch, and returns the loss of a step."""
-
-    def __init__(self, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.blocks = SumMetric()
-        self.mean = MeanMetric()
-        self.all = CatMetric()
-
-    def training_step(self, block: Tensor, batch_idx: int) -> Any:
-        out = super().training_step(block, batch_idx)
-        self.blocks.update(len(block))
-        self.log("blocks", self.blocks, on_step=False, on_epoch=True)
-        self.log("mean", self.mean(out["nats"]))
-        self.all.update(out["nats"])
-        return out
-
-
-def test_probe_leaves_metrics_of_a_training_step_and_biases_of_experts(tmp_path: Path) -> None:
-    seen = []
-    ends = []
-    loss: Any = lambda module: module.training_step(blocks(), 0)  # noqa: E731
-    for name, probes in (("plain", 0), ("probed", 1)):
-        made = Measured(backbone=BIASED, lr=0.01, seed=0)
-        probe = Sharpness(("scale_input",), 3, lanczos_steps=2, loss=loss)
-        probe.time.clock = lambda: 0.0  # its budget would skip the probe in the middle
-        run = trainer(tmp_path / name, *[probe] * probes, max_steps=6, val_check_interval=None)
-        run.fit(made, loader())
-        seen.append([run.callback_metrics["blocks"], made.mean.compute(), *made.all.compute()])
-        ends.append(made.state_dict())
-    assert seen[0] == seen[1] and len(seen[0]) == 8 and differences(*ends) == []
-
-
-def test_probe_leaves_out_frozen_parameters(data: TokenDataModule, tmp_path: Path) -> None:
-    class Frozen(PretrainModule):
-        def setup(self, stage: str) -> None:
-            self.configure_model()
-            self.net.embed.requires_grad_(False)
-
-    traces = []
-    for name, loss in (
-        ("own", None),
-        ("given", lambda module: module.loss(data.settings.held_out(2))[0]),
-    ):
-        probe = Sharpness(("all",), 2, sequences=2, loss=loss)
-        trainer(tmp_path / name, probe, max_steps=1).fit(Frozen(SIZES, lr=0.01, seed=0), data)
-        traces.append(float(rows(tmp_path / name)[0]["sharpness/all/trace"]))
-    assert traces[0] == pytest.approx(traces[1], rel=1e-3)
+    layout = layout_of(logger, {"page": {"chart": ["train/loss"]}})
+    assert layout == {"page": {"chart": ["Multiline", ["run-train/loss"]]}}
 
 
 class Foreign(L.LightningModule):
-    """A user's module, with a loss of its own."""
+    """A user's module without `forward`, whose step logs a loss of its own by a metric."""
 
     def __init__(self, net: nn.Module):
         super().__init__()
         self.net = net
+        self.mean = MeanMetric()
 
-    def forward(self, tokens: Tensor) -> Any:
+    def logits(self, tokens: Tensor) -> Any:
         return self.net(tokens)
 
     def training_step(self, block: Tensor, batch_idx: int) -> Any:
-        loss = nn.functional.cross_entropy(
-            self(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten()
-        )
+        logits = self.logits(block[:, :-1])
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), block[:, 1:].flatten())
+        self.mean.update(loss)
         self.log("loss", loss)
+        self.log("mean", self.mean, on_step=False, on_epoch=True)
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -158,7 +101,7 @@ def foreign(kind: str) -> nn.Module:
         net = plain()
         apply_strategy(net, "hg+dp+or", example=blocks()[:, :-1])
         return net
-    config = MIXTURE if kind == "mixture" else SIZES
+    config = BIASED if kind == "mixture" else SIZES
     return lightning_sv.Backbone(config, "hg+dp+or", seed=0)
 
 
@@ -184,7 +127,7 @@ def test_callbacks_leave_custom_training_unchanged(
     trainer(tmp_path / "user", *callbacks, accumulate_grad_batches=2).fit(user, loader())
     logged = tags(tmp_path / "user")
     assert expected_tags(kind) <= logged
-    known = {"train", "loss", "epoch", "step", "lr", "memory", "throughput"}
+    known = {"train", "loss", "mean", "epoch", "step", "lr", "memory", "throughput"}
     known |= {callback.tag for callback in callbacks[1:]}
     assert {tag.partition("/")[0] for tag in logged} <= known
     quiet = Foreign(foreign(kind))
@@ -192,9 +135,18 @@ def test_callbacks_leave_custom_training_unchanged(
     trainer(tmp_path / "quiet", accumulate_grad_batches=2).fit(quiet, loader())
     # the probes leave training alone
     assert differences(quiet.state_dict(), user.state_dict()) == []
+    for tag in ("loss", "mean"):
+        losses = column(tmp_path / "user", tag)
+        assert losses and losses == column(tmp_path / "quiet", tag)
     losses = column(tmp_path / "user", "loss")
-    assert losses == column(tmp_path / "quiet", "loss")
     assert column(tmp_path / "user", "train/loss")[0] == pytest.approx(losses[0], rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["applied", "unified"])
+def test_model_with_a_strategy_can_be_traced(kind: str) -> None:
+    """As for TensorBoard's graph; torch compares the trace with a pass without gradients."""
+    model = foreign(kind) if kind == "applied" else lightning_sv.Backbone(SIZES, kind, seed=0)
+    torch.jit.trace(model, blocks(2)[:, :-1])
 
 
 def expected_tags(kind: str) -> set[str]:
@@ -222,7 +174,7 @@ def column(folder: Path, tag: str) -> list[float]:
 class Teacher(Foreign):
     """Its second network runs first, and the third one is in evaluation mode."""
 
-    def forward(self, tokens: Tensor) -> Any:
+    def logits(self, tokens: Tensor) -> Any:
         a, b, teacher = self.net.values()  # type: ignore[operator,union-attr]
         teacher.eval()
         return b(tokens) + a(tokens) + teacher(tokens)
@@ -243,60 +195,10 @@ def test_router_monitor_loads_are_those_of_the_named_mixture(tmp_path: Path) -> 
     assert not [tag for tag in logged if "net_c" in tag]
 
 
-def test_sharpness_goes_on_after_vectors_are_frozen(tmp_path: Path) -> None:
-    user = Foreign(foreign("applied"))
-    tokens = blocks(2)
-
-    def freeze(*_: object) -> None:
-        for name, parameter in user.named_parameters():
-            if "parametrizations" in name and "original" not in name:
-                parameter.requires_grad_(False)
-
-    probe = Sharpness(
-        ("all", "scale_output"), 3, budget=1, loss=lambda module: module.training_step(tokens, 0)
-    )
-    trainer(tmp_path, LambdaCallback(on_train_batch_end=freeze), probe).fit(user, loader())
-    measured = [row for row in rows(tmp_path) if row["sharpness/all/lambda_max"]]
-    has_output = [bool(row["sharpness/scale_output/lambda_max"]) for row in measured]
-    assert has_output == [True, False, False]
-
-
-def test_callbacks_of_a_fit_that_failed_start_again(data: TokenDataModule, tmp_path: Path) -> None:
-    monitor = TrainingMonitor(10)
-    probe = Sharpness(("all",), 2, sequences=1)
-    for name, fails in (("fails", 3), ("again", 99), ("fresh", 99)):
-        if name == "fresh":
-            monitor = TrainingMonitor(10)
-            probe = Sharpness(("all",), 2, sequences=1)
-        stop = LambdaCallback(on_train_batch_start=lambda *given, at=fails: 1 / (given[-1] - at))
-        with pytest.raises(ZeroDivisionError) if fails == 3 else nullcontext():
-            trainer(tmp_path / name, stop, monitor, probe, max_steps=4).fit(
-                module(seed=fails), data
-            )
-    again = [row["train/loss"] for row in rows(tmp_path / "again")]
-    assert again == [row["train/loss"] for row in rows(tmp_path / "fresh")] and any(again)
-    assert probe.time.so_far.done == 2
-
-
-class Silent(Foreign):
-    """A user's module whose training step returns nothing: manual optimization."""
-
-    def __init__(self, net: nn.Module):
-        super().__init__(net)
-        self.automatic_optimization = False
-
-    def training_step(self, block: Tensor, batch_idx: int) -> Any:
-        optimizer: Any = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(super().training_step(block, batch_idx))
-        optimizer.step()
-
-
 def test_sharpness_of_a_loss_that_trains_is_refused(tmp_path: Path) -> None:
-    tokens = blocks(2)
-    probe = Sharpness(("all",), 2, loss=lambda module: module.training_step(tokens, 0))  # type: ignore[operator]
+    probe = Sharpness(("all",), 2, loss=lambda module: module.training_step(blocks(2), 0))  # type: ignore[operator]
     with pytest.raises(ConfigError, match="^loss of Sharpness is"):
-        trainer(tmp_path, probe).fit(Silent(foreign("applied")), loader())
+        trainer(tmp_path, probe).fit(Manual(SIZES, lr=0.01), loader())
 
 
 def test_training_loss_of_half_precision_is_summed_in_float32() -> None:
@@ -307,26 +209,6 @@ def test_training_loss_of_half_precision_is_summed_in_float32() -> None:
     nats = mean_loss(run, user, {"loss": torch.tensor(9.0), "nats": torch.tensor(3.0)})
     assert nats.item() == 3.0
     assert mean_loss(run, user, None) is None
-
-
-class Frozen(Foreign):
-    """A user's module without an optimizer."""
-
-    def configure_optimizers(self) -> Any:
-        return None
-
-
-@pytest.mark.parametrize("kind", [Silent, Frozen])
-def test_training_monitor_logs_what_a_custom_module_has(
-    kind: type[Foreign], tmp_path: Path
-) -> None:
-    other: Any = L.LightningDataModule()
-    other.train_dataloader = loader
-    other.settings = 3  # a name of TokenDataModule too
-    trainer(tmp_path, TrainingMonitor(1)).fit(kind(foreign("backbone")), datamodule=other)
-    logged = tags(tmp_path)
-    assert "throughput/steps_per_s" in logged
-    assert ("lr" in logged) == (kind is Silent) and ("train/loss" in logged) == (kind is Frozen)
 
 
 def test_training_monitor_keeps_the_sums_of_this_device_in_a_second_fit() -> None:
@@ -344,54 +226,23 @@ def test_training_monitor_keeps_the_sums_of_this_device_in_a_second_fit() -> Non
         assert float(monitor._sums["loss"]) == (0 if restored else 2)
 
 
-def test_callbacks_that_write_the_same_tags_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="BranchNorms"):
-        trainer(tmp_path, BranchNorms(), BranchNorms(model="net")).fit(
-            Foreign(foreign("backbone")), loader()
-        )
-
-
-def test_callbacks_model_without_parts_is_refused(data: TokenDataModule, tmp_path: Path) -> None:
-    readers = (
-        BranchNorms(),
-        BranchNorms(model="nett"),
-        Preconditioner(),
-        RouterMonitor(),
-        Sharpness(),
-        ResidualMonitor(),
-    )
-    for callback in readers:
-        with pytest.raises(ConfigError):
-            trainer(tmp_path, callback).fit(Foreign(plain()), data)
-
-
-class WithoutForward(L.LightningModule):
-    """A user's module that calls its network in the steps."""
-
-    def __init__(self, net: nn.Module):
-        super().__init__()
-        self.net = net
-
-    def training_step(self, block: Tensor, batch_idx: int) -> Any:
-        return nn.functional.cross_entropy(
-            self.net(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten()
-        )
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=0.01)
-
-
-def test_copying_monitor_needs_a_model_with_a_forward(
+def test_callbacks_without_their_model_or_twice_are_refused(
     data: TokenDataModule, tmp_path: Path
 ) -> None:
-    def fit(name: str | None) -> None:
-        monitor = lightning_sv.callbacks.CopyingMonitor(2, 2, model=name)
-        trainer(tmp_path / str(name), monitor).fit(WithoutForward(foreign("backbone")), data)
-
-    with pytest.raises(ConfigError, match="^model of CopyingMonitor"):
-        fit(None)
-    fit("net")
-    assert "copying/repeat" in tags(tmp_path / "net")
+    readers = (
+        [BranchNorms()],
+        [BranchNorms(model="nett")],
+        [Preconditioner()],
+        [RouterMonitor()],
+        [Sharpness()],
+        [ResidualMonitor()],
+        [CopyingMonitor(2, 2)],
+        [BranchNorms(), BranchNorms(model="net")],
+    )
+    for callbacks in readers:
+        net = foreign("backbone") if len(callbacks) == 2 else plain()
+        with pytest.raises(ConfigError):
+            trainer(tmp_path, *callbacks).fit(Foreign(net), data)
 
 
 @pytest.mark.parametrize("subsets", [("all", "scale_input"), ("scale_output",)])
@@ -402,32 +253,20 @@ def test_sharpness_of_scale_vectors_that_a_model_lacks_is_refused(
         probe = Sharpness(
             subsets, 2, lanczos_steps=1, loss=lambda module: module.training_step(blocks(2), 0)
         )
-        trainer(tmp_path, probe).fit(WithoutForward(net), loader())
+        trainer(tmp_path, probe).fit(Foreign(net), loader())
 
-    with pytest.raises(ConfigError, match="^the model of Sharpness is WithoutForward"):
+    with pytest.raises(ConfigError, match="^the model of Sharpness is Foreign"):
         fit(plain(), subsets)
     fit(lightning_sv.Backbone(SIZES, "nop"), subsets)  # one config serves all strategies
     fit(plain(), ("all",))
 
 
 def test_callbacks_of_training_ignore_validation(tmp_path: Path) -> None:
-    run = trainer(
-        tmp_path, Sharpness(), lightning_sv.TextSamples(3), lightning_sv.callbacks.CopyingMonitor()
-    )
+    run = trainer(tmp_path, Sharpness(), lightning_sv.TextSamples(3), CopyingMonitor())
     assert run.validate(module(), loader(), verbose=False)
 
 
-class TwoSteps(Manual):
-    """Takes two optimizer steps per batch."""
-
-    def training_step(self, block: Tensor, batch_idx: int) -> None:
-        super().training_step(block, batch_idx)
-        self.optimizers().step()  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("kind", [PretrainModule, TwoSteps])
 def test_training_monitor_speed_leaves_out_validation(
-    kind: type[PretrainModule],
     data: TokenDataModule,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -440,19 +279,6 @@ def test_training_monitor_speed_leaves_out_validation(
         return lambda *_: setattr(clock, "seconds", clock.seconds + seconds)
 
     waits = LambdaCallback(on_train_batch_start=wait(1), on_validation_batch_start=wait(1000))
-    made = kind(SIZES, lr=0.01)
-    trainer(tmp_path, TrainingMonitor(2), waits, val_check_interval=1).fit(made, data)
+    trainer(tmp_path, TrainingMonitor(2), waits, val_check_interval=1).fit(module(), data)
     speeds = [float(speed) for row in rows(tmp_path) if (speed := row["throughput/tokens_per_s"])]
     assert speeds == pytest.approx([16, 16])
-
-
-def test_training_monitor_checkpoint_inside_a_step_has_complete_sums(
-    data: TokenDataModule, tmp_path: Path
-) -> None:
-    keep = ModelCheckpoint(tmp_path, monitor="val/loss", filename="{step}", save_top_k=-1)
-    run = trainer(
-        tmp_path, TrainingMonitor(10), keep, accumulate_grad_batches=2, val_check_interval=3
-    )
-    run.fit(module(), data)
-    state = torch.load(tmp_path / "step=1.ckpt", weights_only=True)["callbacks"]["TrainingMonitor"]
-    assert int(state["sums"]["sequences"]) == 4
