@@ -1,10 +1,11 @@
 """The documents of a corpus: those of its parts that are no duplicates, up to its limit."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_sv.corpus.duplicates import keep_documents
+from lightning_sv.corpus.duplicates import first_of_equal
 from lightning_sv.corpus.job import Job
 from lightning_sv.corpus.parts import NAMED, Part
 
@@ -53,11 +54,36 @@ class Selection:
     @classmethod
     def of_first(cls, job: Job, count: int) -> "Selection":
         """Return the documents of the first `count` parts of a job."""
+        config = job.config
         parts = job.parts[:count]
-        limit = job.config.limit
-        kept = keep_documents(parts, max_bytes=limit, max_tokens=job.config.max_tokens)
-        kept_parts = list(map(KeptPart, parts, kept.rows))
-        return cls(kept_parts, kept.duplicates, kept.is_limited)
+        return cls.of_parts(parts, max_bytes=config.limit, max_tokens=config.max_tokens)
+
+    @classmethod
+    def of_parts(
+        cls, parts: Sequence[Part], *, max_bytes: int | None, max_tokens: int | None
+    ) -> "Selection":
+        """Drop duplicates, and all documents from the first on that would exceed a limit."""
+        kept: list[KeptPart] = []
+        duplicates = n_bytes = n_tokens = 0
+        is_limited = False
+        for part, rows in zip(parts, first_of_equal(parts), strict=True):
+            kept.append(KeptPart(part, rows))
+            if is_limited:
+                rows[:] = False
+                continue
+            table = part.documents()
+            lengths = table["train_tokens"].astype(np.int64) + table["val_tokens"]
+            sums_bytes = n_bytes + np.cumsum(table["n_bytes"] * rows, dtype=np.int64)
+            sums_tokens = n_tokens + np.cumsum(lengths * rows)
+
+            end = min(_end(sums_bytes, max_bytes), _end(sums_tokens, max_tokens))
+            is_limited = end < len(table)
+            duplicates += int(np.count_nonzero(~rows[:end]))
+            rows[end:] = False
+            if end:
+                n_bytes = int(sums_bytes[end - 1])
+                n_tokens = int(sums_tokens[end - 1])
+        return cls(kept, duplicates, is_limited)
 
     def total(self, column: str) -> int:
         """Return the sum of a column of the tables of all parts."""
@@ -90,3 +116,8 @@ class Selection:
         for kept in self.parts:
             places.update(kept.part.summary()["unreadable"])
         return places
+
+
+def _end(sums: np.ndarray, limit: int | None) -> int:
+    """Return the first index at which a sum exceeds the limit."""
+    return len(sums) if limit is None else int(np.searchsorted(sums, limit, side="right"))

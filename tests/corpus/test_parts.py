@@ -23,11 +23,11 @@ from lightning_sv.cli.names import resolve_names
 from lightning_sv.cli.prepare import prepare_for_run
 from lightning_sv.corpus import CorpusConfig, Manifest, prepare
 from lightning_sv.corpus import duplicates as duplicates_module
-from lightning_sv.corpus.duplicates import keep_documents
 from lightning_sv.corpus.estimate import sufficient_tokens
 from lightning_sv.corpus.job import Job, parts_folder
 from lightning_sv.corpus.manifest import Shard
 from lightning_sv.corpus.parts import DOCUMENT
+from lightning_sv.corpus.selection import Selection
 from lightning_sv.corpus.shards import plan_shards, write_index, write_shard
 from lightning_sv.errors import ConfigError
 from tests.corpus.conftest import write_rows
@@ -166,20 +166,20 @@ class Table:
 
 
 @pytest.mark.parametrize("bucket", [3, 1000])
-def test_keep_documents_is_a_set_that_is_filled_in_order(
+def test_selection_is_a_set_that_is_filled_in_order(
     bucket: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(duplicates_module, "BUCKET", bucket)
     draw = random.Random(bucket)
     for _ in range(30):
         sizes = draw.choices(range(13), k=draw.randint(1, 6))
-        parts = [Table(draw.choices(range(20), k=size)) for size in sizes]
+        parts: list[Any] = [Table(draw.choices(range(20), k=size)) for size in sizes]
         limit = draw.choice([math.inf, 15, 60, 10_000])
         expected = filled(parts, limit)
         limits = (None if limit == math.inf else limit, None)
         for max_bytes, max_tokens in (limits, limits[::-1]):
-            kept = keep_documents(parts, max_bytes=max_bytes, max_tokens=max_tokens)
-            rows = np.concatenate(kept.rows).tolist()
+            kept = Selection.of_parts(parts, max_bytes=max_bytes, max_tokens=max_tokens)
+            rows = np.concatenate([part.rows for part in kept.parts]).tolist()
             assert (rows, kept.duplicates, kept.is_limited) == expected
 
 
