@@ -18,7 +18,7 @@ A norm of the logits (`dnp`) is applied per chunk, or for many tokens taken from
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -130,8 +130,7 @@ def chunked_loss(inputs: Inputs, targets: Tensor, norm_eps: float | None) -> Ten
     lm_head = _ChunkedLogits(inputs, norm_eps)
     nats = lm_head.zero_loss()
     for rows, target in lm_head.chunks(targets):
-        log_p = F.log_softmax(lm_head.logits(rows), -1, dtype=lm_head.wide)  # (n, vocab_size)
-        nats -= log_p.gather(1, target).sum()
+        nats -= lm_head.log_likelihood(rows, target)
     return nats / targets.numel()
 
 
@@ -159,6 +158,20 @@ def chunk_size(tokens: int, d: int, vocab_size: int, device: str) -> int:
     return -(-tokens // n_chunks)
 
 
+class _Normalized(NamedTuple):
+    """The norm of a chunk: its input (n, vocab_size), and 1 / rms of each row (n, 1)."""
+
+    product: Tensor
+    inverse_rms: Tensor
+
+    def times(self, gamma: Tensor | None) -> Tensor:
+        """Return gamma * Norm(product)."""
+        y = self.product * self.inverse_rms
+        if gamma is not None:
+            y = y.mul_(gamma)
+        return y.to(self.product.dtype)
+
+
 class _ChunkedLogits:
     """The linear map to logits, chunk by chunk, and its gradients, summed over the chunks."""
 
@@ -166,12 +179,15 @@ class _ChunkedLogits:
         self.x, self.weight, self.gamma_in, gamma_out = inputs
         self.dtype = product_dtype(self.x, self.weight)
         self.wide = torch.promote_types(self.dtype, torch.float32)
-        self.norm = None if norm_eps is None else _ChunkedNorm(norm_eps, gamma_out)
-        # before a norm it would cancel
-        self.gamma_folded = gamma_out if self.norm is None else None
+        self.norm_eps = norm_eps
+        # a norm comes before gamma_out, which then is not folded into W
+        has_norm = norm_eps is not None
+        self.gamma_folded = None if has_norm else gamma_out
+        self.gamma_of_norm = gamma_out if has_norm else None
         self.folded = effective_weight(self.weight, self.gamma_in, self.gamma_folded).to(self.dtype)
         self.grad_rows: list[Tensor] = []
         self.grad_folded: Tensor | None = None
+        self.grad_gamma: Tensor | None = None  # of the norm
 
     def zero_loss(self) -> Tensor:
         return torch.zeros((), dtype=self.wide, device=self.x.device)
@@ -183,27 +199,48 @@ class _ChunkedLogits:
         n = chunk_size(len(rows), rows.shape[1], len(self.weight), self.x.device.type)
         return zip(rows.split(n), column.split(n), strict=True)
 
-    def logits(self, rows: Tensor) -> Tensor:
-        """(n, d) -> (n, vocab_size)."""
-        logits = rows @ self.folded.T
-        return logits if self.norm is None else self.norm(logits)
+    def log_likelihood(self, rows: Tensor, target: Tensor) -> Tensor:
+        """Return the sum of log p(target) of a chunk."""
+        log_p, _ = self._log_probabilities(rows)
+        return log_p.gather(1, target).sum()
 
     def log_likelihood_and_backward(self, rows: Tensor, target: Tensor) -> Tensor:
-        """Return the sum of log p(target) of a chunk, and add its gradients.
-
-        The chunk's logits are local here, so that they are freed before those of the next chunk.
-        """
-        log_p = F.log_softmax(self.logits(rows), -1, dtype=self.wide)  # (n, vocab_size)
+        """Return the sum of log p(target) of a chunk, and add its gradients."""
+        log_p, normalized = self._log_probabilities(rows)
         log_likelihood = log_p.gather(1, target).sum()
         minus_one = log_p.new_full((), -1).expand(target.shape)
         grad = log_p.exp_().scatter_add_(1, target, minus_one)  # softmax - onehot
-        self._backward(grad.to(self.dtype), rows)
+        grad = grad.to(self.dtype)
+        if normalized is not None:
+            grad = self._norm_backward(grad, normalized)
+        self._product_backward(grad, rows)
         return log_likelihood
 
-    def _backward(self, grad: Tensor, rows: Tensor) -> None:
-        """Add the gradients of a chunk, (n, vocab_size), whose rows (n, d) `logits` had last."""
-        if self.norm is not None:
-            grad = self.norm.backward(grad)
+    def _log_probabilities(self, rows: Tensor) -> tuple[Tensor, _Normalized | None]:
+        """Return log p (n, vocab_size) of rows (n, d), and what the norm's gradient needs.
+
+        The logits are local here and in the callers, so that they are freed before those of the
+        next chunk.
+        """
+        logits = rows @ self.folded.T  # (n, vocab_size)
+        normalized = None
+        if self.norm_eps is not None:
+            normalized = _Normalized(logits, inverse_rms(logits, self.norm_eps))
+            logits = normalized.times(self.gamma_of_norm)
+        return F.log_softmax(logits, -1, dtype=self.wide), normalized
+
+    def _norm_backward(self, grad: Tensor, normalized: _Normalized) -> Tensor:
+        """Return the gradient before the norm, (n, vocab_size), and add that of its gamma."""
+        grad, grad_gamma = norm_gradients(
+            grad, normalized.product, normalized.inverse_rms, self.gamma_of_norm
+        )
+        if self.grad_gamma is not None and grad_gamma is not None:
+            grad_gamma = self.grad_gamma + grad_gamma
+        self.grad_gamma = grad_gamma
+        return grad
+
+    def _product_backward(self, grad: Tensor, rows: Tensor) -> None:
+        """Add the gradients of the product of a chunk, whose gradient is (n, vocab_size)."""
         self.grad_rows.append(grad @ self.folded)
         if self.grad_folded is None:
             self.grad_folded = torch.zeros_like(self.folded, dtype=self.wide)
@@ -220,32 +257,7 @@ class _ChunkedLogits:
             grad_weight, grad_in, grad_out = fold_gradients(
                 grad_folded, self.weight, self.gamma_in, self.gamma_folded
             )
-        if self.norm is not None:
-            grad_out = self.norm.grad_gamma
+        if self.norm_eps is not None:
+            grad_out = self.grad_gamma
         grad_x = torch.cat(self.grad_rows).view_as(self.x)
         return [grad_x, grad_weight, grad_in, grad_out]
-
-
-class _ChunkedNorm:
-    """gamma * Norm(z), chunk by chunk, and its gradients; gamma's is summed over the chunks."""
-
-    def __init__(self, eps: float, gamma: Tensor | None):
-        self.eps = eps
-        self.gamma = gamma
-        self.grad_gamma: Tensor | None = None
-
-    def __call__(self, z: Tensor) -> Tensor:
-        self._z = z
-        self._rrms = inverse_rms(z, self.eps)
-        y = z * self._rrms
-        if self.gamma is not None:
-            y = y.mul_(self.gamma)
-        return y.to(z.dtype)
-
-    def backward(self, grad: Tensor) -> Tensor:
-        grad_z, grad_gamma = norm_gradients(grad, self._z, self._rrms, self.gamma)
-        if self.grad_gamma is None:
-            self.grad_gamma = grad_gamma
-        elif grad_gamma is not None:
-            self.grad_gamma = self.grad_gamma + grad_gamma
-        return grad_z
