@@ -9,9 +9,9 @@ from lightning_sv.scale.branch import (
 )
 from lightning_sv.scale.build import ScaleBuilder
 from lightning_sv.scale.fast import normalize
+from lightning_sv.scale.linear_plan import Branch
 from lightning_sv.scale.norm import RMSNorm
 from lightning_sv.scale.options import ScaleOptions, expand_preset
-from lightning_sv.scale.site import Branch
 from lightning_sv.scale.strategy import Decay, Placement, ScaleStrategy
 from lightning_sv.scale.vector import (
     DirectScale,

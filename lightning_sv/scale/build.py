@@ -8,9 +8,9 @@ A model names its sites and their widths, and never looks at the strategy:
     q_norm = build.norm("q_norm", d_head)                              a norm without branches
     build.finish()
 
-Each of them first decides, which gives one `Site` per matrix, and then builds modules from the
-sites. The builder keeps the sites and the vectors: in `finish` they show which names the options
-can use, and which options changed nothing.
+A site is a matrix or a norm of the model. Each call first makes one `LinearPlan` per matrix, and
+then builds modules from the plans. The builder keeps plans and vectors: in `finish` they show which
+names the options can use, and which options changed nothing.
 """
 
 import warnings
@@ -23,9 +23,9 @@ from torch import nn
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.scale.branch import BranchGroup, ScaledLinear
+from lightning_sv.scale.linear_plan import Branch, LinearPlan
 from lightning_sv.scale.norm import RMSNorm
 from lightning_sv.scale.options import ScaleOptions
-from lightning_sv.scale.site import Branch, Site
 from lightning_sv.scale.strategy import Placement, ScaleStrategy, branch_placement
 from lightning_sv.scale.vector import HeadShared, Role, ScaleVector
 
@@ -45,7 +45,7 @@ class ScaleBuilder:
         self.strategy = ScaleStrategy.parse(strategy)
         self.options = ScaleOptions() if options is None else options
         self.eps = eps
-        self._sites: list[Site] = []
+        self._plans: list[LinearPlan] = []
         self._vectors: list[tuple[str, ScaleVector]] = []  # 'site.side', vector
 
     def group(
@@ -56,17 +56,19 @@ class ScaleBuilder:
         kind: type[BranchGroup] = BranchGroup,
     ) -> BranchGroup:
         """Build a norm of width d_in and its branches as a group of class `kind`."""
-        sites = self._decide(site, d_in, branches)
-        self._sites += sites
+        plans = self._plan_group(site, d_in, branches)
+        self._plans += plans
 
+        # vectors that several branches share belong to the norm and the group
         norm_scale = None
-        if not self.strategy.per_branch and sites_with_scale_in(sites):
+        if not self.strategy.per_branch and plans_with_scale_in(plans):
             norm_scale = self._vector(f"{site}.scale", d_in, "input")
         shared_out: dict[tuple[str, ...], ScaleVector] = {}
-        for decided in sites:
-            if decided.shares_first:
-                shared_out[decided.sharers] = self._scale_out(site, decided)
-        linears = {decided.name: self._scaled_linear(decided) for decided in sites}
+        for plan in plans:
+            if plan.is_first_sharer:
+                shared_out[plan.sharers] = self._scale_out(site, plan)
+
+        linears = {plan.name: self._scaled_linear(plan) for plan in plans}
         if self.options.freeze_input_beta:
             freeze_input_betas(linears.values(), norm_scale)
         return kind(site, RMSNorm(d_in, self.eps, norm_scale), linears, shared_out)
@@ -87,20 +89,20 @@ class ScaleBuilder:
             )
             raise ConfigError(f"scale_options.placement_at.{site} is {token}; expected {expected}")
 
-        decided = Site(
+        plan = LinearPlan(
             name=site,
             d_in=d_in,
             branch=Branch(d_out, None, batch_dims),
             placement=placement,
-            readers=(),
+            has_siblings=False,
             owns_scale_in=placement.scale_in,
             shares_heads=False,
             sharers=(site,),
         )
-        self._sites.append(decided)
+        self._plans.append(plan)
         has_vectors = placement.scale_in or placement.scale_out
         if has_vectors or batch_dims:
-            return self._scaled_linear(decided)
+            return self._scaled_linear(plan)
         return nn.Linear(d_in, d_out, bias=False)
 
     def norm(self, site: str, d: int) -> RMSNorm:
@@ -127,34 +129,34 @@ class ScaleBuilder:
         self._check_effects()
 
         roles = frozenset(vector.role for _, vector in self._vectors)
-        shared_groups = any(len(site.readers) > 1 for site in sites_with_scale_in(self._sites))
+        shared_groups = any(plan.has_siblings for plan in plans_with_scale_in(self._plans))
         canonical = self.strategy.canonical(roles, shared_groups=shared_groups)
         if canonical != self.strategy:
             same = f"scale strategy {str(self.strategy)!r} is the same model as {str(canonical)!r}."
             warnings.warn(same, stacklevel=3)
         return canonical
 
-    def _decide(self, norm: str, d_in: int, branches: Mapping[str, Branch]) -> list[Site]:
-        """Return the sites of a group, in the order of its branches."""
-        sites = []
+    def _plan_group(self, norm: str, d_in: int, branches: Mapping[str, Branch]) -> list[LinearPlan]:
+        """Return the plans of a group, in the order of its branches."""
+        plans = []
         for name, branch in branches.items():
             branch.check(name)
             placement = self._placement(name)
-            site = Site(
+            plan = LinearPlan(
                 name=name,
                 d_in=d_in,
                 branch=branch,
                 placement=placement,
-                readers=tuple(branches),
+                has_siblings=len(branches) > 1,
                 owns_scale_in=self.strategy.per_branch and placement.scale_in,
                 shares_heads=name in self.options.share_heads,
                 sharers=(name,),
             )
-            sites.append(site)
-        self._check_placements(norm, sites)
+            plans.append(plan)
+        self._check_placements(norm, plans)
         if self.options.share_scale_out:
-            return sharing_scale_out(sites)
-        return sites
+            return sharing_scale_out(plans)
+        return plans
 
     def _placement(self, branch: str) -> Placement:
         token = self.options.placement_at.get(branch)
@@ -162,43 +164,43 @@ class ScaleBuilder:
             return self.strategy.placement_row
         return branch_placement(token)
 
-    def _check_placements(self, norm: str, sites: Sequence[Site]) -> None:
+    def _check_placements(self, norm: str, plans: Sequence[LinearPlan]) -> None:
         """Raise ConfigError if the placements of single branches do not fit the group."""
-        n_with_scale_in = len(sites_with_scale_in(sites))
-        if not self.strategy.per_branch and 0 < n_with_scale_in < len(sites):
+        n_with_scale_in = len(plans_with_scale_in(plans))
+        if not self.strategy.per_branch and 0 < n_with_scale_in < len(plans):
             found = f"gives only some branches of {norm} an input-side scale vector"
             hint = "but the strategy shares one; add 'hg' to it."
             raise ConfigError(f"scale_options.placement_at {found}, {hint}")
-        for site in sites:
-            is_named = site.name in self.options.placement_at
-            if is_named and site.placement.norm_out and site.branch.norm_width is None:
-                found = f"normalizes {site.name}, which is never normalized"
+        for plan in plans:
+            is_named = plan.name in self.options.placement_at
+            if is_named and plan.placement.norm_out and plan.branch.norm_width is None:
+                found = f"normalizes {plan.name}, which is never normalized"
                 raise ConfigError(f"scale_options.placement_at {found}; use dp.")
 
-    def _scaled_linear(self, site: Site) -> ScaledLinear:
-        branch = site.branch
+    def _scaled_linear(self, plan: LinearPlan) -> ScaledLinear:
+        branch = plan.branch
         scale_in: ScaleVector | None = None
-        if site.owns_scale_in:
-            scale_in = self._vector(f"{site.name}.scale_in", site.d_in, "input", branch.batch_dims)
+        if plan.owns_scale_in:
+            scale_in = self._vector(f"{plan.name}.scale_in", plan.d_in, "input", branch.batch_dims)
         scale_out: ScaleVector | None = None
-        if site.owns_scale_out:
-            scale_out = self._scale_out(site.name, site)
+        if plan.owns_scale_out:
+            scale_out = self._scale_out(plan.name, plan)
         return ScaledLinear(
-            site.d_in,
+            plan.d_in,
             branch.d_out,
             scale_in=scale_in,
             scale_out=scale_out,
-            norm_width=site.norm_width,
+            norm_width=plan.norm_width,
             eps=self.eps,
             batch_dims=branch.batch_dims,
             role=branch.role,
         )
 
-    def _scale_out(self, owner: str, site: Site) -> ScaleVector:
+    def _scale_out(self, owner: str, plan: LinearPlan) -> ScaleVector:
         """Build an output-side vector, owned by the branch, or by the norm if several share it."""
-        branch = site.branch
+        branch = plan.branch
         key = f"{owner}.scale_out"
-        if not site.shares_heads or branch.n_head is None:
+        if not plan.shares_heads or branch.n_head is None:
             return self._scale_out_vector(key, branch.d_out, branch.batch_dims)
         d_head = branch.d_out // branch.n_head
         return HeadShared(self._scale_out_vector(key, d_head, branch.batch_dims), branch.n_head)
@@ -223,8 +225,8 @@ class ScaleBuilder:
 
     def _check_names(self) -> None:
         """Raise ConfigError if an option names a site that this model does not have."""
-        matrices = {site.name for site in self._sites}
-        with_heads = {site.name for site in self._sites if site.can_share_heads}
+        matrices = {plan.name for plan in self._plans}
+        with_heads = {plan.name for plan in self._plans if plan.can_share_heads}
         vectors = {key for key, _ in self._vectors}
         expected = "branch with heads and an output-side scale vector"
         self._expect_names("placement_at", matrices, "branch")
@@ -242,7 +244,7 @@ class ScaleBuilder:
         """Raise ConfigError if an option is set and changes nothing."""
         self._expect_effect(
             "share_scale_out",
-            any(site.has_shared_scale_out for site in self._sites),
+            any(plan.has_shared_scale_out for plan in self._plans),
             "False, because no norm has several output-side scale vectors of equal width.",
         )
         self._expect_effect(
@@ -262,23 +264,23 @@ class ScaleBuilder:
         expect(has_effect or not is_set, f"scale_options.{option}", value, expected)
 
 
-def sites_with_scale_in(sites: Iterable[Site]) -> list[Site]:
-    """Return the sites whose placement has an input-side vector, their own or the norm's."""
-    return [site for site in sites if site.placement.scale_in]
+def plans_with_scale_in(plans: Iterable[LinearPlan]) -> list[LinearPlan]:
+    """Return the plans whose placement has an input-side vector, their own or the norm's."""
+    return [plan for plan in plans if plan.placement.scale_in]
 
 
-def sharing_scale_out(sites: Iterable[Site]) -> list[Site]:
-    """Return the sites, which share one output-side vector per shape."""
+def sharing_scale_out(plans: Iterable[LinearPlan]) -> list[LinearPlan]:
+    """Return the plans, which share one output-side vector per shape."""
     names_of_shape: dict[object, list[str]] = defaultdict(list)
-    for site in sites:
-        if site.placement.scale_out:
-            names_of_shape[site.scale_out_shape].append(site.name)
+    for plan in plans:
+        if plan.placement.scale_out:
+            names_of_shape[plan.scale_out_shape].append(plan.name)
 
     sharing = []
-    for site in sites:
-        if site.placement.scale_out:
-            site = replace(site, sharers=tuple(names_of_shape[site.scale_out_shape]))
-        sharing.append(site)
+    for plan in plans:
+        if plan.placement.scale_out:
+            plan = replace(plan, sharers=tuple(names_of_shape[plan.scale_out_shape]))
+        sharing.append(plan)
     return sharing
 
 

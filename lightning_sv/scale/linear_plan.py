@@ -38,25 +38,25 @@ class Branch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Site:
-    """One matrix of the model: the decisions of strategy and options, before modules are built.
+class LinearPlan:
+    """What strategy and options decide about one matrix, before its modules are built.
 
     Attributes:
         name: name of the matrix, for instance 'q_proj'
         d_in: width of its input
         branch: what the model requests
         placement: parts of the branch that are present
-        readers: all branches of the norm that it reads, itself included; empty without a norm
+        has_siblings: if True, other branches read the same norm
         owns_scale_in: False if the norm owns the input-side vector, or there is none
         shares_heads: if True, the heads share one output-side vector
-        sharers: branches that share its output-side vector, itself included
+        sharers: names of the branches that share its output-side vector, itself included
     """
 
     name: str
     d_in: int
     branch: Branch
     placement: Placement
-    readers: tuple[str, ...]
+    has_siblings: bool
     owns_scale_in: bool
     shares_heads: bool
     sharers: tuple[str, ...]
@@ -78,7 +78,7 @@ class Site:
         return len(self.sharers) > 1
 
     @property
-    def shares_first(self) -> bool:
+    def is_first_sharer(self) -> bool:
         """True for the first of the branches that share an output-side vector."""
         return self.has_shared_scale_out and self.sharers[0] == self.name
 
