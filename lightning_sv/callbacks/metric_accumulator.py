@@ -19,24 +19,26 @@ class MetricAccumulator(StepCallback):
     def __init__(self, every_n_steps: int, model: str | None = None):
         super().__init__(every_n_steps, model)
         self._trainer: L.Trainer | None = None
-        #: sums of the current step, which counts if it ends; "sequences" has their number
-        self._open: dict[str, Tensor] = {}
-        #: sums of the steps since the last write
+        #: sums of the micro-batches of the current step; "sequences" has their number
+        self._step_sums: dict[str, Tensor] = {}
+        #: sums of the complete steps since the last write
         self._sums: dict[str, Tensor] = {}
-        self._is_restored = False  # True if the sums are those of a checkpoint
+        #: True if the sums are those of a checkpoint, which are of all devices
+        self._is_restored = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start, or continue a checkpoint's sums; nothing is written before the first step."""
         self._trainer = trainer
         self._clock.start(trainer)
-        self._open = {}
-        if trainer.global_step == 0:  # after an earlier fit
+        self._step_sums = {}
+        is_new = trainer.global_step == 0
+        if is_new:  # drop the sums of an earlier fit
             self._sums = {}
-        # a checkpoint's sums are those of all devices, which rank 0 continues
-        is_of_others = self._is_restored and not trainer.is_global_zero
-        for key, value in self._sums.items():
-            value = value.to(trainer.strategy.root_device)
-            self._sums[key] = torch.zeros_like(value) if is_of_others else value
+        device = trainer.strategy.root_device
+        self._sums = {key: value.to(device) for key, value in self._sums.items()}
+        if self._is_restored and not trainer.is_global_zero:
+            # zeros and not {}, because all devices reduce the same keys
+            self._sums = {key: torch.zeros_like(value) for key, value in self._sums.items()}
         self._is_restored = False
 
     def add(self, values: dict[str, Tensor], sequences: int, *, keep: bool = True) -> bool:
@@ -49,12 +51,12 @@ class MetricAccumulator(StepCallback):
         """
         assert self._trainer is not None, "on_train_start comes first"
         count = torch.full((), sequences, device=self._trainer.strategy.root_device)
-        self._open = _added(self._open, values | {"sequences": count})
+        self._step_sums = _added(self._step_sums, values | {"sequences": count})
         if not self._clock.ended(self._trainer):
             return False
         if keep:
-            self._sums = _added(self._sums, self._open)
-        self._open = {}
+            self._sums = _added(self._sums, self._step_sums)
+        self._step_sums = {}
         return self._clock.is_due(self._clock.step)
 
     def take(self) -> tuple[dict[str, Tensor], int]:

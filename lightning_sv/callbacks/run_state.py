@@ -166,7 +166,7 @@ class StepTrigger:
     """Count optimizer steps for a callback that Lightning calls after every micro-batch.
 
     The callback acts after every n-th step, after chosen steps, and after the last one. A batch may
-    complete several steps, so the question is always which of them it has passed.
+    complete several steps, and then any of them can be due.
 
     Args:
         key: name of `every_n_steps` in the config
@@ -183,7 +183,8 @@ class StepTrigger:
         self.chosen: frozenset[int] = frozenset()
         #: last completed step
         self.step = 0
-        #: last completed step at the end of the batch before; at the start, one below `step`
+        #: last step of the batch before, so that the last batch completed those from previous + 1
+        #: to `step`; at the start, one below `step`
         self.previous = -1
         #: last step of the run; None if it ends by time only
         self.last: int | None = None
@@ -209,19 +210,17 @@ class StepTrigger:
             return True
         if self.every is None:
             return False
-        return self._before(step) // self.every < step // self.every
+        return any(completed % self.every == 0 for completed in self._completed_with(step))
 
     def is_chosen(self, step: int) -> bool:
         """Return True if a chosen step was completed with this one."""
-        return any(self._passes(chosen, step) for chosen in self.chosen)
+        return any(completed in self.chosen for completed in self._completed_with(step))
 
     def is_last(self, step: int) -> bool:
         """Return True if the run ends with this step."""
-        return self.last is not None and self._passes(self.last, step)
+        return self.last is not None and self.last in self._completed_with(step)
 
-    def _passes(self, goal: int, step: int) -> bool:
-        return self._before(step) < goal <= step
-
-    def _before(self, step: int) -> int:
-        """Return the step at the end of the batch before that of `step`."""
-        return self.previous if step == self.step else step - 1
+    def _completed_with(self, step: int) -> range:
+        """Return the steps of the batch that ends with `step`; of a later batch its last one."""
+        first = self.previous + 1 if step == self.step else step
+        return range(first, step + 1)

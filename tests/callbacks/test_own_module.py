@@ -42,7 +42,6 @@ from tests.lit.own_trainer import (
     trainer,
 )
 from tests.lit.runs import differences
-from tests.lit.test_module import Manual
 
 #: Lightning warns about few workers, full folders and missing seeds
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -196,9 +195,14 @@ def test_router_monitor_loads_are_those_of_the_named_mixture(tmp_path: Path) -> 
 
 
 def test_sharpness_of_a_loss_that_trains_is_refused(tmp_path: Path) -> None:
-    probe = Sharpness(("all",), 2, loss=lambda module: module.training_step(blocks(2), 0))  # type: ignore[operator]
+    @torch.no_grad()
+    def step(user: nn.Module) -> Tensor:
+        """Change a weight, as an optimizer step inside of the loss does."""
+        return next(user.parameters()).add_(1).sum()
+
+    probe = Sharpness(("all",), 2, loss=step)
     with pytest.raises(ConfigError, match="^loss of Sharpness is"):
-        trainer(tmp_path, probe).fit(Manual(SIZES, lr=0.01), loader())
+        trainer(tmp_path, probe).fit(Foreign(foreign("applied")), loader())
 
 
 def test_training_loss_of_half_precision_is_summed_in_float32() -> None:

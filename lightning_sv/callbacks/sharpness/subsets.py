@@ -1,4 +1,15 @@
-"""Subsets of a model's parameters: by role, by block, by branch."""
+"""Named subsets of a model's parameters.
+
+all                                      every trained parameter
+matrix, router, head, embedding,         by role; of other models than our backbone only the roles
+scale_input, scale_output                of scale vectors are known
+layer0, layer1, ...                      by block
+q_proj, ...                              by matrix, with its scale vectors, in all blocks
+attn_norm, ...                           by norm, its scale vectors in all blocks
+
+Each function yields pairs of a name and parameters, and a name may come several times. `trained`
+collects them.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -17,15 +28,10 @@ Member = tuple[str, Iterable[nn.Parameter]]
 
 
 def parameter_subsets(model: nn.Module) -> Subsets:
-    """Return the trained parameters of `model` by role, layer and branch.
-
-    all; matrix, router, head, embedding, scale_input, scale_output: by role; layer0, ...: one
-    block; q_proj, ...: the weights of that name in every block, with their scale vectors;
-    attn_norm, ...: the scale vectors of that norm.
-    """
+    """Return the trained parameters of `model` by name; a role that the model lacks is empty."""
     subsets: Subsets = dict.fromkeys(["all", *known_roles(model)], ())
-    subsets |= collected([("all", model.parameters()), *members_by_role(model)])
-    places = collected([*members_by_place(model), *applied_vectors(model)])
+    subsets |= trained([("all", model.parameters()), *members_by_role(model)])
+    places = trained([*members_by_place(model), *applied_vectors(model)])
     for name, members in places.items():
         is_role = name in subsets  # such as `router`, which keeps that meaning
         if members and not is_role:
@@ -33,17 +39,16 @@ def parameter_subsets(model: nn.Module) -> Subsets:
     return subsets
 
 
-def collected(members: Iterable[Member]) -> Subsets:
-    """Return the trained parameters of each subset, each once."""
+def trained(members: Iterable[Member]) -> Subsets:
+    """Return the trained parameters of each name, each once."""
     subsets: dict[str, dict[nn.Parameter, None]] = defaultdict(dict)
     for name, parameters in members:
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
-        subsets[name] |= dict.fromkeys(trained)
+        subsets[name] |= dict.fromkeys(p for p in parameters if p.requires_grad)
     return {name: tuple(parameters) for name, parameters in subsets.items()}
 
 
 def known_roles(model: nn.Module) -> list[str]:
-    """Return the roles of our backbone; of other models only those of scale vectors are known."""
+    """Return the names of the roles that are known of a model."""
     roles = PARAMETER_ROLES if isinstance(model, Backbone) else ("input", "output")
     return list(map(_role_name, roles))
 
