@@ -193,34 +193,41 @@ class TokenLoader(DataLoader[Tensor]):
             generator=torch.Generator().manual_seed(seed),
         )
         self._epochs = epochs
+        #: micro-batches after which an epoch ends
         self._last = limited(len(self.order), epochs.limit)
+        #: epoch that is read, -1 before the first one
         self._epoch = epochs.first or -1
+        #: micro-batches that were read in it
         self._read = 0
-        self._loaded = epochs.first > 0
+        #: True if the next iteration continues there; False if it begins the next epoch
+        self._continues = epochs.first > 0
 
     def __iter__(self) -> Iterator[Tensor]:  # type: ignore[override]
         """Start an epoch, or continue the loaded one."""
-        if not self._loaded:
-            if not self._epochs.repeat:
-                self._epoch += 1
-            self._epoch = max(0, self._epoch)
+        if not self._continues:
+            self._epoch = self._next_epoch()
             self._read = 0
-        self._loaded = False
+        self._continues = False
         self.order.epoch = self._epoch
         self.order.start = self._read
-        # Lightning stops after len() batches without exhausting the iterator, so set all state
-        # before a yield.
         try:
             # for the threads that torch starts in a worker before `_outlive_signals`
             with _blocked_signals():
                 batches = super().__iter__()
             for batch in batches:
+                # before the yield, because Lightning does not exhaust the iterator
                 self._read += 1
                 yield batch
         except (EOFError, ConnectionError) as error:
             # a closed pipe; torch raises an error for other causes
             reason = f"{type(error).__name__} while it was read from"
             raise RunError(f"a data loader worker died ({reason})") from error
+
+    def _next_epoch(self) -> int:
+        is_first = self._epoch < 0
+        if self._epochs.repeat and not is_first:
+            return self._epoch
+        return self._epoch + 1
 
     def position(self) -> tuple[int, int]:
         """Return the epoch and the step in it (from 0) of the last yielded micro-batch."""
@@ -229,19 +236,18 @@ class TokenLoader(DataLoader[Tensor]):
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last trained batch, equal on all ranks."""
         share = self.order.share
-        read = self._read
-        if not self._loaded:
-            read -= self._epochs.unfinished()
+        epoch = self._epoch
+        trained = self._read
+        if not self._continues:  # else nothing was read since the position was loaded
+            trained -= self._epochs.unfinished()
         # Save the end of an epoch as the start of the next, because Lightning would count an epoch
         # without batches.
-        epoch = self._epoch
-        if read >= self._last:
-            read = 0
-            if not self._epochs.repeat:
-                epoch += 1
+        if trained >= self._last:
+            epoch = self._next_epoch()
+            trained = 0
         return {
             "epoch": epoch,
-            "sequences": read * share.micro_batch * share.ranks,
+            "sequences": trained * share.micro_batch * share.ranks,
             "global_batch": share.global_batch,
             "seed": self.order.seed,
             "seq_len": self.sequences.seq_len,
@@ -270,7 +276,7 @@ class TokenLoader(DataLoader[Tensor]):
             raise ConfigError(f"{found}; resume from one saved after a step.")
         self._epoch = state["epoch"]
         self._read = state["sequences"] // (share.micro_batch * share.ranks)
-        self._loaded = self._epoch >= 0
+        self._continues = self._epoch >= 0
 
 
 _SIGNALS = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT}
