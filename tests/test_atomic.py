@@ -2,11 +2,12 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from lightning_sv.atomic import atomic_path, check_writable, partial_of, write_atomically
+from lightning_sv.atomic import atomic_path, check_writable, partial_of, replace, write_atomically
 
 
 @pytest.mark.parametrize("folder", [False, True])
@@ -90,3 +91,22 @@ def test_atomic_folder_without_modes_is_written(
         partial.mkdir()
         (partial / "file").write_text("x")
     assert (tmp_path / "folder/file").read_text() == "x"
+
+
+def test_replace_a_kill_while_an_old_folder_is_deleted_leaves_the_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "step-6.ckpt"
+    for folder in (path, partial_of(path)):
+        folder.mkdir()
+        (folder / folder.name).touch()
+    delete = shutil.rmtree
+
+    def killed(folder: Path, **settings: bool) -> None:
+        delete(folder, **settings)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        replace(partial_of(path), path)
+    assert (path / partial_of(path).name).exists()

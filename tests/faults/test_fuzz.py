@@ -246,7 +246,14 @@ def test_fit_hostile_override_is_read_or_refused(tally: Tally, tmp_path: Path, n
     lists = st.lists(overrides, min_size=1, max_size=2)
 
     def read(words: list[str]) -> None:
-        parse_run(["--config", str(path), *words], check_corpus=False)
+        try:
+            parse_run(["--config", str(path), *words], check_corpus=False)
+        except ConfigError as error:
+            names = [word.partition("=")[0].rpartition(".")[2] for word in words]
+            names += ["strategy"] * ("scale" in names)  # the message names its words instead
+            names += ["int too large"]  # jsonargparse names no key then
+            assert any(name in str(error) for name in names), (words, error)
+            raise
 
     fuzz(tally, "hostile override", n, [], lists, read)
 

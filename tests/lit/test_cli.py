@@ -17,15 +17,10 @@ from torch import Tensor
 from lightning_sv import PretrainCLI, PretrainModule
 from lightning_sv.__main__ import main
 from lightning_sv.errors import ConfigError
-from lightning_sv.lit.run_arguments import run_parser, trainer_keys
+from lightning_sv.lit.run_arguments import run_parser
 from lightning_sv.runs.directory import read_config
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.sections import SECTIONS
-from lightning_sv.settings.trainer import (
-    REFUSED_CALLBACKS,
-    TRAINER_DEFAULTS,
-    check_trainer_keys,
-)
 from tests.conftest import ROOT, Refused, Told, argv
 from tests.lit.own_trainer import rows
 from tests.lit.test_module import OwnStep
@@ -286,17 +281,3 @@ trainer:
         tmp_path / "run/checkpoints/last.ckpt"
     ).is_file()
     assert [name for name in run.curves if name.startswith("lr-")]
-
-
-def test_fit_callback_that_changes_training_is_refused(
-    run_args: list[str], refused: Refused
-) -> None:
-    for name in REFUSED_CALLBACKS:
-        assert hasattr(callbacks, name)
-        with pytest.raises(ConfigError, match=name):
-            check_trainer_keys(
-                vars(trainer_keys()()) | TRAINER_DEFAULTS | {"callbacks": f"{CALLBACKS}.{name}"}
-            )
-    assert "RichProgressBar" in refused(
-        "fit", *run_args, "--trainer.callbacks", f"{CALLBACKS}.RichProgressBar"
-    )

@@ -8,25 +8,17 @@ import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import lightning as L
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import EMAWeightAveraging
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 
 from lightning_sv import Backbone, BackboneConfig, PretrainModule, TokenDataModule
 from lightning_sv.__main__ import main
-from lightning_sv.atomic import partial_of
-from lightning_sv.atomic import replace as replace_path
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.random_states import restore_rng, rng_states
-from lightning_sv.lit.distributed import join_ranks
-from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.shard import shard
-from lightning_sv.lit.supported import check_supported
 from lightning_sv.nn import MixtureOfExperts, RouterConfig
 from lightning_sv.runs.checkpoint import check_checkpoint, load_backbone
 from lightning_sv.runs.directory import LAST, read_summary
@@ -126,55 +118,6 @@ def test_shard_meta_backbone_equals_an_initialized_one(
         model = Backbone(config, "unified")
     shard(model, None, torch.device("cpu"), seed=3)
     assert differences(model.state_dict(), Backbone(config, "unified", seed=3).state_dict()) == []
-
-
-class OnCpu(FSDPStrategy):
-    root_device = torch.device("cpu")
-
-
-def test_sharding_of_lightning_is_refused() -> None:
-    trainer = L.Trainer(accelerator="cpu", devices=2, strategy=OnCpu(), logger=False)
-    with pytest.raises(ConfigError, match="^trainer.strategy is OnCpu"):
-        join_ranks(trainer)
-    for kind in (FSDPStrategy, DeepSpeedStrategy, ModelParallelStrategy):
-        module = PretrainModule.from_preset("tiny")
-        module._trainer = SimpleNamespace(
-            callbacks=[],
-            precision="32-true",
-            gradient_clip_algorithm=None,
-            strategy=object.__new__(kind),
-        )
-        with pytest.raises(ConfigError, match=f"trainer.strategy is {kind.__name__};"):
-            check_supported(module)
-
-
-def test_averages_of_sharded_weights_are_refused() -> None:
-    trainer = L.Trainer(
-        accelerator="cpu", strategy=FullyShardedStrategy(), callbacks=[EMAWeightAveraging()]
-    )
-    trainer.strategy.connect(PretrainModule.from_preset("tiny"))
-    trainer.strategy.lightning_module._trainer = trainer
-    with pytest.raises(ConfigError, match="^a callback is EMAWeightAveraging"):
-        trainer.strategy.setup_environment()
-
-
-def test_replace_a_kill_while_an_old_folder_is_deleted_leaves_the_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "step-6.ckpt"
-    for folder in (path, partial_of(path)):
-        folder.mkdir()
-        (folder / folder.name).touch()
-    delete = shutil.rmtree
-
-    def killed(folder: Path, **settings: bool) -> None:
-        delete(folder, **settings)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(shutil, "rmtree", killed)
-    with pytest.raises(KeyboardInterrupt):
-        replace_path(partial_of(path), path)
-    assert (path / partial_of(path).name).exists()
 
 
 def assert_same_run(

@@ -77,6 +77,9 @@ PLAN = ["plan", "--gpus", "1", *CONFIG]
 COMPARE = argv("compare --baseline nop --arms hg")
 SWEEP = argv("sweep --scale hg --lr 0.1")
 GENERATE = ["generate", "r"]
+#: a corpus that does not exist, of a complete config
+ABSENT_CORPUS = f"{shlex.join(CONFIG)} --data.corpus.dir no_corpus"
+WITHOUT_CONFIG = ("fit", "plan --gpus 1", "compare --baseline llama --arms nop")
 #: command, wrong words, and what the error names
 WRONG: list[tuple[list[str], str, str]] = [
     (FIT, "--model.lr 0.1", "model.optim.lr"),
@@ -123,6 +126,14 @@ WRONG: list[tuple[list[str], str, str]] = [
     (SWEEP, "--seeds=999999999", "--seeds"),
     (GENERATE, "--temperature=nan", "--temperature"),
     (GENERATE, "--seed=-1", "--seed"),
+    # before the corpus is read, which does not exist
+    (COMPARE, f"--model.backbone.nope 3 {ABSENT_CORPUS}", "model.backbone.nope"),
+    (argv("compare --baseline llama --arms typo"), ABSENT_CORPUS, "typo"),
+    (argv("sweep --scale typo --lr 1e-3 2e-3 3e-3"), ABSENT_CORPUS, "typo"),
+    (argv("sweep --scale llama"), ABSENT_CORPUS, "--lr"),
+    (argv("sweep --scale llama --lr -1 2 3"), ABSENT_CORPUS, "lr"),
+    # without a config
+    *((argv(command), "", "tiny-unified") for command in WITHOUT_CONFIG),
     (["train"], "", "fit"),
     (["fit"], "--config llama-1", "llama-1b"),
     (["fit"], "--config runs/no_such_run/config.yaml", "no_such_run"),
@@ -140,16 +151,7 @@ def test_wrong_words_are_refused_by_their_key(
 ) -> None:
     monkeypatch.chdir(ROOT)
     said = refused(*command, *argv(words))
-    assert named in said and said.count("error: ") == 1
-
-
-@pytest.mark.parametrize(
-    "command",
-    ["fit", "plan --gpus 1", "compare --baseline llama --arms nop"],
-)
-def test_run_without_files_is_told_which(command: str, refused: Refused) -> None:
-    said = refused(*argv(command))
-    assert "data.seq_len" in said and "tiny-unified" in said
+    assert named in said and said.count("error: ") == 1 and "no_corpus" not in said
 
 
 def test_trainer_keys_equal_the_signature() -> None:
@@ -253,28 +255,6 @@ def test_check_trainer_keys_one_batch_is_not_all_of_them() -> None:
     check_trainer_keys(given | {"limit_val_batches": 1.0})
     with pytest.raises(ConfigError, match="limit_val_batches"):
         check_trainer_keys(given | {"limit_val_batches": 1})
-
-
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        ("compare --baseline llama --arms typo", "typo"),
-        (
-            "compare --baseline llama --arms unified --model.backbone.nope 3",
-            "model.backbone.nope",
-        ),
-        ("sweep --scale typo --lr 1e-3 2e-3 3e-3", "typo"),
-        ("sweep --scale llama", "--lr"),
-        ("sweep --scale llama --lr -1 2 3", "lr"),
-    ],
-)
-def test_comparison_settings_are_checked_before_the_corpus(
-    words: str, name: str, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    missing = str(tmp_path / "no_corpus")
-    said = refused(*argv(words), *CONFIG, "--data.corpus.dir", missing)
-    assert name in said and missing not in said
 
 
 def test_plan_gpu_name_in_capitals_is_known(told: Told) -> None:

@@ -1,0 +1,109 @@
+"""Tools of Lightning that change what is trained are refused, before anything changes."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch import callbacks as tools
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.tuner.tuning import Tuner
+
+from lightning_sv import TokenDataModule
+from lightning_sv.errors import ConfigError
+from lightning_sv.lit.distributed import join_ranks
+from lightning_sv.lit.fsdp import FullyShardedStrategy
+from lightning_sv.lit.run_arguments import trainer_keys
+from lightning_sv.lit.supported import check_supported
+from lightning_sv.settings.trainer import (
+    REFUSED_CALLBACKS,
+    REFUSED_EVERYWHERE,
+    TRAINER_DEFAULTS,
+    check_trainer_keys,
+)
+from tests.lit.own_trainer import module
+
+#: how to build them
+CALLBACKS: dict[str, Callable[[], L.Callback]] = {
+    "LearningRateFinder": tools.LearningRateFinder,
+    "BatchSizeFinder": tools.BatchSizeFinder,
+    "GradientAccumulationScheduler": lambda: tools.GradientAccumulationScheduler({0: 1}),
+    "StochasticWeightAveraging": lambda: tools.StochasticWeightAveraging(0.1),
+    "ModelPruning": lambda: tools.ModelPruning("l1_unstructured"),
+    "BackboneFinetuning": tools.BackboneFinetuning,
+}
+
+
+def trainer(**changes: Any) -> L.Trainer:
+    return L.Trainer(accelerator="cpu", devices=1, max_steps=2, logger=False, **changes)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("named", "changes"),
+    [
+        *((name, lambda name=name: {"callbacks": [CALLBACKS[name]()]}) for name in CALLBACKS),
+        ("value", lambda: {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}),
+        (
+            "16-mixed",
+            lambda: {"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))]},
+        ),
+    ],
+)
+def test_own_trainer_with_an_unsupported_tool_is_refused_before_the_weights(
+    named: str, changes: Callable[[], dict[str, Any]], data: TokenDataModule
+) -> None:
+    made = module()
+    with pytest.raises(ConfigError, match=f"is {named}; expected"):
+        trainer(**changes()).fit(made, data)
+    assert made.backbone is None
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("search", ["lr_find", "scale_batch_size"])
+def test_tuner_is_refused_before_anything_changes(search: str, data: TokenDataModule) -> None:
+    made = module()
+    before = made.lr, data.batch_size
+    with pytest.raises(ConfigError, match="^a callback is .*lightning-sv (sweep|plan)"):
+        getattr(Tuner(trainer()), search)(made, datamodule=data)
+    assert before == (made.lr, data.batch_size) and made.backbone is None
+
+
+@pytest.mark.parametrize("name", REFUSED_CALLBACKS)
+def test_command_line_refuses_a_callback_that_changes_training(name: str) -> None:
+    assert hasattr(tools, name)
+    assert set(REFUSED_EVERYWHERE) == set(CALLBACKS)
+    given = {"callbacks": f"{tools.__name__}.{name}"}
+    with pytest.raises(ConfigError, match=name):
+        check_trainer_keys(vars(trainer_keys()()) | TRAINER_DEFAULTS | given)
+
+
+class OnCpu(FSDPStrategy):
+    root_device = torch.device("cpu")
+
+
+@pytest.mark.parametrize("kind", [FSDPStrategy, DeepSpeedStrategy, ModelParallelStrategy])
+def test_sharding_of_lightning_is_refused(kind: type) -> None:
+    made = module()
+    made._trainer = SimpleNamespace(
+        callbacks=[],
+        precision="32-true",
+        gradient_clip_algorithm=None,
+        strategy=object.__new__(kind),
+    )
+    with pytest.raises(ConfigError, match=f"^trainer.strategy is {kind.__name__};"):
+        check_supported(made)
+    with pytest.raises(ConfigError, match="^trainer.strategy is OnCpu;"):
+        join_ranks(L.Trainer(accelerator="cpu", devices=2, strategy=OnCpu(), logger=False))
+
+
+def test_averages_of_sharded_weights_are_refused() -> None:
+    averages = tools.EMAWeightAveraging()
+    run = L.Trainer(accelerator="cpu", strategy=FullyShardedStrategy(), callbacks=[averages])
+    run.strategy.connect(module())
+    run.strategy.lightning_module._trainer = run
+    with pytest.raises(ConfigError, match="^a callback is EMAWeightAveraging;"):
+        run.strategy.setup_environment()
