@@ -144,22 +144,32 @@ class FullyShardedStrategy(ModelParallelStrategy):
             backbone.set_reshard_after_backward(True)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Gather the state on rank 0, as torch's own `state_dict` would be; empty on the others.
+        """Return the state that a checkpoint has: a collective.
 
-        With `save_distributed_checkpoint`, the shards of this rank under the names of the
-        parameters.
+        A file has the complete state, gathered on rank 0, with torch's own numbers for parameters;
+        the other ranks return {}. A sharded checkpoint has the shards of this rank under the names
+        of parameters.
         """
         optimizer = getattr(optimizer, "_optimizer", optimizer)  # Lightning wraps it
-        options = _SHARDED if self.sharded_checkpoints else _FULL
-        has_state = bool(optimizer.state)
-        named: dict[str, Any] = get_optimizer_state_dict(self._net, optimizer, options=options)
-        if not has_state:  # torch has filled it by a step without gradients, which would count
-            optimizer.state.clear()
-            if named:  # only rank 0 may have it
-                named = named | {"state": {}}
         if self.sharded_checkpoints:
+            return self._state_by_name(optimizer, _SHARDED)
+        gathered = self._state_by_name(optimizer, _FULL)
+        return number_parameters(gathered) if gathered else {}
+
+    def _state_by_name(self, optimizer: Optimizer, options: StateDictOptions) -> dict[str, Any]:
+        """Return a state dict with parameter names; empty if it is gathered on a different rank.
+
+        Before the first step, torch fills the state by a step without gradients, which would count
+        as a step of the run. So that state is removed again.
+        """
+        has_stepped = bool(optimizer.state)
+        named: dict[str, Any] = get_optimizer_state_dict(self._net, optimizer, options=options)
+        if not named.get("param_groups"):
+            named = {}
+        if has_stepped:
             return named
-        return number_parameters(named) if named.get("param_groups") else {}
+        optimizer.state.clear()
+        return named | {"state": {}} if named else {}
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
@@ -185,55 +195,65 @@ class FullyShardedStrategy(ModelParallelStrategy):
         )
         check_recorded(checkpoint, self.lightning_module)
         set_model_state_dict(self._net, checkpoint["state_dict"], options=_FULL)
-        states = checkpoint.get("optimizer_states", ())  # none without a fit
-        for optimizer, saved in zip(self.optimizers, states, strict=False):
-            self._set_state(optimizer, saved, self._named(optimizer, saved)["state"], _FULL)
+        saved_states = checkpoint.get("optimizer_states", ())  # none without a fit
+        for optimizer, saved in zip(self.optimizers, saved_states, strict=False):
+            named = self._with_names(optimizer, saved)
+            self._load_optimizer(optimizer, saved, named["state"], _FULL)
         return checkpoint
 
     def _load_folder(self, folder: Path) -> dict[str, Any]:
-        """Read the shards of this rank from the files of all ranks."""
+        """Read the shards of this rank from the files of all ranks.
+
+        `load` fills tensors in place, so the state dicts of this rank are made first.
+        """
         checkpoint = read_sharded(folder, tensors=False, checksums=False)
         check_recorded(checkpoint, self.lightning_module)
         model = get_model_state_dict(self._net, options=_SHARDED)
         pairs = list(zip(self.optimizers, checkpoint["optimizer_states"], strict=False))
-        states = [self._empty_state(optimizer, saved) for optimizer, saved in pairs]
-        load(flat_tensors(model, states), checkpoint_id=folder)
+        shards = [self._shards_to_fill(optimizer, saved) for optimizer, saved in pairs]
+
+        load(flat_tensors(model, shards), checkpoint_id=folder)
+
         set_model_state_dict(self._net, model, options=_SHARDED)
-        for (optimizer, saved), state in zip(pairs, states, strict=True):
-            self._set_state(optimizer, saved, state["state"], _SHARDED)
+        for (optimizer, saved), filled in zip(pairs, shards, strict=True):
+            self._load_optimizer(optimizer, saved, filled["state"], _SHARDED)
         return checkpoint
 
-    def _empty_state(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of an optimizer with tensors that `load` fills."""
+    def _shards_to_fill(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+        """Return this rank's state dict with tensors of any content; none before the first step."""
         if not saved["state"]:
             return saved
-        state: dict[str, Any] = get_optimizer_state_dict(self._net, optimizer, options=_SHARDED)
-        return state
+        shards: dict[str, Any] = get_optimizer_state_dict(self._net, optimizer, options=_SHARDED)
+        return shards
 
-    def _set_state(
+    def _load_optimizer(
         self,
         optimizer: Optimizer,
         saved: dict[str, Any],
-        state: dict[str, Any],
+        states: dict[str, Any],
         options: StateDictOptions,
     ) -> None:
-        """Load the groups of a saved state dict, and `state`, by names."""
-        if not state:  # torch would take a step to fill it
+        """Load the groups of a saved state dict, and the states of parameters by name."""
+        if not states:  # before the first step: torch would take a step to fill it
             optimizer.load_state_dict(saved)
             return
-        named = {"state": state, "param_groups": self._named(optimizer, saved)["param_groups"]}
+        groups = self._with_names(optimizer, saved)["param_groups"]
+        named = {"state": states, "param_groups": groups}
         set_optimizer_state_dict(self._net, optimizer, named, options=options)
 
-    def _named(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return an optimizer's state dict with parameter names instead of numbers."""
+    def _with_names(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+        """Return a saved state dict with parameter names instead of torch's numbers.
+
+        The n-th parameter of a saved group is the n-th one of the optimizer's group.
+        """
         module: Any = self.lightning_module
         name_of = {parameter: name for name, parameter in module.named_parameters()}
         names: dict[int, str] = {}
         groups = []
         for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-            named = [name_of[parameter] for parameter in group["params"]]
-            names |= zip(saved_group["params"], named, strict=True)
-            groups.append(saved_group | {"params": named})
+            group_names = [name_of[parameter] for parameter in group["params"]]
+            names |= zip(saved_group["params"], group_names, strict=True)
+            groups.append(saved_group | {"params": group_names})
         states = {names[number]: state for number, state in saved["state"].items()}
         return {"state": states, "param_groups": groups}
 

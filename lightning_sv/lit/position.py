@@ -10,47 +10,51 @@ from lightning_sv.corpus import Epochs, TokenLoader
 
 
 class CorpusPosition:
-    """Position of the loader that the Trainer reads; before there is one, of the checkpoint."""
+    """Position in the corpus that checkpoints have, and at which a resumed fit continues.
+
+    It is the position of the loader that the Trainer reads. Before there is one, it is the position
+    of the checkpoint. A user may make other loaders, e.g. to look at a batch; they do not count.
+    """
 
     def __init__(self) -> None:
-        self._loader: TokenLoader | None = None  # of the last fit, or the last one made
-        self._saved: dict[str, Any] | None = None  # of the checkpoint, for the fit's first loader
+        self._loader: TokenLoader | None = None  # of the last fit; without a fit the last one made
+        self._saved: dict[str, Any] | None = None  # position of the checkpoint
 
     def start(self, loader: TokenLoader, trainer: L.Trainer | None) -> TokenLoader:
         """Return a new loader; the first one of a resumed fit continues at its checkpoint."""
         self._loader = loader
-        is_first = trainer is not None and trainer.train_dataloader is None
-        if is_first and self._saved is not None:
+        is_first_of_fit = trainer is not None and trainer.train_dataloader is None
+        if is_first_of_fit and self._saved is not None:
             loader.load_state_dict(self._saved)
         return loader
 
     def keep(self, trainer: L.Trainer | None) -> None:
-        """Keep the loader of a fit, whose position later checkpoints have, too."""
-        self._loader = self._read_loader(trainer)
+        """Keep the loader of a fit that has ended, because later checkpoints have its position."""
+        self._loader = self._current_loader(trainer)
 
     def state(self, trainer: L.Trainer | None) -> dict[str, Any]:
         """Return the position as plain values; empty before there is one."""
-        loader = self._read_loader(trainer)
+        loader = self._current_loader(trainer)
         if loader is not None:
             return loader.state_dict()
         return self._saved or {}
 
     def restore(self, saved: dict[str, Any], trainer: L.Trainer | None) -> None:
-        """Continue a fit from a saved position."""
+        """Continue a fit from a saved position.
+
+        Lightning restores it before it makes the loader, or after: then the loader takes it here.
+        """
         is_fit = trainer is not None and trainer.state.fn == "fit"
         was_read = saved["epoch"] >= 0
         if not is_fit or not was_read:
             return
         self._saved = saved
-        loader = self._read_loader(trainer)
+        loader = self._current_loader(trainer)
         if loader is not None:
             loader.load_state_dict(saved)
 
-    def _read_loader(self, trainer: L.Trainer | None) -> TokenLoader | None:
-        """Return the loader that the Trainer reads, if it is ours.
-
-        The user may have made others to look at a batch.
-        """
+    def _current_loader(self, trainer: L.Trainer | None) -> TokenLoader | None:
+        """Return the loader that the Trainer reads, which may be in a collection of loaders."""
         loaders = None if trainer is None else trainer.train_dataloader
         for loader in tree_leaves(loaders):
             if isinstance(loader, TokenLoader):

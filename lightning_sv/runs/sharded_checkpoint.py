@@ -141,7 +141,10 @@ def read_sharded(path: str | Path, *, tensors: bool, checksums: bool) -> dict[st
 
 
 def as_file(source: Any) -> Any:
-    """Return the folder of a sharded checkpoint as a file in memory; anything else as it is."""
+    """Return the folder of a sharded checkpoint as a file in memory; anything else as it is.
+
+    Lightning's `load_from_checkpoint` reads a path or an open file, but no dictionary.
+    """
     if not isinstance(source, str | Path) or not is_sharded(source):
         return source
     file = BytesIO()

@@ -1,7 +1,18 @@
-"""Settings in a checkpoint: record them, and check that they are those of the run that reads it."""
+"""Settings in a checkpoint: record them, and check that they are those of the run that reads it.
+
+==============================  ============================================================
+reader of the checkpoint        compared settings
+==============================  ============================================================
+a fit that resumes it           all, and the state of the optimizer (`check_settings`)
+a validation                    all but those of the training (`check_settings`)
+`load_from_checkpoint`          those of the function (`check_function`)
+a fit that starts from weights  those of the function and the tokenizer (`lit.init_from`)
+==============================  ============================================================
+
+Settings of the data are compared for a `TokenDataModule` alone.
+"""
 
 import os
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, replace
 from math import isclose
@@ -28,9 +39,9 @@ _CONFIGS: dict[str, Any] = {
     "schedule": ScheduleConfig,
 }
 #: settings that decide how a model is trained, not what it computes
-_TRAINING = ("optim", "schedule", "data", "init_from")
+_TRAINING = {"optim", "schedule", "data", "init_from"}
 #: settings of the data module
-_DATA = ("tokenizer_sha256", "data")
+_DATA = {"tokenizer_sha256", "data"}
 
 
 def recorded_settings(module: PretrainConfig, data: DataConfig | None) -> dict[str, Any]:
@@ -126,14 +137,10 @@ def check_settings(
         raise ConfigError(f"the checkpoint was not written by lightning_sv: {found}.")
     _check_builder(saved.get("built_by", built_by), built_by)  # older checkpoints lack the entry
 
-    compared = recorded_settings(module, data)
-    if data is None:
-        compared = _without(compared, _DATA)
-    hint = "Resume with the same settings, or start a new run."
-    if not training:
-        compared = _without(compared, _TRAINING)
-        hint = "Read the checkpoint with the config.yaml of its run."
-    for key, value in compared.items():
+    hint = "Read the checkpoint with the config.yaml of its run."
+    if training:
+        hint = "Resume with the same settings, or start a new run."
+    for key, value in _compared_settings(module, data, training=training).items():
         saved_value = _with_defaults(key, saved.get(key))
         where, then, now = first_difference(key, saved_value, value)
         if then != now:
@@ -150,8 +157,17 @@ def _check_builder(then: str | None, now: str | None) -> None:
         raise ConfigError(f"the model is that of {now or 'PretrainModule'}; expected {expected}")
 
 
-def _without(settings: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key not in keys}
+def _compared_settings(
+    module: PretrainConfig, data: DataConfig | None, *, training: bool
+) -> dict[str, Any]:
+    """Return the settings of this run that a checkpoint must have too."""
+    settings = recorded_settings(module, data)
+    left_out: set[str] = set()
+    if data is None:
+        left_out |= _DATA
+    if not training:
+        left_out |= _TRAINING
+    return {key: value for key, value in settings.items() if key not in left_out}
 
 
 def _with_defaults(key: str, saved: Any) -> Any:

@@ -137,17 +137,24 @@ def follow_schedule(scheduler: LRScheduler) -> None:
 
 
 def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> None:
-    """Convert Lightning's counts of micro-batches in place, from `then` per step to `now`."""
+    """Convert Lightning's counts of micro-batches in place, from `then` per step to `now`.
+
+    12 micro-batches with 3 per step are 4 steps, which are 8 micro-batches with 2 per step.
+
+    Raises:
+        ConfigError: the checkpoint was saved inside a step of `then` micro-batches
+    """
     if then == now:
         return
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     for counts in (progress["total"], progress["current"]):
-        open_batches = counts["ready"] - counts["completed"]
         if counts["ready"] % then:
-            expected = (
-                f"{then}, as in the checkpoint, which was saved after a step of fewer batches"
-            )
-            raise ConfigError(f"trainer.accumulate_grad_batches is {now}; expected {expected}.")
+            saved = f"{then}, as in the checkpoint"
+            hint = "It was saved after a step of fewer batches."
+            raise ConfigError(f"trainer.accumulate_grad_batches is {now}; expected {saved}. {hint}")
+        # A callback saves before Lightning counts the batch as completed.
+        not_completed = counts["ready"] - counts["completed"]
         for name in ("ready", "started", "processed"):
-            counts[name] = counts[name] // then * now
-        counts["completed"] = counts["ready"] - open_batches
+            steps = counts[name] // then
+            counts[name] = steps * now
+        counts["completed"] = counts["ready"] - not_completed
