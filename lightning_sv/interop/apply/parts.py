@@ -11,8 +11,6 @@ Parts that are joined by a sum or a concatenation belong to one matrix. Parts th
 other are different matrices.
 """
 
-from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Collection, Iterable
 from itertools import pairwise
 from typing import NamedTuple
@@ -176,18 +174,18 @@ class _Groups:
         has_steps = any(block.step > 1 for block in self._groups)
         if has_steps and self.are_several:
             raise _NoBlocksError
-        groups_by_end: dict[int, list[frozenset[Block]]] = defaultdict(list)
-        for block, group in self._groups.items():
-            groups_by_end[block.end].append(group)
-        ends = [0, *sorted(groups_by_end)]
-
         found = set()
         for block, group in self._groups.items():
-            nearest = ends[bisect_right(ends, block.begin) - 1]  # the last end before this block
-            neighbours = groups_by_end.get(nearest, [group])
-            if group not in neighbours:
+            before = self._groups_before(block)
+            if before and group not in before:
                 found.add(block.begin)
         return found
+
+    def _groups_before(self, block: Block) -> list[frozenset[Block]]:
+        """Return the groups of the blocks that end last before this one begins."""
+        earlier = [other for other in self._groups if other.end <= block.begin]
+        last_end = max((other.end for other in earlier), default=0)
+        return [self._groups[other] for other in earlier if other.end == last_end]
 
 
 def _keeps_part(user: Node, parts: Collection[Node]) -> bool:
@@ -209,21 +207,22 @@ def _meets_itself(product: Node) -> bool:
     values = {product}
     parts: set[Node] = set()
     for user in users_in_order(values):
-        meeting = values.intersection(user.values)
-        has_part = not parts.isdisjoint(meeting)
-        if has_part or any(_takes_part(user, value) for value in meeting):
-            parts.add(user)
         if not _stays_one(user, values):
             continue
-        if has_part and len(meeting) > 1 and user.op in _PRODUCTS:
+        read = values.intersection(user.values)
+        reads_part = not parts.isdisjoint(read)
+        if reads_part and len(read) > 1 and user.op in _PRODUCTS:
             return True
+        if reads_part or _takes_part(user, read):
+            parts.add(user)
         values.add(user)
     return False
 
 
-def _takes_part(user: Node, value: Node) -> bool:
+def _takes_part(user: Node, values: Collection[Node]) -> bool:
+    """Return True for a view or a choice of rows that is smaller than a value that it reads."""
     selects = user.moves or user.op in CHOICES_OF_ROWS
-    return selects and user.size < value.size
+    return selects and any(user.size < value.size for value in values)
 
 
 def _stays_one(user: Node, values: set[Node]) -> bool:
