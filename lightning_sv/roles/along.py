@@ -7,6 +7,7 @@ The axis is followed through views, masks and sums, and a part of a concatenatio
               -> slice 0:16                 a part of the axis: a split
 """
 
+from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -99,7 +100,7 @@ class _Place:
         position = user.values.index(self.value)
         return sum(part.shape[self.axis] for part in user.values[:position])
 
-    def axes_in(self, user: Node, seen: Collection[Node]) -> frozenset[int]:
+    def axes_in(self, user: Node, followed: Collection[Node]) -> frozenset[int]:
         """Return the axes of a result that the axis becomes; empty if its values change."""
         axis = frozenset({self.axis})
         if user.op == "cat" or self._is_channels_of(user):
@@ -107,7 +108,7 @@ class _Place:
         if user.is_view:
             repeated = {i for i, step in enumerate(user.stride) if step == 0}
             return moved(self.value, user, axis) - repeated  # repeated heads are no channels
-        if user.moves or _keeps_values(user, self.value, seen):
+        if user.moves or _keeps_values(user, self.value, followed):
             return moved(self.value, user, axis)
         return frozenset()
 
@@ -127,33 +128,46 @@ def users_along(start: Node, axis: int) -> Iterator[UseAlong]:
 
         q (5, 8) -> cat with k: (5, 16) -> conv -> slice 0:8 is q again, slice 8:16 is skipped
     """
-    size = start.shape[axis]
-    seen = {start}
-    places = [_Place(start, axis)]
-    for place in places:
-        for use in _uses(place, size, seen):
+    length = start.shape[axis]
+    followed = {start}
+    waiting = deque([_Place(start, axis)])
+    while waiting:
+        place = waiting.popleft()
+        for use in _uses_at(place, length, followed):
             yield use
-            if use.axis is None or use.user in seen:
-                continue
-            following = _Place(use.user, use.axis, use.begin)
-            keeps_length = following.size in (place.size, size)
-            if keeps_length or use.user.op == "cat":
-                seen.add(use.user)
-                places.append(following)
+            following = _place_after(use, place, length)
+            if following is not None and following.value not in followed:
+                followed.add(following.value)
+                waiting.append(following)
 
 
-def _uses(place: _Place, size: int, seen: set[Node]) -> Iterator[UseAlong]:
-    """Yield the uses of a value, but for parts that have others of its concatenation."""
-    block = Block(place.begin, place.begin + size)
+def _place_after(use: UseAlong, place: _Place, length: int) -> _Place | None:
+    """Return the result of a use with the followed axis; None if this ends there."""
+    if use.axis is None:
+        return None
+    following = _Place(use.user, use.axis, use.begin)
+    keeps_length = following.size in (place.size, length)
+    is_joined = use.user.op == "cat"
+    return following if keeps_length or is_joined else None
+
+
+def _uses_at(place: _Place, length: int, followed: set[Node]) -> Iterator[UseAlong]:
+    """Yield the uses of a value, but for parts that are others of its concatenation.
+
+    The followed value has `length` positions of the axis, fewer than the place if it is
+    concatenated with others.
+    """
+    own_block = Block(place.begin, place.begin + length)
+    is_joined = place.size > length
     for use in place.value.users:
         user = use.node
         if not place.is_split_by(user):
             begin = place.begin + place.length_before(user)
-            yield UseAlong(user, False, place.axes_in(user, seen), begin)
-        elif place.size <= size:
+            yield UseAlong(user, False, place.axes_in(user, followed), begin)
+        elif not is_joined:
             yield UseAlong(user, True, frozenset(), place.begin)
-        elif _takes_block(user, place.size, block):
-            yield UseAlong(user, False, place.axes_in(user, seen), begin=0)
+        elif _takes_block(user, place.size, own_block):  # the value alone again
+            yield UseAlong(user, False, place.axes_in(user, followed), begin=0)
 
 
 def _takes_block(part: Node, n: int, block: Block) -> bool:
@@ -162,11 +176,11 @@ def _takes_block(part: Node, n: int, block: Block) -> bool:
     return block_of(part, n) == block
 
 
-def _keeps_values(user: Node, value: Node, seen: Collection[Node]) -> bool:
+def _keeps_values(user: Node, value: Node, followed: Collection[Node]) -> bool:
     if user.op == "masked_fill":
         return True
     is_sum = user.op in ops.SUMS and user.shape == value.shape  # such as LoRA's product
-    return user.pointwise and (is_sum or user.reads_only(seen))
+    return user.pointwise and (is_sum or user.reads_only(followed))
 
 
 def head_width(product: Node) -> int | None:
