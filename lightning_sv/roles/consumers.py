@@ -63,30 +63,34 @@ def consumers(
     """
     walk = _LinearWalk(scaled, name)
     yield from walk.consumers()
-    for value in walk.reached.axes.keys() & outputs:
+    for value in walk.unread.axes.keys() & outputs:
         yield Consumer(value)
 
 
 class _LinearWalk:
     """Walk from the scaled values along everything that is linear in their vector.
 
-    What happens behind a matrix concerns the matrix alone, unless the result meets a value that the
-    vector still scales.
+    There are two kinds of linear values. Those that no matrix has read yet need a consumer. Those
+    behind a matrix concern the matrix alone, but a sum of both kinds is linear, and needs one:
+
+        y = gamma * xhat        unread
+        conv(y)                 linear, behind a matrix; its relu would not matter
+        y + conv(y)             unread again
 
     Attributes:
-        reached: values that must be consumed, with the axes of the vector's channels
+        unread: values that need a consumer, with the axes of the vector's channels
         linear: these and the values behind matrices; without axes, because matrices mix channels
     """
 
     def __init__(self, scaled: Iterable[ScaledValue], name: str) -> None:
         starts = {start.value: _channels(start) for start in scaled}
-        self.reached = LinearValues(starts)
+        self.unread = LinearValues(starts)
         self.linear = LinearValues(dict.fromkeys(starts, _MIXED))
         self.name = name
 
     def consumers(self) -> Iterator[Consumer]:
         """Yield the consumers in the order of the pass; first the values returned unchanged."""
-        for start in list(self.reached.axes):
+        for start in list(self.unread.axes):
             if not start.users:
                 yield Consumer(start)
         for user in users_in_order(self.linear.axes):  # inputs are decided first
@@ -96,30 +100,31 @@ class _LinearWalk:
 
     def _consumers_in(self, user: Node) -> Iterator[Consumer]:
         """Yield what consumes values in one operation; record its result if that is linear."""
-        others: list[Use] = []
-        for use in self.reached.uses_in(user):
+        uses_without_matrix: list[Use] = []
+        for use in self.unread.uses_in(user):
             if use.matrix is None:
-                others.append(use)
+                uses_without_matrix.append(use)
             else:
                 yield Consumer(user, use.matrix, self._is_along_channels(use))
 
-        if others:
-            yield from self._other_consumers(others)
-        elif self._is_linear(user):
-            self.linear.axes[user] = _MIXED
-
-    def _other_consumers(self, uses: list[Use]) -> Iterator[Consumer]:
-        """Yield an operation without a matrix, unless its result is linear in the vector."""
-        user = uses[0].node
-        axes = self.reached.axes_after(uses)
-        if axes is None and self._is_linear(user):
-            axes = _MIXED
+        if not uses_without_matrix:
+            if self._is_linear(user):
+                self.linear.axes[user] = _MIXED
+            return
+        axes = self._axes_after(uses_without_matrix)
         if axes is None:
             self._check_known(user)
             yield Consumer(user)
-            return
-        self.reached.axes[user] = axes
-        self.linear.axes[user] = _MIXED
+        else:
+            self.unread.axes[user] = axes
+            self.linear.axes[user] = _MIXED
+
+    def _axes_after(self, uses: list[Use]) -> Axes | None:
+        """Return the axes of the channels in the result of these uses; None if not linear."""
+        axes = self.unread.axes_after(uses)
+        if axes is None and self._is_linear(uses[0].node):
+            return _MIXED
+        return axes
 
     def _check_known(self, user: Node) -> None:
         is_known = user.pointwise or user.op in _KNOWN or is_measurable(user)
@@ -138,7 +143,7 @@ class _LinearWalk:
         allowed = {axis}
         if use.node.op in ops.BATCHED and len(use.value.shape) == 3:
             allowed.add(0)  # one vector per matrix
-        channels = self.reached.axes[use.value]
+        channels = self.unread.axes[use.value]
         return axis in channels and channels <= allowed
 
     def _is_linear(self, user: Node) -> bool:

@@ -97,17 +97,15 @@ class LinearValues:
         `axes` are those of the vector's channels in the result.
         """
         factors = user.arguments(term.factors)
-        coefficients = user.arguments(term.divisors)
-        vectors: list[Node] = []
-        for value in factors:
-            part = vectors if value in self.axes else coefficients
-            part.append(value)
+        divisors = user.arguments(term.divisors)
+        linear = [value for value in factors if value in self.axes]
+        coefficients = [value for value in factors if value not in self.axes]
+        if not linear:
+            return _is_fixed_term(factors + divisors, condition=user.argument("condition"))
 
-        if not vectors:
-            return _is_fixed_term(coefficients, condition=user.argument("condition"))
-        if len(vectors) > 1 or not self.axes.keys().isdisjoint(coefficients):
-            return False
-        return all(_is_coefficient(value, user, axes) for value in coefficients)
+        has_vector_once = len(linear) == 1 and self.axes.keys().isdisjoint(divisors)
+        others = coefficients + divisors
+        return has_vector_once and all(_is_coefficient(value, user, axes) for value in others)
 
 
 def _is_fixed_term(values: list[Node], condition: Node | None) -> bool:

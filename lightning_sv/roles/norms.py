@@ -169,15 +169,20 @@ class Norms:
     def late_norms(self, product: Node, data: Node) -> list[Node]:
         """Return where `product`, a scale vector times `data`, becomes the scaled output of a norm.
 
-        `data` is one half of a norm, x or 1/|x|, and each of these nodes multiplies the product
-        with the other half. There are none if something else reads the product too, such as a norm
-        of gamma * x: gamma is then a multiplier.
+        `data` is one half of a norm, and the returned operations multiply by the other half:
+
+            (gamma * x) * rsqrt(mean(x^2))      data is x
+            (gamma * rsqrt(mean(x^2))) * x      data is 1 / |x|
+
+        There are none if something else reads the product too, such as a norm of gamma * x: gamma
+        is then a multiplier.
         """
         if product.op != "mul":
             return []
         multiples = follow(product, _is_multiple)
         for end in multiples.ends:
-            if not self._completes(end, multiples.values, data):
+            other = self._other_factor(end, multiples.values)
+            if other is None or not self._are_halves(data, other, end):
                 return []
         return self._unless_returned(multiples)
 
@@ -204,17 +209,18 @@ class Norms:
         """Return True for a product of sums and the output of a norm."""
         return user.op == "mul" and not self.normalized.isdisjoint(user.outside(sums))
 
-    def _completes(self, user: Node, multiples: set[Node], data: Node) -> bool:
-        """Return True if an operation multiplies multiples of one half of a norm by the other."""
-        factors = dict(self._factors(user))
-        halves = factors.keys() - multiples
-        if len(halves) != 1:
-            return False
-        (half,) = halves
+    def _other_factor(self, product: Node, known: Collection[Node]) -> Node | None:
+        """Return the one factor of a product that is not `known`; None if there is not one."""
+        factors = {value for value, _ in self._factors(product)}
+        return agreed(factors.difference(known))
+
+    def _are_halves(self, data: Node, other: Node, product: Node) -> bool:
+        """Return True if `data`, and `other` as a factor of a product, are x and 1 / |x|."""
         of_data = self.powers[data]
         if of_data.exponents == _INVERSE:
-            return user.op == "mul" and of_data.x in self.bases(half)
-        return factors[half].exponents == _INVERSE and factors[half].x in self.bases(data)
+            return product.op == "mul" and of_data.x in self.bases(other)
+        of_other = dict(self._factors(product))[other]  # a divisor |x| is a factor 1 / |x|
+        return of_other.exponents == _INVERSE and of_other.x in self.bases(data)
 
 
 def _is_multiple(user: Node, multiples: Collection[Node]) -> bool:
