@@ -78,36 +78,32 @@ class TracedModel:
         *,
         every: bool = False,
     ):
-        if not isinstance(known, Mapping | None):
-            raise ConfigError(f"known is {known}; expected a dict of roles by parameter name.")
         self.model = model
-        self.inputs = example_of(model, example)
-        self.known = known or {}
+        self.inputs = example_of(model, example)  # checks the model
         self.named = dict(model.named_parameters())
-        self._check_known()
-
+        self._declared = declared_roles(model) | _given_roles(known, self.named)
         self.flow = Dataflow(trace(model, *self.inputs))
+
+        # what the uses in the pass show
         self.use_roles: dict[str, set[ModelRole]] = defaultdict(set)
         self.scaled: dict[str, list[ScaledValue]] = defaultdict(list)
         self.products: dict[str, list[Use]] = defaultdict(list)
-        given = {name: Declared(role) for name, role in self.known.items()}
-        self._declared = declared_roles(model) | given
         self._scales_matrix: set[str] = set()
         for use in uses_of_parameters(self.flow):
             self._note(use)
 
+        # one role per parameter; those that the pass does not use get one from others like them
+        used = self._used_parameters()
+        self.roles = Roles(self._completed(used, every=every))
+
+    def _used_parameters(self) -> dict[str, ModelParameter]:
+        """Return the classification of the parameters that the pass uses, by name."""
         used: dict[str, ModelParameter] = {}
         for name in self.named:
             role = self._role(name)
             if role is not None:
                 used[name] = self._parameter(name, role)
-        self.roles = Roles(self._completed(used, every=every))
-
-    def _check_known(self) -> None:
-        wanted = f"a parameter of the model and one of: {' '.join(MODEL_ROLES)}."
-        for name, role in self.known.items():
-            is_usable = name in self.named and role in MODEL_ROLES
-            expect(is_usable, f"known[{name!r}]", repr(role), wanted)
+        return used
 
     def _note(self, use: LearnedUse) -> None:
         """Record the role that one use gives to the parameters in its value."""
@@ -260,6 +256,24 @@ class TracedModel:
         roles = f"give weight_decay_roles its role in known={{{name!r}: ...}}"
         remedies = f"pass an example that reaches it, freeze it for apply_strategy, or {roles}."
         raise ConfigError(f"parameter {name} {why}; {remedies}")
+
+
+def _given_roles(
+    known: Mapping[str, ModelRole] | None, named: Mapping[str, nn.Parameter]
+) -> dict[str, Declared]:
+    """Check the roles that the caller gives.
+
+    Raises:
+        ConfigError: there is no such parameter, or no such role
+    """
+    if not isinstance(known, Mapping | None):
+        raise ConfigError(f"known is {known}; expected a dict of roles by parameter name.")
+    given = known or {}
+    wanted = f"a parameter of the model and one of: {' '.join(MODEL_ROLES)}."
+    for name, role in given.items():
+        is_usable = name in named and role in MODEL_ROLES
+        expect(is_usable, f"known[{name!r}]", repr(role), wanted)
+    return {name: Declared(role) for name, role in given.items()}
 
 
 def _of_siblings(
