@@ -79,28 +79,47 @@ class Tracer(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.nodes: list[Node] = []
-        # A weak reference prevents reuse of a storage's address, without keeping its memory.
-        self._values: dict[Any, dict[Any, Node]] = {}
-        self._whole: dict[Any, Node] = {}
+        # Both by storage. A weak reference to it prevents reuse of its address, without keeping its
+        # memory. Views of a storage have nodes of their own, by geometry. A tensor with a geometry
+        # that was not seen since the last write is the storage's latest value: the tensor that
+        # made the storage known, or the last one written.
+        self._views: dict[Any, dict[Any, Node]] = {}
+        self._latest: dict[Any, Node] = {}
 
     def source(self, tensor: Tensor, op: str) -> Node:
         """Return the node of a tensor that exists before the pass."""
         kind = _SOURCES.get(op, CONST)
         node = Node(op, tuple(tensor.shape), strides(tensor), tensor.dtype, kind=kind)
-        self._put(tensor, node)
+        self._record_new(tensor, node)
         return node
 
     def find(self, tensor: Tensor) -> Node:
         """Return the node of a tensor; unknown tensors are constants."""
         storage = _storage(tensor)
-        same = self._values.get(storage, {}).get(_geometry(tensor))
-        node = same or self._whole.get(storage)
+        same_view = self._views.get(storage, {}).get(_geometry(tensor))
+        node = same_view or self._latest.get(storage)
         return self.source(tensor, "constant") if node is None else node
 
-    def _put(self, tensor: Tensor, node: Node) -> None:
+    def _record_new(self, tensor: Tensor, node: Node) -> None:
+        """Record the value of a new tensor, which may be a view of a known storage."""
         storage = _storage(tensor)
-        self._values.setdefault(storage, {})[_geometry(tensor)] = node
-        self._whole.setdefault(storage, node)
+        self._views.setdefault(storage, {})[_geometry(tensor)] = node
+        self._latest.setdefault(storage, node)
+        self.nodes.append(node)
+
+    def _record_write(self, tensor: Tensor, node: Node, argument: str) -> None:
+        """Record that a write makes `node` the value of all tensors of a storage.
+
+        A write into a part also leaves the rest of the storage, so the node depends on its previous
+        value, as if the operation had read that in its argument.
+        """
+        storage = _storage(tensor)
+        previous = self._latest.get(storage)
+        if previous is not None and previous not in node.values:
+            node.read(argument, previous)
+            node.kind |= previous.kind
+        self._views[storage] = {_geometry(tensor): node}  # other views find the latest value
+        self._latest[storage] = node
         self.nodes.append(node)
 
     def __torch_dispatch__(
@@ -137,10 +156,10 @@ class Tracer(TorchDispatchMode):
             if is_new:
                 is_view = _storage(tensor) in read
                 node = self._result(call, tensor, i, is_view=is_view)
-                self._put(tensor, node)
+                self._record_new(tensor, node)
         for name, tensor in written:
             node = self._result(call, tensor)
-            self._write(tensor, node, name)
+            self._record_write(tensor, node, name)
 
     def _call(
         self,
@@ -171,17 +190,6 @@ class Tracer(TorchDispatchMode):
         for name, value in call.inputs:
             node.read(name, value)
         return node
-
-    def _write(self, tensor: Tensor, node: Node, name: str) -> None:
-        """Make `node` the value of all tensors that share the storage of `tensor`."""
-        storage = _storage(tensor)
-        previous = self._whole.get(storage)
-        if previous is not None and previous not in node.values:
-            node.read(name, previous)
-            node.kind |= previous.kind
-        self._values[storage] = {_geometry(tensor): node}
-        self._whole[storage] = node
-        self.nodes.append(node)
 
 
 def _kind_of_result(op: str, inputs: list[tuple[str, Node]]) -> int:
