@@ -148,26 +148,26 @@ class Change:
 
     def _move(self, placed: PlacedBranch, norm: TracedNorm, gamma: Tensor) -> None:
         """Give a branch a vector with the value of its norm's, if it gets one."""
-        scale_in: Callable[[], _Source] | None = None
-        if placed.placement.scale_in:
-            value = self._unsigned(gamma, [placed.branch])
-            scale_in = self._vectors_before(placed.branch, value, norm.vector)
-        self._scale(placed, scale_in)
+        if not placed.placement.scale_in:
+            self._scale(placed, None)
+            return
+        value = self._unsigned(gamma, [placed.branch])
+        self._scale(placed, self._vectors_before(placed.branch, value, norm.vector))
 
     def _add_vectors(self, placed: PlacedNorm) -> None:
         """Add vectors of ones behind a norm without one: one per matrix, or one for all."""
-        branches = placed.norm.branches
-        shared: _SharedVector | None = None
-        if placed.shares and branches:
-            shared = _SharedVector(self._vector_for_all(branches))
-        for placed_branch in placed.branches:
-            branch = placed_branch.branch
-            scale_in: Callable[[], _Source] | None = None
-            if shared is not None:
-                scale_in = shared.take
-            elif placed_branch.placement.scale_in:
-                scale_in = self._vectors_before(branch, self._ones(branch), branch.weight)
-            self._scale(placed_branch, scale_in)
+        if placed.shares and placed.branches:
+            shared = _SharedVector(self._vector_for_all(placed.norm.branches))
+            for each in placed.branches:
+                self._scale(each, shared.take)
+            return
+        for each in placed.branches:
+            branch = each.branch
+            if each.placement.scale_in:
+                ones = self._ones(branch)
+                self._scale(each, self._vectors_before(branch, ones, branch.weight))
+            else:
+                self._scale(each, None)
 
     def _vectors_before(
         self, branch: TracedBranch, gamma: Tensor, source: str
