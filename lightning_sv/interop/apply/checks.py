@@ -8,6 +8,7 @@ Other code can undo a strategy without an error, so hooks of the model check two
 A constant vector is one that moved into the matrices behind it. Its norm keeps 1.
 """
 
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -73,17 +74,17 @@ def check_state(module: nn.Module, state: dict[str, Any], prefix: str, *rest: An
 def _constants(model: nn.Module) -> dict[str, float]:
     """Return the values of the constant vectors, by all names that the model has for them."""
     applied: Applied = vars(model)[APPLIED]
-    named: dict[str, nn.Parameter] = {}
+    names_of: dict[nn.Parameter, list[str]] = defaultdict(list)  # several if it is tied
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        named[unwrapped(name)] = parameter
-    constants = {unwrapped(name): value for name, value in applied.constants.items()}
+        names_of[parameter].append(unwrapped(name))
+    names_by_name = {name: names for names in names_of.values() for name in names}
 
-    values: dict[nn.Parameter, float] = {}
-    for name in constants.keys() & named.keys():
-        value = constants[name]
+    constants: dict[str, float] = {}
+    for name, value in applied.constants.items():
+        names = names_by_name.get(unwrapped(name), [])
         if value is not None:
-            values[named[name]] = value
-    return {name: values[parameter] for name, parameter in named.items() if parameter in values}
+            constants |= dict.fromkeys(names, value)
+    return constants
 
 
 def _checked_constant(name: str, loaded: Tensor, constant: float) -> Tensor:
