@@ -1,12 +1,13 @@
 """Plots of final losses against the settings of a grid."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from lightning_sv.experiments.arms import Series
+from lightning_sv.experiments.claims.claim_types import optimum_words
 from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
 from lightning_sv.experiments.report.plot import FINAL_LOSS, Plot, draw_losses, finished, with_looks
 from lightning_sv.plots import style
@@ -18,20 +19,15 @@ _WORDS = {"lr": "peak learning rate", "init_std": "standard deviation at initial
 
 def grid_plots(panel: LoadedPanel) -> Drawing:
     """Plot the final loss of each arm against each setting, with its optimum."""
+    axes = panel.spec.axes
     optima = {series.name: series.optimum for series in panel.series}
     is_swept = np.ptp([arm.point for arm in panel.arms], axis=0) > 0
     plots = []
-    for axis, key in enumerate(panel.spec.axes):
+    for axis, key in enumerate(axes):
         if is_swept[axis]:
             plots.append(_profile_plot(panel, axis, key, optima))
-    return Drawing(plots, list(_unfitted_notes(optima)))
-
-
-def _unfitted_notes(optima: Mapping[str, Optimum]) -> Iterator[str]:
-    for name, optimum in optima.items():
-        if optimum.why_not:
-            values = ", ".join(f"{value:g}" for value in optimum.values)
-            yield f"{name} has no fitted optimum: {optimum.why_not} ({values})."
+    notes = [f"{optimum_words(name, optimum, axes)}." for name, optimum in optima.items()]
+    return Drawing(plots, notes)
 
 
 def _profile_plot(panel: LoadedPanel, axis: int, key: str, optima: Mapping[str, Optimum]) -> Plot:
