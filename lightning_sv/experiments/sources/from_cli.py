@@ -1,7 +1,6 @@
 """Figures of one panel from strategies on the command line."""
 
 import logging
-import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,11 +47,6 @@ class RequestedArm:
     run: ParsedRun
     steps: int
 
-    @property
-    def tokens(self) -> int:
-        """Training tokens."""
-        return self.steps * self.run.data.tokens_per_step
-
 
 def parse_arm(scale: str, text: str = "", label: str | None = None) -> tuple[str, ArmSpec]:
     """Parse a strategy and its own arguments of `fit`; by default they are its label."""
@@ -74,7 +68,7 @@ def parse_arm(scale: str, text: str = "", label: str | None = None) -> tuple[str
 def request_arms(
     specs: Sequence[tuple[str, ArmSpec]], words: Sequence[str], point: Mapping[str, Any]
 ) -> list[RequestedArm]:
-    """Parse the run of each arm; all have the tokens of the first one.
+    """Parse the run of each arm; all have the steps of the first one.
 
     Args:
         specs: names and strategies, with their own keys
@@ -82,18 +76,19 @@ def request_arms(
         point: further keys of all arms
 
     Raises:
-        ConfigError: arguments that `fit` refuses, or tokens that an arm cannot have
+        ConfigError: arguments that `fit` refuses, or an arm with a length or a batch of its own
     """
     _check_own_keys(specs, words)
     files, keys = parse_overrides(words, "compare")
-    arms: list[RequestedArm] = []
+    arms = []
     for label, spec in specs:
-        arm = _parse_run(label, spec, RunConfig(files, {**keys, **point}, spec.scale))
-        arms.append(_with_tokens_of(arms[0], arm) if arms else arm)
-    _check_whole_steps(arms)
-    for sentence in dropped_entries(config_files(words), arms[0].run.trainer):
+        arms.append(_parse_run(label, spec, RunConfig(files, {**keys, **point}, spec.scale)))
+    first, *others = arms
+    for arm in others:
+        _check_length(arm, first)
+    for sentence in dropped_entries(config_files(words), first.run.trainer):
         log.warning("%s", sentence)
-    return [_with_given_steps(arm) for arm in arms]
+    return [_with_steps(arm, first.steps) for arm in arms]
 
 
 def _check_own_keys(specs: Sequence[tuple[str, ArmSpec]], words: Sequence[str]) -> None:
@@ -115,64 +110,40 @@ def _parse_run(label: str, given: ArmSpec, config: RunConfig) -> RequestedArm:
     return RequestedArm(label, given, run, plan_steps(run.model, run.data, run.trainer))
 
 
-def _with_tokens_of(first: RequestedArm, arm: RequestedArm) -> RequestedArm:
-    """Return an arm with the steps for the tokens of the first one.
+def _check_length(arm: RequestedArm, first: RequestedArm) -> None:
+    """Refuse an arm that would train on other tokens than the first one."""
+    size = arm.run.data.tokens_per_step
+    size_of_first = first.run.data.tokens_per_step
+    name = f"{arm.label!r}"
+    expected = f"{size_of_first:,}, those of {first.label}. Set the batch for all arms."
+    expect(size == size_of_first, f"tokens per step of {name}", f"{size:,}", expected)
 
-    Raises:
-        ConfigError: the arm has a length of its own
-    """
-    own_budget = arm.run.model.tokens_per_param
-    differs = {
-        "trainer.max_steps": _given_steps(arm) is not None and arm.tokens != first.tokens,
-        "model.tokens_per_param": own_budget != first.run.model.tokens_per_param,
-    }
-    for key, value in arm.spec.overrides.items():
-        expected = f"{_tokens_of(first)} for all arms. Remove it, or set it for all arms."
-        expect(not differs.get(key, False), f"{key} of {arm.label!r}", value, expected)
-    return replace(arm, steps=first.tokens // arm.run.data.tokens_per_step)
-
-
-def _given_steps(arm: RequestedArm) -> int | None:
-    """Return trainer.max_steps; None if the steps follow from the tokens."""
-    steps = int(arm.run.trainer["max_steps"])
-    return None if steps == -1 else steps
+    own = arm.spec.overrides
+    expected = f"the {first.steps:,} steps of {first.label}. Remove it, or set it for all arms."
+    if "trainer.max_steps" in own:
+        expect(arm.steps == first.steps, f"trainer.max_steps of {name}", arm.steps, expected)
+    per_param = arm.run.model.tokens_per_param
+    if "model.tokens_per_param" in own:
+        is_equal = per_param == first.run.model.tokens_per_param
+        expect(is_equal, f"model.tokens_per_param of {name}", per_param, expected)
 
 
-def _check_whole_steps(arms: Sequence[RequestedArm]) -> None:
-    first = arms[0]
-    sizes = [arm.run.data.tokens_per_step for arm in arms]
-    multiple = math.lcm(*sizes)
-    for arm in arms:
-        if arm.tokens != first.tokens:
-            steps = -(-first.tokens // multiple) * multiple // sizes[0]
-            step = f"the {arm.run.data.tokens_per_step:,} tokens of a step of {arm.label!r}"
-            hint = f"set trainer.max_steps {steps} for all arms."
-            raise ConfigError(f"{_tokens_of(first)} are no multiple of {step}; {hint}")
-
-
-def _tokens_of(first: RequestedArm) -> str:
-    return f"{first.label}'s {first.tokens:,} tokens"
-
-
-def _with_given_steps(arm: RequestedArm) -> RequestedArm:
-    """Return an arm whose keys have its steps, if its arguments have others."""
-    if _given_steps(arm) == arm.steps:
+def _with_steps(arm: RequestedArm, steps: int) -> RequestedArm:
+    """Return an arm of this many steps, with a key of its own if its arguments have others."""
+    if int(arm.run.trainer["max_steps"]) == steps:
         return arm
-    overrides = {**arm.spec.overrides, "trainer.max_steps": arm.steps}
-    return replace(arm, spec=replace(arm.spec, overrides=overrides))
+    overrides = {**arm.spec.overrides, "trainer.max_steps": steps}
+    return replace(arm, spec=replace(arm.spec, overrides=overrides), steps=steps)
 
 
 def tokens_sentence(arms: Sequence[RequestedArm]) -> str:
     """Return a sentence about the tokens and steps of all arms."""
     first = arms[0]
     size = first.run.data.tokens_per_step
-    per_param = first.tokens / first.run.model.plan.n_activated
-    parts = [f"{first.steps:,} steps of {size:,}"]
-    for arm in arms:
-        if arm.run.data.tokens_per_step != size:
-            parts.append(f"{arm.steps:,} steps of {arm.label}")
-    total = f"{first.tokens:,} tokens, {per_param:.3g} per parameter of {first.label}"
-    return f"every arm trains for {total}: {'; '.join(parts)}."
+    tokens = first.steps * size
+    per_param = tokens / first.run.model.plan.n_activated
+    total = f"{tokens:,} tokens, {per_param:.3g} per parameter of {first.label}"
+    return f"every arm trains for {total}: {first.steps:,} steps of {size:,}."
 
 
 def check_data(arms: Sequence[RequestedArm]) -> None:
