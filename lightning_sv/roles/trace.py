@@ -152,11 +152,11 @@ class Tracer(TorchDispatchMode):
         written = [(name, tensor) for name, tensor in tensors if name in call.op.written]
         targets = {id(tensor) for _, tensor in written}
         for i, tensor in enumerate(results):
-            is_new = id(tensor) not in targets
-            if is_new:
-                is_view = _storage(tensor) in read
-                node = self._result(call, tensor, i, is_view=is_view)
-                self._record_new(tensor, node)
+            if id(tensor) in targets:  # a result that is the written argument itself
+                continue
+            is_view = _storage(tensor) in read
+            node = self._result(call, tensor, i, is_view=is_view)
+            self._record_new(tensor, node)
         for name, tensor in written:
             node = self._result(call, tensor)
             self._record_write(tensor, node, name)
@@ -176,16 +176,16 @@ class Tracer(TorchDispatchMode):
     def _result(self, call: _Call, tensor: Tensor, output: int = 0, is_view: bool = False) -> Node:
         """Return a new node of a call, known to its inputs."""
         node = Node(
-            call.op.name,
-            tuple(tensor.shape),
-            strides(tensor),
-            tensor.dtype,
-            call.scalars,
-            output,
-            is_view,
-            call.kind,
-            len(self.nodes),
-            call.func,
+            op=call.op.name,
+            shape=tuple(tensor.shape),
+            stride=strides(tensor),
+            dtype=tensor.dtype,
+            scalars=call.scalars,
+            output=output,
+            is_view=is_view,
+            kind=call.kind,
+            order=len(self.nodes),
+            call=call.func,
         )
         for name, value in call.inputs:
             node.read(name, value)

@@ -132,13 +132,25 @@ def _constant_added(factor: Node) -> float | None:
 
 def _check_reached(norms: Iterable[TracedNorm], traced: TracedModel) -> None:
     """Refuse what has a role by its siblings alone, and would have a scale vector of its own."""
+    unreached = [*_unreached_vectors(traced), *_unreached_branches(norms, traced)]
+    if unreached:
+        what = f"no token of the example reached {unreached[0]}, so its scale vector is unknown"
+        hint = "pass an example that reaches it, such as one with more tokens."
+        raise ConfigError(f"{what}; {hint}")
+
+
+def _unreached_vectors(traced: TracedModel) -> Iterator[str]:
+    for row in traced.roles.parameters:
+        if row.role in _VECTORS and row.name not in traced.scaled:
+            yield row.name
+
+
+def _unreached_branches(norms: Iterable[TracedNorm], traced: TracedModel) -> Iterator[str]:
+    """Yield the matrices that the pass did not reach, if others of their family follow a norm."""
     families: set[str] = set()
     for norm in norms:
         families.update(family(branch.weight) for branch in norm.branches)
     for row in traced.roles.parameters:
-        is_vector = row.role in _VECTORS and row.name not in traced.scaled
-        is_matrix = row.role in _MATRICES and row.name not in traced.products
-        if is_vector or (is_matrix and family(row.name) in families):
-            what = f"no token of the example reached {row.name}, so its scale vector is unknown"
-            hint = "pass an example that reaches it, such as one with more tokens."
-            raise ConfigError(f"{what}; {hint}")
+        is_unreached = row.role in _MATRICES and row.name not in traced.products
+        if is_unreached and family(row.name) in families:
+            yield row.name
