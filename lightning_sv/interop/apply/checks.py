@@ -77,12 +77,14 @@ def _constants(model: nn.Module) -> dict[str, float]:
     names_of: dict[nn.Parameter, list[str]] = defaultdict(list)  # several if it is tied
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names_of[parameter].append(unwrapped(name))
-    names_by_name = {name: names for names in names_of.values() for name in names}
+    tied: dict[str, list[str]] = {}
+    for names in names_of.values():
+        tied |= dict.fromkeys(names, names)
 
     constants: dict[str, float] = {}
     for name, value in applied.constants.items():
-        names = names_by_name.get(unwrapped(name), [])
         if value is not None:
+            names = tied.get(unwrapped(name), [])
             constants |= dict.fromkeys(names, value)
     return constants
 
