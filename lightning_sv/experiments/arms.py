@@ -131,6 +131,11 @@ def _legend_name(label: str, *, ours: bool) -> str:
     return f"{label} (ours)" if ours else label
 
 
+def point_label(series: str, size: str) -> str:
+    """Return the label of the arm of a series at one size or length."""
+    return f"{series}, {size}"
+
+
 def runs_of(arms: Iterable[Arm]) -> list[Run]:
     """Return the runs of arms."""
     runs: list[Run] = []

@@ -61,7 +61,8 @@ def _why_untrained(panel: BudgetedPanel) -> str | None:
     """Return why a budget cannot train a panel: it lacks its models, optima or grid."""
     if not panel.roles:
         return panel.resolver.why_no_model(panel.all_roles[0])
-    if panel.untuned and panel.spec.tuned_as:
+    needs_optima = panel.spec.needs_own_optima or panel.spec.shares_optimum
+    if needs_optima and panel.untuned:
         return panel.untuned[0]
     return KINDS[panel.spec.kind].why_not(panel)
 

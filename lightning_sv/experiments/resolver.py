@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from lightning_sv.experiments.spec import (
     Tuned,
     load_tuned,
 )
-from lightning_sv.experiments.tuned_values import tuned_keys
+from lightning_sv.experiments.tuned_values import TunedKeys, tuned_keys
 from lightning_sv.gpus import find_gpu
 from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.plan.plan import plan_steps, train_hours
@@ -88,17 +89,19 @@ class RunResolver:
         defaults = {**self.budget.overrides, **model.overrides}
         rate = self._own_rate(panel, arm)
         settings = {**panel.overrides, **arm.overrides, **point, **rate, **self.extra}
-        config = RunConfig(files, {**defaults, **settings}, arm.scale)
-        tuned, note = self._tuned_values(panel, config, model)
-        config = RunConfig(files, {**defaults, **tuned, **settings}, arm.scale)
+        # the tuned values depend on the model that the other settings define
+        untuned = RunConfig(files, {**defaults, **settings}, arm.scale)
+        optimum = self._optimum(panel, untuned, model)
+        config = replace(untuned, keys={**defaults, **optimum.keys, **settings})
         steps = self._steps(panel, arm, role)
 
+        # parsing takes 0.06 seconds, and panels and figures share many runs
         request = json.dumps([list(map(str, files)), config.keys, arm.scale, steps], sort_keys=True)
         if request not in self._resolved:
             run = config.parse()
-            notes = f"{model.note} {note}".strip()
+            note = f"{model.note} {optimum.note}".strip()
             cost = self._cost(run, steps, panel, model)
-            self._resolved[request] = run.spec(steps, cost, notes, panel.probes)
+            self._resolved[request] = run.spec(steps, cost, note, panel.probes)
         return self._resolved[request]
 
     def untuned(self, panel: PanelSpec, model: ModelSpec) -> str | None:
@@ -106,7 +109,7 @@ class RunResolver:
 
         None if they do, or if the panel sets values.
         """
-        if not model.tuned and panel.tuned_as == "own":
+        if not model.tuned and panel.needs_own_optima:
             return f"the optimum of each arm is not known for {model.config}"
         if not _uses_tuned(panel, model) or self._tuned(panel, model) is not None:
             return None
@@ -134,22 +137,14 @@ class RunResolver:
             return None
         return load_tuned(model.tuned, self.conf)
 
-    def _tuned_values(
-        self, panel: PanelSpec, config: RunConfig, model: ModelSpec
-    ) -> tuple[dict[str, float], str]:
-        """Return the optimum of an arm, or that of all arms, and a sentence on it."""
+    def _optimum(self, panel: PanelSpec, untuned: RunConfig, model: ModelSpec) -> TunedKeys:
+        """Return the tuned values of an arm; none if its panel uses none."""
         tuned = self._tuned(panel, model)
         if tuned is None or (tuned.optim, tuned.schedule) != (panel.optim, panel.schedule):
-            return {}, ""
-        is_shared = panel.tuned_as not in ("", "own")
-        if is_shared:
-            args = [*fit_args(config.files, config.keys), "--model.scale", panel.tuned_as]
-            settings = parse_run(args, check_corpus=False).model
-            label = str(settings.plan.canonical)
-            values, _ = tuned_keys(tuned, settings.plan.canonical, label, settings.backbone.d_model)
-            return values, f"All arms have the learning rate and the initial std of {label}."
-
-        run = config.parse()
+            return TunedKeys({}, "")
+        if panel.shares_optimum:
+            return _shared_optimum(tuned, replace(untuned, scale=panel.tuned_as))
+        run = untuned.parse()
         strategy = ScaleStrategy.parse(run.strategy)
         return tuned_keys(tuned, strategy, run.label, run.model.backbone.d_model)
 
@@ -179,6 +174,14 @@ class RunResolver:
         names = (run.model.strategy.placement, panel.optim, panel.probes)
         slower = math.prod(factors.get(name, 1.0) for name in names)
         return model.seconds_per_1000_steps * steps / 1000 * slower
+
+
+def _shared_optimum(tuned: Tuned, config: RunConfig) -> TunedKeys:
+    """Return the values of one strategy, without its exceptions, for all arms."""
+    model = config.parse().model
+    strategy = model.plan.canonical
+    values = tuned_keys(tuned, strategy, str(strategy), model.backbone.d_model).keys
+    return TunedKeys(values, f"All arms have the learning rate and the initial std of {strategy}.")
 
 
 def _uses_tuned(panel: PanelSpec, model: ModelSpec) -> bool:

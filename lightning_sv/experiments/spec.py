@@ -191,6 +191,16 @@ class PanelSpec:
     skip_under: dict[str, str] = field(default_factory=dict)
 
     @property
+    def needs_own_optima(self) -> bool:
+        """If True, the panel is refused unless each arm is tuned."""
+        return self.tuned_as == "own"
+
+    @property
+    def shares_optimum(self) -> bool:
+        """If True, all arms have the values of the strategy `tuned_as`."""
+        return self.tuned_as not in ("", "own")
+
+    @property
     def baseline(self) -> ArmSpec | None:
         """The arm with which the others are compared."""
         return next((arm for arm in self.arms.values() if arm.baseline), None)

@@ -1,6 +1,7 @@
 """Values of an arm from conf/paper/tuned: its own optimum, or that of a related arm."""
 
 import math
+from typing import NamedTuple
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.spec import Tuned, rounded
@@ -9,10 +10,15 @@ from lightning_sv.scale import ScaleStrategy
 _STD = "model.backbone.init_std"
 
 
-def tuned_keys(
-    tuned: Tuned, strategy: ScaleStrategy, label: str, d_model: int
-) -> tuple[dict[str, float], str]:
-    """Return the values of an arm, and a sentence if they are those of a related arm.
+class TunedKeys(NamedTuple):
+    """Key of `fit` -> tuned value, and a sentence if they are not those of the arm itself."""
+
+    keys: dict[str, float]
+    note: str
+
+
+def tuned_keys(tuned: Tuned, strategy: ScaleStrategy, label: str, d_model: int) -> TunedKeys:
+    """Return the values of an arm, or those of a related arm.
 
     The related arm is the tuned one of the same strategy with most of its exceptions and no other,
     else the one that has a norm after the matrix or scale vectors at the same sides.
@@ -32,8 +38,8 @@ def tuned_keys(
     if _STD in values and d_model != tuned.d_model:
         values[_STD] = rounded(values[_STD] * math.sqrt(tuned.d_model / d_model))
     if source == label:
-        return values, ""
-    return values, f"{label} is not tuned itself: it has the values of {source}."
+        return TunedKeys(values, "")
+    return TunedKeys(values, f"{label} is not tuned itself: it has the values of {source}.")
 
 
 def _same_strategy(tuned: Tuned, strategy: str, label: str) -> str | None:
@@ -41,7 +47,9 @@ def _same_strategy(tuned: Tuned, strategy: str, label: str) -> str | None:
     exceptions = _exceptions(label)
     related = []
     for name in tuned.arms:
-        if name.partition("[")[0] == strategy and _exceptions(name) <= exceptions:
+        is_same = name.partition("[")[0] == strategy
+        has_no_other = _exceptions(name) <= exceptions
+        if is_same and has_no_other:
             related.append(name)
     return max(related, key=lambda name: len(_exceptions(name)), default=None)
 

@@ -122,13 +122,11 @@ class CompiledActivations:
 class _FusedBytes(AllocatedBytes):
     """Allocated bytes without casts to float32, which compiled code makes inside its kernels."""
 
-    def add(self, tensor: Tensor) -> None:
-        if not self._is_cast:
-            super().add(tensor)
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        dtype = (kwargs or {}).get("dtype")
-        self._is_cast = func is torch.ops.aten._to_copy.default and dtype == torch.float32
+        options = kwargs or {}
+        is_copy = func is torch.ops.aten._to_copy.default
+        if is_copy and options.get("dtype") == torch.float32:
+            return func(*args, **options)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 

@@ -13,6 +13,7 @@ Derived from FSDP2's buffers, and within 10% of the peak of real steps on two gl
 """
 
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from torch import nn
 
@@ -70,6 +71,14 @@ def gpu_memory(
     return GpuMemory(weights, gradients, optimizer, buckets, step.activations)
 
 
+class _Moment(NamedTuple):
+    """Bytes in addition to weights and optimizer state at one moment of backward."""
+
+    gradients: int
+    communication: int
+    activations: int
+
+
 def _fully_sharded(
     step: StepMemory, blocks: nn.ModuleList, shards: int, accumulate: bool, keep_gathered: bool
 ) -> GpuMemory:
@@ -99,11 +108,12 @@ def _fully_sharded(
         later = full_gradients
         unreduced = 0
 
-    in_middle = root + unreduced + gathered + prefetched + 2 * block
-    moments = [
-        (at_start, root + root // 2 + gathered, step.activations),
-        (later, in_middle, step.activations // len(sizes)),
-        (later, 2 * root + unreduced, 0),
-    ]
-    gradients, communication, activations = max(moments, key=sum)
-    return GpuMemory(weights, gradients, optimizer, communication, activations)
+    start = _Moment(at_start, root + root // 2 + gathered, step.activations)
+    middle = _Moment(
+        later,
+        root + unreduced + gathered + prefetched + 2 * block,
+        step.activations // len(sizes),
+    )
+    end = _Moment(later, 2 * root + unreduced, 0)
+    peak = max(start, middle, end, key=sum)
+    return GpuMemory(weights, peak.gradients, optimizer, peak.communication, peak.activations)

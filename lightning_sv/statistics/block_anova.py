@@ -145,32 +145,37 @@ class BlockDesign:
             NotTestableError: no chain of shared seeds connects the two arms
         """
         alone = self._pairs_alone(a, b, confidence)
-        p_values = [self.left_out[arm] for arm in (a, b) if arm in self.left_out]
-        if p_values:
-            return self._unpooled_difference(alone, min(p_values))
+        if a in self.left_out or b in self.left_out:
+            return self._unpooled_difference(a, b, alone)
         if alone is None:
             return self._pooled_difference(a, b, 0, confidence)
-        if self._fewest_runs(a, b) == 1:
+
+        if self._has_single_run(a, b):
             return alone
-        if alone.mean == 0.0 == alone.se:
+        are_equal = alone.mean == 0.0 and alone.se == 0.0
+        if are_equal:
             return replace(alone, scatter="their own scatter: the losses are equal")
 
         pooled = self._pooled_difference(a, b, alone.n, confidence)
-        if pooled.scatter and 1 < alone.n <= FEW_PAIRS:
+        is_shared = bool(pooled.scatter)
+        if is_shared and 1 < alone.n <= FEW_PAIRS:  # readers see what the pooling assumes
             return replace(pooled, alone=alone)
         return pooled
 
-    def _unpooled_difference(self, alone: PairedDifference | None, p: float) -> PairedDifference:
+    def _unpooled_difference(
+        self, a: Hashable, b: Hashable, alone: PairedDifference | None
+    ) -> PairedDifference:
         """Return the difference by the pairs alone, with the reason and its p value."""
         if alone is None:
             found = "the two arms share no seed"
             raise NotTestableError(f"{found}, and one of them scatters too much to be pooled.")
+        p = min(self.left_out[arm] for arm in (a, b) if arm in self.left_out)
         others = len(self.pooled.scattered)
         reason = f"an arm scatters more than {others} others (F test, p {p:.2g})"
         return replace(alone, scatter=f"their own scatter, because {reason}")
 
-    def _fewest_runs(self, a: Hashable, b: Hashable) -> int:
-        return min(len(self._losses[a]), len(self._losses[b]))
+    def _has_single_run(self, a: Hashable, b: Hashable) -> bool:
+        return min(len(self._losses[a]), len(self._losses[b])) == 1
 
     def _pooled_difference(
         self, a: Hashable, b: Hashable, n: int, confidence: float
@@ -178,7 +183,7 @@ class BlockDesign:
         """A - B of n pairs with the scatter of the pooled arms."""
         mean, share = self.pooled.difference(a, b)
         df = self.pooled.df
-        if not df or self._fewest_runs(a, b) == 1:
+        if df == 0 or self._has_single_run(a, b):
             return PairedDifference.student(mean, math.nan, n, confidence, df)
         se = math.sqrt(self.pooled.variance * share)
         pooled = PairedDifference.student(mean, se, n, confidence, df)

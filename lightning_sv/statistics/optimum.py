@@ -135,25 +135,35 @@ class _Paraboloid:
             raise _NoFitError("too few points lie around the lowest one, below the cliff")
 
         inverse = np.linalg.pinv(design)
-        means = y.mean(axis=1)
-        self._coefficients = inverse @ means
+        self._coefficients = inverse @ y.mean(axis=1)
         n, seeds = y.shape
         #: degrees of freedom of the residual variance
         self.df = n * seeds - design.shape[1] - (seeds - 1)
-        fitted = design @ self._coefficients - means.mean()
-        residuals = (y - y.mean(axis=0)) - fitted[:, None]
-        variance = float((residuals**2).sum()) / self.df if self.df > 0 else math.nan
+        variance = self._residual_variance(y, design @ self._coefficients)
         self._covariance = variance / seeds * (inverse @ inverse.T)
 
-        hessian = np.zeros((self._n_axes, self._n_axes))  # 2A
-        hessian[i, j] += self._coefficients[1 + self._n_axes :]
-        hessian[j, i] += self._coefficients[1 + self._n_axes :]
-        if (np.linalg.eigvalsh(hessian) <= 0).any():
+        self._hessian = self._second_derivatives()
+        if (np.linalg.eigvalsh(self._hessian) <= 0).any():
             raise _NoFitError("the losses around the lowest one curve down")
-        self._hessian = hessian
         gradient = self._coefficients[1 : 1 + self._n_axes]
         #: (K,)
-        self.minimum: Array = np.linalg.solve(hessian, -gradient)
+        self.minimum: Array = np.linalg.solve(self._hessian, -gradient)
+
+    def _residual_variance(self, y: Array, fitted: Array) -> float:
+        """Return the variance of a run without the offset of its seed; NaN if it is unknown."""
+        if self.df <= 0:
+            return math.nan
+        within_seeds = y - y.mean(axis=0)
+        residuals = within_seeds - (fitted - y.mean(axis=1).mean())[:, None]
+        return float((residuals**2).sum()) / self.df
+
+    def _second_derivatives(self) -> Array:
+        """Return 2A (K, K)."""
+        products = self._coefficients[1 + self._n_axes :]
+        hessian = np.zeros((self._n_axes, self._n_axes))
+        hessian[self._i, self._j] += products
+        hessian[self._j, self._i] += products
+        return hessian
 
     @property
     def loss_at_minimum(self) -> float:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lightning_sv.errors import NotTestableError
+from lightning_sv.experiments.arms import point_label
 from lightning_sv.experiments.claims.claim_types import KINDS, Estimate
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.results import Figure, Verdict
@@ -58,7 +59,7 @@ def verdicts(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool = False) ->
     results = []
     errors = []
     for size in panel.sizes:
-        at_size = replace(claim, a=f"{claim.a}, {size}", b=f"{claim.b}, {size}")
+        at_size = replace(claim, a=point_label(claim.a, size), b=point_label(claim.b, size))
         try:
             results += _verdicts_of_parts(at_size, panel, paper_scale)
         except NotTestableError as error:  # the other sizes are still decided
@@ -149,14 +150,15 @@ def _decide(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool) -> Verdict:
 
 
 def _outcome(claim: ClaimSpec, estimate: Estimate) -> Outcome:
-    """Test an estimate; p is below ALPHA if the interval decides, whatever its coverage."""
+    """Test an estimate; p is scaled so that ALPHA is its threshold for any coverage."""
     d = estimate.d
     if math.isnan(d.se):  # one pair gives no verdict
         return Outcome(NOT_RESOLVED, math.nan)
     outcome = estimate.outcome
     if outcome is None:
         outcome = _test(claim, estimate)
-    p = outcome.p * (2 * ALPHA / (1 - d.confidence))
+    error_of_each_end = (1 - d.confidence) / 2
+    p = outcome.p * (ALPHA / error_of_each_end)
     return outcome._replace(p=min(1.0, p))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.experiments.arms import Arm, PlannedArm
+from lightning_sv.experiments.arms import Arm, PlannedArm, point_label
 from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, PanelKind
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec
 
@@ -47,7 +47,7 @@ class ModelsKind(PanelKind):
         arms = []
         for run_spec, size in zip(run_specs, names, strict=True):
             point = (self.value(run_spec),)
-            name = f"{label}, {size}"
+            name = point_label(label, size)
             arms.append(PlannedArm(name, run_spec, series=label, point=point, size=size))
         return arms
 

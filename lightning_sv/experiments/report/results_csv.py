@@ -235,11 +235,15 @@ def _take_curves(summary: dict[str, Any]) -> dict[str, Curve]:
     """Remove the cells with curves from a summary, and return the curves by tag."""
     only_last = f"{summary['tokens']}:{summary['val_loss']}"  # of a report without curves
     curves = {VAL_LOSS: read_curve(summary.pop("curve", only_last))}
-    for column in list(summary):
-        has_points = ":" in str(summary[column])  # means of steps are single numbers
-        if has_points and column not in _TEXTS:
-            curves[column] = read_curve(summary.pop(column))
+    columns = [column for column, cell in summary.items() if _is_curve(column, cell)]
+    for column in columns:
+        curves[column] = read_curve(summary.pop(column))
     return curves
+
+
+def _is_curve(column: str, cell: object) -> bool:
+    """Return True for `tokens:value tokens:value`; the mean of a scalar is a single number."""
+    return column not in _TEXTS and ":" in str(cell)
 
 
 def _missing(summary: Mapping[str, Any]) -> str | None:
