@@ -112,6 +112,18 @@ def test_sharpness_first_and_last_are_never_skipped(step: int, affordable: bool)
     assert budget.affords(step, 1000) == affordable
 
 
+def test_sharpness_resumed_continues_its_budget() -> None:
+    """Also from a checkpoint of an earlier version, which has the key `sequences`."""
+    state = {"done": 2, "skipped": 1, "spent": 40.0, "run": 900.0}
+    probe = Sharpness()
+    probe.load_state_dict({"sequences": 3, **state})
+    probe.time.clock = lambda: 0.0
+    probe.time.start(is_new=False)
+    assert probe.state_dict() == state
+    probe.time.start(is_new=True)
+    assert not any(probe.state_dict().values())
+
+
 def test_sharpness_loss_is_that_of_training_in_float32(
     data: TokenDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,11 +157,11 @@ class Sharpness(StepCallback):
         """Log the cost of the measurements."""
         if not trainer.is_global_zero:
             return
-        so_far = self.time.so_far
-        percent = 100 * so_far.spent / max(1e-9, self.time.elapsed())
-        skipped = f", {so_far.skipped} skipped" if so_far.skipped else ""
+        time = self.time
+        percent = 100 * time.spent / max(1e-9, time.elapsed())
+        skipped = f", {time.skipped} skipped" if time.skipped else ""
         text = "sharpness: %d measurements%s, %.1f%% of the run's time"
-        log.info(text, so_far.done, skipped, percent)
+        log.info(text, time.done, skipped, percent)
 
     def act(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Measure and write, unless the time is used up."""
@@ -171,13 +171,13 @@ class Sharpness(StepCallback):
         last_step = max(self._clock.chosen)
         affordable = self.time.affords(trainer.global_step, last_step)
         if not trainer.strategy.broadcast(affordable):  # clocks differ, so rank 0 decides
-            self.time.so_far.skipped += 1
-            self.write(trainer, {"skipped": self.time.so_far.skipped})
+            self.time.skipped += 1
+            self.write(trainer, {"skipped": self.time.skipped})
             return
 
         figures = self._figures(trainer, pl_module)
         figures["seconds"] = self.time.clock() - start
-        figures["skipped"] = self.time.so_far.skipped
+        figures["skipped"] = self.time.skipped
         # callbacks of all ranks must monitor the same values
         figures = trainer.strategy.broadcast(figures)
         self.time.measured(figures["seconds"])

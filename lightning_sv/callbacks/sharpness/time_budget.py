@@ -2,25 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
-
-
-@dataclass
-class Spent:
-    """What the measurements of a run cost so far; part of its checkpoints.
-
-    Attributes:
-        done: number of measurements
-        skipped: number of those left out, because they would have exceeded the budget
-        spent: seconds of measurements
-        run: seconds of the run, without the current segment
-    """
-
-    done: int = 0
-    skipped: int = 0
-    spent: float = 0.0
-    run: float = 0.0
 
 
 class TimeBudget:
@@ -28,46 +10,63 @@ class TimeBudget:
 
     Args:
         share: maximum share of measurements in the run's time
+
+    Attributes:
+        done: number of measurements
+        skipped: number of those left out, because they would have exceeded the budget
+        spent: seconds of the measurements
     """
 
     def __init__(self, share: float):
         self.share = share
         self.clock: Callable[[], float] = time.perf_counter
-        self.so_far = Spent()
         self._began: float | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self.done = 0
+        self.skipped = 0
+        self.spent = 0.0
+        self._earlier = 0.0  # seconds of the run before the current segment
 
     def start(self, *, is_new: bool) -> None:
         """Begin to count; `is_new` if no checkpoint was loaded for this run."""
         if is_new:
-            self.so_far = Spent()
+            self._reset()
         self._began = self.clock()
 
     def elapsed(self) -> float:
         """Return the seconds of the run, with its earlier segments."""
         segment = 0.0 if self._began is None else self.clock() - self._began
-        return self.so_far.run + segment
+        return self._earlier + segment
 
     def affords(self, step: int, total: int) -> bool:
         """Return True if a measurement at this step fits; the first and the last always do."""
-        done = self.so_far.done
         is_at_end = step >= total  # a batch may complete several steps
-        if step == 0 or is_at_end or not done:
+        if step == 0 or is_at_end or not self.done:
             return True
-        training = (self.elapsed() - self.so_far.spent) * total / step  # of the complete run
-        mean = self.so_far.spent / done
-        measuring = self.so_far.spent + 2 * mean  # this measurement, and the last one
+        training = (self.elapsed() - self.spent) * total / step  # of the complete run
+        mean = self.spent / self.done
+        measuring = self.spent + 2 * mean  # this measurement, and the last one
         return measuring <= self.share * (training + measuring)
 
     def measured(self, seconds: float) -> None:
         """Count one measurement."""
-        self.so_far.done += 1
-        self.so_far.spent += seconds
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on with the state of a checkpoint; earlier versions wrote more keys."""
-        values = {field.name: state[field.name] for field in fields(Spent)}
-        self.so_far = Spent(**values)
+        self.done += 1
+        self.spent += seconds
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint stores."""
-        return asdict(replace(self.so_far, run=self.elapsed()))
+        return {
+            "done": self.done,
+            "skipped": self.skipped,
+            "spent": self.spent,
+            "run": self.elapsed(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on with the state of a checkpoint; earlier versions wrote more keys."""
+        self.done = state["done"]
+        self.skipped = state["skipped"]
+        self.spent = state["spent"]
+        self._earlier = state["run"]
