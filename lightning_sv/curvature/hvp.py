@@ -140,29 +140,25 @@ class HessianProduct:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Replace torch's error of a product by one that says what to do."""
+    """Replace torch's error of a product by one that says what to do.
+
+    torch raises RuntimeError for all of them, so only the message tells them apart.
+
+    Raises:
+        ConfigError: the model has changed, or an operation has no second derivative
+        RuntimeError: any other error of torch
+    """
     try:
         yield
     except RuntimeError as error:
-        explained = explain_failed_product(error)
-        if explained is None:
-            raise
-        raise explained from error
-
-
-def explain_failed_product(error: RuntimeError) -> ConfigError | None:
-    """Return torch's error of a product as one of the user's loss or model; None for other errors.
-
-    torch raises RuntimeError for all of them, so only the message tells them apart.
-    """
-    message = str(error)
-    if "modified by an inplace" in message:
-        since = "since HessianProduct was built, for instance by an optimizer step"
-        return ConfigError(f"the model has changed {since}; build a new one.")
-    if any(fragment in message for fragment in _NO_SECOND_DERIVATIVE):
-        found = f"an operation without second derivative ({error})"
-        return ConfigError(f"the loss has {found}; replace it.")
-    return None
+        message = str(error)
+        if "modified by an inplace" in message:
+            since = "since HessianProduct was built, for instance by an optimizer step"
+            raise ConfigError(f"the model has changed {since}; build a new one.") from error
+        if any(fragment in message for fragment in _NO_SECOND_DERIVATIVE):
+            found = f"an operation without second derivative ({error})"
+            raise ConfigError(f"the loss has {found}; replace it.") from error
+        raise
 
 
 def _subset(parameters: Sequence[Tensor]) -> Vector:
