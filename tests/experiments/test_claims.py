@@ -1,6 +1,5 @@
 """Each kind of claim on curves with a known result."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -84,19 +83,6 @@ def interval_of(verdict: Verdict) -> tuple[float, ...]:
     return verdict.estimate, verdict.low, verdict.high
 
 
-def test_less_four_pairs_equal_the_hand_computation() -> None:
-    verdict = judge("less", arm("a", -0.02), flat())
-    se = np.std(NOISE, ddof=1) / 2
-    half = scipy_stats.t.ppf(0.95, 3) * se
-    assert (verdict.verdict, verdict.n, verdict.df, verdict.paper) == (HOLDS, 4, 3, "0.028")
-    assert interval_of(verdict) == pytest.approx((-0.02, -0.02 - half, -0.02 + half))
-    assert verdict.smallest == pytest.approx(half)
-    assert verdict.p == pytest.approx(scipy_stats.t.cdf(-0.02 / se, 3))
-    assert judge("less", arm("a", 0.02), flat()).p == pytest.approx(verdict.p)
-    equal = judge("less", arm("a", 0.0001), flat())
-    assert equal.p == pytest.approx(scipy_stats.t.cdf(-0.0099 / se, 3), rel=1e-6)
-
-
 LEAD = -0.04 * TOKENS / 2000
 #: the lead is 0.04 at 80% of the tokens, and 0.03 at the end
 SHRINKS = np.interp(TOKENS, [100, 1600, 2000], [0, -0.04, -0.03])
@@ -106,17 +92,9 @@ DIP = np.interp(TOKENS, [900, 1000, 1100], [-0.04, 0.02, -0.04])
 @pytest.mark.parametrize(("kind", "a", "fields", "words"), [
     ("less", arm("a", -0.02), {"until": 0.5}, [HOLDS]),
     ("not_less", arm("a", 0.02), {}, [HOLDS]),
-    ("equal", arm("a", 0.005), {"margin": 0.01}, [HOLDS]),
-    ("equal", arm("a", 0.005), {"margin": 0.001}, [CONTRADICTED]),
-    ("leads", arm("a", -0.04), {}, [HOLDS] * 4),
     ("leads", arm("a", DIP), {}, [HOLDS, CONTRADICTED, HOLDS, HOLDS]),
-    ("widens", arm("a", LEAD), {"at": 0.5}, [HOLDS, HOLDS]),
-    ("widens", arm("a", -0.04 - LEAD / 2), {"at": 0.5}, [CONTRADICTED, HOLDS]),
     ("widens", arm("a", 0.1 + LEAD), {"at": 0.5}, [HOLDS, CONTRADICTED]),
-    ("widens", wide(gap=LEAD, times=200), {"at": 0.5}, [HOLDS, NOT_RESOLVED]),
-    ("keeps", arm("a", SHRINKS), {"at": 0.8, "margin": 0.02}, [HOLDS, HOLDS]),
     ("keeps", arm("a", SHRINKS), {"at": 0.8, "margin": 0.005}, [HOLDS, CONTRADICTED]),
-    ("keeps", arm("a", 0.1), {"at": 0.8, "margin": 0.005}, [CONTRADICTED, HOLDS]),
 ])  # fmt: skip
 def test_loss_claims_have_a_word_per_part(
     kind: str, a: Arm, fields: dict[str, Any], words: list[str]
@@ -143,13 +121,21 @@ def test_loss_claims_estimate_their_quantity() -> None:
     assert shares == [*at_quarters, "a ends below b"]
 
 
-def expected_word(verdict: Verdict, margin: float) -> str:
+def word_of_less(verdict: Verdict, margin: float) -> str:
     """Return the word of `less` by its interval."""
     if verdict.high < -margin:
         return HOLDS
     if verdict.low > -margin:
         return CONTRADICTED
     return EQUAL if verdict.low > -0.01 and verdict.high < 0.01 else NOT_RESOLVED
+
+
+def word_of_equal(verdict: Verdict, margin: float) -> str:
+    """Return the word of `equal` by its interval."""
+    if verdict.low > -margin and verdict.high < margin:
+        return HOLDS
+    is_outside = verdict.low > margin or verdict.high < -margin
+    return CONTRADICTED if is_outside else NOT_RESOLVED
 
 
 @given(
@@ -160,15 +146,16 @@ def expected_word(verdict: Verdict, margin: float) -> str:
 def test_verdict_any_losses_follow_from_the_interval(
     gap: float, margin: float, noise: list[float]
 ) -> None:
-    a = arm("a", gap, noise)
-    b = arm("b", noise=[0.0] * len(noise))
-    verdict = judge("less", a, b, margin=margin)
-    word = expected_word(verdict, margin)
-    assert verdict.verdict == word
-    is_resolved = word != NOT_RESOLVED
-    assert (verdict.p < 0.05) == is_resolved or verdict.p == pytest.approx(0.05)
-    other = judge("not_less", a, b, margin=margin)
-    assert {verdict.verdict, other.verdict} not in ({HOLDS}, {CONTRADICTED})
+    arms = (arm("a", gap, noise), arm("b", noise=[0.0] * len(noise)))
+    for kind, expected in (("less", word_of_less), ("equal", word_of_equal)):
+        verdict = judge(kind, *arms, margin=margin)
+        word = expected(verdict, margin)
+        assert verdict.verdict == word
+        is_resolved = word != NOT_RESOLVED
+        assert (verdict.p < 0.05) == is_resolved or verdict.p == pytest.approx(0.05)
+    less_than = judge("less", *arms, margin=margin)
+    other = judge("not_less", *arms, margin=margin)
+    assert {less_than.verdict, other.verdict} not in ({HOLDS}, {CONTRADICTED})
 
 
 @pytest.mark.parametrize("kind", LOSS_CLAIMS)
@@ -209,8 +196,6 @@ DOWN = np.linspace(1, 0.5, len(TOKENS))
 
 @pytest.mark.parametrize(("q", "v", "word"), [
     (UP, DOWN, HOLDS),
-    (DOWN, UP, HOLDS),
-    (UP, UP, CONTRADICTED),
     (UP, UP * 1.02, CONTRADICTED),
     (UP, np.linspace(1, 2 * math.exp(0.1), len(TOKENS)), NOT_RESOLVED),
 ])  # fmt: skip
@@ -251,7 +236,6 @@ STEEPER = ClaimSpec("slope", "steeper", a="a", b="b")
 
 @pytest.mark.parametrize(("a", "b", "sizes", "word"), [
     (-0.08, -0.05, FOUR_SIZES, HOLDS),
-    (-0.05, -0.08, FOUR_SIZES, CONTRADICTED),
     (-0.08, -0.05, FOUR_SIZES[:3], NOT_RESOLVED),
 ])  # fmt: skip
 def test_slope_is_that_of_the_joint_fit(a: float, b: float, sizes: Any, word: str) -> None:
@@ -313,7 +297,6 @@ def test_cost_and_memory_are_ratios_of_the_second_half(kind: str) -> None:
     found = judge(kind, *arms, margin=1.2)
     assert found.verdict == HOLDS
     assert interval_of(found) == pytest.approx((1.1, 1.1, 1.1))
-    assert judge(kind, *arms, margin=1.05).verdict == CONTRADICTED
     rows = throughput_table(arms).frame.to_numpy().tolist()
     assert rows[1] == ["b", pytest.approx(1e4), pytest.approx(2.0), "not stated", 4]
 
@@ -334,6 +317,8 @@ def test_lower_is_the_ratio_of_last_values() -> None:
     expected = np.exp(np.log(0.8) + log.mean() + np.array([0, -half, half]))
     assert (found.verdict, found.unit) == (HOLDS, "times")
     assert interval_of(found) == pytest.approx(tuple(expected))
+    se = log.std(ddof=1) / 2
+    assert found.p == pytest.approx(scipy_stats.t.cdf((np.log(0.8) + log.mean()) / se, 3))
     (other,) = verdicts(claim, scalar(b, a))
     assert other.verdict == CONTRADICTED
     with pytest.raises(NotTestableError, match="sharp"):
@@ -376,22 +361,14 @@ def test_grid_gap_optima_have_their_errors(gap: float, noise: float, word: str) 
     assert found.df == math.floor(welch.df) < 8
 
 
-def test_grid_gap_lowest_at_the_end_is_not_resolved() -> None:
-    panel = grid(-0.02, 0.002, (2.0, 4.0, 8.0))
-    (found,) = verdicts(ClaimSpec("grid_gap", "", a="a", b="b"), panel)
-    assert found.verdict == NOT_RESOLVED and math.isnan(found.low)
-    assert "lowest point" in found.sentence
-
-
-@pytest.mark.parametrize(("steep", "word"), [(0.5, HOLDS), (2.0, CONTRADICTED)])
-def test_sensitivity_is_the_mean_excess_over_the_lowest_loss(steep: float, word: str) -> None:
+def test_sensitivity_is_the_mean_excess_over_the_lowest_loss() -> None:
     claim = ClaimSpec("sensitivity", "", a="a", b="b")
     values = (1.0, 2.0, 4.0, 16.0)
-    panel = grid(-0.3, 0.001, values, steep)
+    panel = grid(-0.3, 0.001, values, narrow=0.5)
     (found,) = verdicts(claim, panel)
     excess = 0.05 * float(np.mean(np.log(np.array(values) / 2) ** 2))
-    assert found.verdict == word
-    assert found.estimate == pytest.approx((steep - 1) * excess, abs=0.005)
+    assert found.verdict == HOLDS
+    assert found.estimate == pytest.approx(-0.5 * excess, abs=0.005)
     *others, last = panel.arms
     lost = replace(last, by_seed={}, diverged=last.runs)
     with pytest.raises(NotTestableError):
@@ -430,18 +407,6 @@ def test_verdicts_need_the_runs_of_their_own_arms_only() -> None:
     assert [verdict.n for verdict in verdicts(less(""), sizes)] == [0, 3, 3, 3]
     with pytest.raises(NotTestableError, match="a, 100000"):  # a law needs all sizes
         verdicts(STEEPER, sizes)
-
-
-def test_verdicts_arms_without_a_shared_seed_are_not_named_by_their_configuration() -> None:
-    arms = []
-    for first, each in enumerate([arm("a", -0.02), flat()]):
-        identity = json.dumps({"model": each.label})
-        run_spec = RunSpec("tiny", "hg", "", (), identity, 600, 600_000, 100_000, 1.0, "tiny")
-        by_seed = {10 * first + seed: run for seed, run in each.by_seed.items()}
-        arms.append(replace(each, run_spec=run_spec, by_seed=by_seed))
-    with pytest.raises(NotTestableError, match="share no seed") as error:
-        verdicts(less(""), panel_of([], *arms))
-    assert "model" not in str(error.value)
 
 
 def figure_of(name: str, *panels: LoadedPanel, paper_scale: bool = False) -> Figure:

@@ -6,7 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_sv.experiments.comparability import comparability_warnings, config_of
+from lightning_sv.errors import ConfigError
+from lightning_sv.experiments.arms import Arm
+from lightning_sv.experiments.comparability import (
+    comparability_warnings,
+    config_of,
+    panel_warnings,
+)
+from lightning_sv.experiments.kinds.base import LoadedPanel
+from lightning_sv.experiments.spec import PanelSpec
 from lightning_sv.runs.events import Curve, Run
 
 
@@ -46,3 +54,53 @@ def test_comparability_warnings_names_what_a_resume_changed(setting: str) -> Non
     equal = run(Path("equal"), {}, legs=[segment("1"), segment("1")])
     (warning,) = comparability_warnings({"changed": changed, "equal": equal})
     assert warning.startswith("changed ") and setting in warning and "1, then 2" in warning
+
+
+@pytest.mark.parametrize(("a", "b", "requested", "unexpected"), [
+    ({"x": {}}, {"x": {"lm_head": "dp"}}, ["x.lm_head"], []),
+    ({"x": {}}, {"x": {"lm_head": "dp"}}, [], ["x.lm_head"]),
+    ({"x": {}}, {}, [], []),
+    ({"x": {"y": 1}}, {"x": {"y": 1, "later": None}}, [], []),
+    ({"x": {"y": 1}}, {"x": {"y": 1, "later": 0}}, [], ["x.later"]),
+    ({"x": {"y": 1}}, {"x": {"y": 2}}, ["x"], []),
+    ({"x": {"y": 1}}, {"x": {"y": 2}}, ["x.yy"], ["x.y"]),
+    ({"x": {"yy": 1}}, {"x": {"yy": 2}}, ["x.y"], ["x.yy"]),
+    ({"seed_everything": 0, "model": {"seed": 0}}, {"seed_everything": 1, "model": {"seed": 1}}, [], []),
+    ({"model": {"seed": None}}, {"model": {"seed": 5}}, [], ["model.seed"]),
+])  # fmt: skip
+def test_comparability_warnings_name_unexpected_keys(
+    a: dict[str, Any], b: dict[str, Any], requested: list[str], unexpected: list[str]
+) -> None:
+    warnings = comparability_warnings({"a": run(Path("a"), a), "b": run(Path("b"), b)}, requested)
+    assert [warning.split(":")[0].split()[-1] for warning in warnings] == unexpected
+
+
+@pytest.mark.parametrize(("summary", "words"), [
+    ({"built_by": "Own"}, "Own ("),
+    ({"own_optimizer": "Own"}, "Own ("),
+    ({"commit": "0123456789abcdef, with uncommitted changes"}, "0123456789, with uncommitted"),
+    ({"machine": "EPYC, 1 x A100, torch 2.13, Python 3.11"}, "EPYC, 1 x A100 ("),
+])  # fmt: skip
+def test_comparability_warnings_name_what_made_the_runs(
+    summary: dict[str, str], words: str
+) -> None:
+    (warning,) = comparability_warnings(
+        {"a": run(Path("a"), {}), "b": run(Path("b"), {}, **summary)}
+    )
+    assert words in warning
+
+
+def test_panel_warnings_sizes_of_a_law_need_one_corpus() -> None:
+    def panel_of(seq_len: int, corpus: str) -> LoadedPanel:
+        arms = []
+        for size, length, text in (("small", 64, "c0ffee"), ("large", seq_len, corpus)):
+            summary = {"corpus_hash": text, "tokenizer_sha256": "7001"}
+            of_size = run(Path(size), {"data": {"seq_len": length}}, **summary)
+            arms.append(Arm(size, {0: of_size}, baseline=True, series="llama", size=size))
+        return LoadedPanel.of_arms(PanelSpec("p", kind="scaling"), arms)
+
+    assert panel_warnings(panel_of(64, "c0ffee")) == []
+    (warning,) = panel_warnings(panel_of(128, "c0ffee"))
+    assert "data.seq_len 64 and 128" in warning
+    with pytest.raises(ConfigError, match="corpus_hash"):
+        panel_warnings(panel_of(64, "beef"))

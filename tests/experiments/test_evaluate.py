@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,10 +17,8 @@ from rich.console import Console
 from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.corpus import Manifest
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.arms import Arm, RunRequest
-from lightning_sv.experiments.comparability import comparability_warnings, panel_warnings
+from lightning_sv.experiments.arms import RunRequest
 from lightning_sv.experiments.evaluate import evaluate
-from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.kinds.grid import TUNING_SEED
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.report.results_csv import read_recorded
@@ -30,8 +27,7 @@ from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.resolver import RunResolver
 from lightning_sv.experiments.results import Figure, PlannedFigure
 from lightning_sv.experiments.run_store import RunStore, train_missing
-from lightning_sv.experiments.spec import Budget, PanelSpec, load_budget, load_figure
-from lightning_sv.runs.events import Curve, Run
+from lightning_sv.experiments.spec import Budget, load_budget, load_figure
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.launch import run_jobs
 from tests.conftest import thinned
@@ -332,59 +328,6 @@ def test_run_jobs_parallel_runs_have_separate_gpus(
     alone = job(tmp_path / "all", launcher=launcher)
     run_jobs([alone], parallel=1, console=quiet())
     assert (alone.run_dir / "summary.json").read_text() == "3,5"
-
-
-def run_of(name: str, config: dict[str, Any], **summary: Any) -> Run:
-    losses = Curve(np.array([1]), np.array([3.0]))
-    return Run(Path(name), "x", config, summary, {"val/loss": losses})
-
-
-@pytest.mark.parametrize(("a", "b", "requested", "unexpected"), [
-    ({"x": {}}, {"x": {"lm_head": "dp"}}, ["x.lm_head"], []),
-    ({"x": {}}, {"x": {"lm_head": "dp"}}, [], ["x.lm_head"]),
-    ({"x": {}}, {}, [], []),
-    ({"x": {"y": 1}}, {"x": {"y": 1, "later": None}}, [], []),
-    ({"x": {"y": 1}}, {"x": {"y": 1, "later": 0}}, [], ["x.later"]),
-    ({"x": {"y": 1}}, {"x": {"y": 2}}, ["x"], []),
-    ({"x": {"y": 1}}, {"x": {"y": 2}}, ["x.yy"], ["x.y"]),
-    ({"x": {"yy": 1}}, {"x": {"yy": 2}}, ["x.y"], ["x.yy"]),
-    ({"seed_everything": 0, "model": {"seed": 0}}, {"seed_everything": 1, "model": {"seed": 1}}, [], []),
-    ({"model": {"seed": None}}, {"model": {"seed": 5}}, [], ["model.seed"]),
-])  # fmt: skip
-def test_comparability_warnings_name_unexpected_keys(
-    a: dict[str, Any], b: dict[str, Any], requested: list[str], unexpected: list[str]
-) -> None:
-    warnings = comparability_warnings({"a": run_of("a", a), "b": run_of("b", b)}, requested)
-    assert [warning.split(":")[0].split()[-1] for warning in warnings] == unexpected
-
-
-@pytest.mark.parametrize(("summary", "words"), [
-    ({"built_by": "Own"}, "Own ("),
-    ({"own_optimizer": "Own"}, "Own ("),
-    ({"commit": "0123456789abcdef, with uncommitted changes"}, "0123456789, with uncommitted"),
-    ({"machine": "EPYC, 1 x A100, torch 2.13, Python 3.11"}, "EPYC, 1 x A100 ("),
-])  # fmt: skip
-def test_comparability_warnings_name_what_made_the_runs(
-    summary: dict[str, str], words: str
-) -> None:
-    (warning,) = comparability_warnings({"a": run_of("a", {}), "b": run_of("b", {}, **summary)})
-    assert words in warning
-
-
-def test_panel_warnings_sizes_of_a_law_need_one_corpus() -> None:
-    def panel_of(seq_len: int, corpus: str) -> LoadedPanel:
-        arms = []
-        for size, length, text in (("small", 64, "c0ffee"), ("large", seq_len, corpus)):
-            summary = {"corpus_hash": text, "tokenizer_sha256": "7001"}
-            run = run_of(size, {"data": {"seq_len": length}}, **summary)
-            arms.append(Arm(size, {0: run}, baseline=True, series="llama", size=size))
-        return LoadedPanel.of_arms(PanelSpec("p", kind="scaling"), arms)
-
-    assert panel_warnings(panel_of(64, "c0ffee")) == []
-    (warning,) = panel_warnings(panel_of(128, "c0ffee"))
-    assert "data.seq_len 64 and 128" in warning
-    with pytest.raises(ConfigError, match="corpus_hash"):
-        panel_warnings(panel_of(64, "beef"))
 
 
 def test_paper_command_dry_run_slurm_train_report(

@@ -294,15 +294,8 @@ def test_own_figure_labels_keep_different_settings_apart(runs: Path, tmp_path: P
     assert [arm.label for arm in again.panels[0].arms] == ["llama", "llama, lr 0.5"]
 
 
-def test_own_figure_warns_about_different_settings_and_takes_labels(
-    runs: Path, tmp_path: Path
-) -> None:
-    one = runs / "llama0"
-    (warning,) = own_figure([one, write_run(tmp_path / "rate", "hg", 0, lr=0.5)]).warnings
-    assert "model.optim.lr" in warning
-    other = with_setting(write_run(tmp_path / "other", "hg", 1), off=True)
-    assert "hidden.off" in own_figure([one, other], labels=["x", "x"]).warnings[0]
-    named = own_figure([one, runs / "unified0"], labels=["x", "y"], baseline="y")
+def test_own_figure_takes_labels_and_a_baseline(runs: Path) -> None:
+    named = own_figure([runs / "llama0", runs / "unified0"], labels=["x", "y"], baseline="y")
     arms = [(arm.label, arm.baseline) for arm in named.panels[0].arms]
     assert arms == [("y", True), ("x", False)]
 

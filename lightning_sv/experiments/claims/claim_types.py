@@ -199,7 +199,10 @@ def _slope_outcome(fits: Sequence[ScalingFit], sizes: int) -> Outcome:
 
 
 def grid_gap(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
-    """Difference of the losses at the optima of A and B, on the same seeds."""
+    """Difference of the losses at the optima of A and B, on the same seeds.
+
+    It has no interval, and is not resolved, if one of them has no fit.
+    """
     series_a, series_b = _two_series(claim, panel)
     a = series_a.optimum
     b = series_b.optimum
@@ -207,10 +210,7 @@ def grid_gap(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     axes = panel.spec.axes
     places = f"{optimum_words(claim.a, a, axes)}; {optimum_words(claim.b, b, axes)}"
     gap = interval(d, f"{claim.a} - {claim.b}")
-    outcome = None
-    if a.why_not or b.why_not:  # the sentence has the reason
-        outcome = directed_or_equal(d, -claim.margin)._replace(word=NOT_RESOLVED)
-    return Estimate(d, f"{gap}, each at its optimum: {places}", outcome=outcome)
+    return Estimate(d, f"{gap}, each at its optimum: {places}")
 
 
 def _of_optima(a: Optimum, b: Optimum, n: int) -> PairedDifference:
