@@ -90,17 +90,11 @@ def _fit(values: Array, y: Array, lowest: int, planned: Array) -> Optimum:
     varied = [axis for axis in range(x.shape[1]) if places[:, axis].max()]
     z = x[:, varied] - x[lowest, varied]
     paraboloid = _Paraboloid(z[near], y[near], *_terms(x[:, varied]))
-    minimum = paraboloid.minimum
-    if (minimum < z[near].min(axis=0)).any() or (minimum > z[near].max(axis=0)).any():
-        raise _NoFitError("the fit's minimum lies beyond the points around the lowest one")
-
+    _check_between(paraboloid.minimum, z[near])
     best = values[lowest].copy()
-    best[varied] *= np.exp(minimum)
-    distance = abs(z - minimum).max(axis=1).min() if varied else 0.0
-    if distance > math.log(FAR) + 1e-9:
-        at = ", ".join(f"{value:.3g}" for value in best)
-        limit = f"further than a factor of {FAR:g} from every run"
-        raise _NoFitError(f"the fit's minimum ({at}) is {limit}")
+    best[varied] *= np.exp(paraboloid.minimum)
+    if varied:
+        _check_near(paraboloid.minimum, z, best)
 
     errors = np.zeros(x.shape[1])
     errors[varied] = paraboloid.errors_of_minimum()
@@ -118,6 +112,23 @@ def _check_inside(places: Integers, lowest: Integers, is_swept: NDArray[np.bool_
     is_end = (lowest == 0) | (lowest == places.max(axis=0))
     if (is_swept & is_end).any():
         raise _NoFitError("the lowest loss is at the end of the grid")
+
+
+def _check_between(minimum: Array, z: Array) -> None:
+    """Refuse a minimum (K,) beyond the fitted points (N, K) on an axis."""
+    is_below = minimum < z.min(axis=0)
+    is_above = minimum > z.max(axis=0)
+    if (is_below | is_above).any():
+        raise _NoFitError("the fit's minimum lies beyond the points around the lowest one")
+
+
+def _check_near(minimum: Array, z: Array, best: Array) -> None:
+    """Refuse a minimum (K,), with the settings `best`, that is far from all points (N, K)."""
+    distances = abs(z - minimum).max(axis=1)
+    if distances.min() > math.log(FAR) + 1e-9:
+        at = ", ".join(f"{value:.3g}" for value in best)
+        limit = f"further than a factor of {FAR:g} from every run"
+        raise _NoFitError(f"the fit's minimum ({at}) is {limit}")
 
 
 class _Paraboloid:

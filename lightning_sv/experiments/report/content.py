@@ -112,25 +112,33 @@ def head_facts(
     figures: Sequence[Figure], what: str, made: Provenance, caution: str = ""
 ) -> dict[str, str]:
     """Return the facts at the head of a report: what it is about, its claims, and its runs."""
-    runs = _runs_of(figures)
     facts = {"experiments": what}
     if caution:
         facts["read with it"] = caution
-    verdicts = _verdicts_of(figures)
-    judged = verdicts[verdicts.verdict != NOT_TESTABLE]
-    if len(judged) > 1:
-        counts = verdicts.verdict.value_counts().items()
-        facts["verdicts"] = "; ".join(f"{word}: {count}" for word, count in counts)
-        facts["claims"] = _resolved_by_chance(judged)
+    facts |= _claim_facts(_verdicts_of(figures))
+    facts |= _run_facts(_runs_of(figures))
+    facts["report written"] = f"{made.date}, at commit {made.commit}, on {made.machine}"
+    return facts
 
+
+def _claim_facts(verdicts: pd.DataFrame) -> dict[str, str]:
+    """Return the verdicts and the number of false ones; nothing for fewer than two claims."""
+    judged = verdicts[verdicts.verdict != NOT_TESTABLE]
+    if len(judged) < 2:
+        return {}
+    counts = [f"{word}: {count}" for word, count in verdicts.verdict.value_counts().items()]
+    return {"verdicts": "; ".join(counts), "claims": _resolved_by_chance(judged)}
+
+
+def _run_facts(runs: Sequence[Run]) -> dict[str, str]:
     ratios = _range_text([tokens_per_param(run) for run in runs])
-    facts["training tokens per parameter"] = f"{ratios} (the paper's are {PAPER_TOKENS_PER_PARAM})"
-    epochs = _range_text([run.summary.get("epochs") for run in runs])
-    facts["epochs over the training text"] = epochs
+    facts = {
+        "training tokens per parameter": f"{ratios} (the paper's are {PAPER_TOKENS_PER_PARAM})",
+        "epochs over the training text": _range_text([run.summary.get("epochs") for run in runs]),
+    }
     for key in ("commit", "machine", "torch"):
         facts[f"{key} of the runs"] = ", ".join(_values(runs, key)) or "not stated"
     facts["runs"] = f"{len({run.dir for run in runs})}, finished {_period(runs)}"
-    facts["report written"] = f"{made.date}, at commit {made.commit}, on {made.machine}"
     return facts
 
 
