@@ -89,8 +89,8 @@ def test_recorded_runs_have_the_same_verdicts(
 #: recordings whose verdicts their runs do not give again, with the reason
 NOT_AGAIN = {
     "cpu": "an interim analysis widened its intervals (docs/verdicts.md), and it has no curves",
-    "cpu-balance": "it lacks the scalars that its claims read",
-    "cpu-output-decay": "it lacks the scalars that its claims read",
+    "cpu-balance": "it lacks the scalars that its claims read, which cpu-curves has",
+    "cpu-output-decay": "it lacks the scalars that its claims read, which cpu-curves has",
     "cpu-long-one-setting": "its table is older than the column tokenizer_sha256",
 }
 
@@ -109,6 +109,7 @@ FEW = [
     ("cpu-100-protocol", "protocol"),
     ("cpu-english", "english"),
     ("cpu-curves", "qkv-dynamics"),
+    ("cpu-curves", "sharpness"),
     ("cpu-curves", "wsd"),
     ("gpu-25", "protocol"),
 ]
