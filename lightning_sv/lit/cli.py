@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
@@ -90,6 +90,21 @@ _OF_A_RANK = ("config", "run_dir", "json", "data.corpus.dir", "data.num_workers"
 _DAMAGED = (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
 
 
+@dataclass(frozen=True)
+class StartingPoint:
+    """Where a start of a run begins, known before anything is built.
+
+    Attributes:
+        checkpoint: path of the checkpoint; None for a new run
+        step: step of the checkpoint; 0 for a new run
+        asked_for_last: whether the command said `--ckpt_path last`, which a first start may say too
+    """
+
+    checkpoint: str | None
+    step: int
+    asked_for_last: bool
+
+
 class PretrainCLI(LightningCLI):
     """LightningCLI for `PretrainModule` and `TokenDataModule`; its subclasses work too.
 
@@ -120,8 +135,6 @@ class PretrainCLI(LightningCLI):
     summary: dict[str, Any] | None = None
     #: whether training has started; Lightning restores a checkpoint before
     _begun = False
-    #: step at which this start begins
-    _first_step = 0
 
     def __init__(
         self,
@@ -168,7 +181,7 @@ class PretrainCLI(LightningCLI):
             self._run_trainer()
             getattr(self, f"after_{self.command}")()
         except _DAMAGED as error:
-            is_resuming = self.command == "fit" and self.config["ckpt_path"] is not None
+            is_resuming = self.command == "fit" and self._starting_point.checkpoint is not None
             if not is_resuming or self._begun or message_of(error) is not None:
                 raise
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -235,12 +248,19 @@ class PretrainCLI(LightningCLI):
         given = self.config.get("model_class", own)
         if given != own:
             raise ConfigError(f"model_class is {given}; expected {own}, that of this command line.")
-        self._again = self.config["ckpt_path"] == "last"
-        if self._again:
-            self.config["ckpt_path"] = find_last_checkpoint(self.config["run_dir"])
+        self._starting_point = self._find_starting_point()
+
+    def _find_starting_point(self) -> StartingPoint:
+        """Find the checkpoint of `--ckpt_path`, and check its content without checksums."""
         path = self.config["ckpt_path"]
-        if path is not None:
-            check_checkpoint(path, checksums=False)  # before_fit compares them, once per node
+        asked_for_last = path == "last"
+        if asked_for_last:
+            path = find_last_checkpoint(self.config["run_dir"])
+            self.config["ckpt_path"] = path
+        if path is None:
+            return StartingPoint(None, 0, asked_for_last)
+        checkpoint = check_checkpoint(path, checksums=False)  # before_fit checks them once per node
+        return StartingPoint(path, checkpoint.get("global_step", 0), asked_for_last)
 
     # Model, data and trainer
 
@@ -264,7 +284,9 @@ class PretrainCLI(LightningCLI):
             raise ConfigError(f"trainer: {reason}. Check the keys of trainer.") from error
         self._cleanup.push(join_ranks(trainer))
         if self.command == "fit":
-            self._choose_run_dir(trainer)
+            if _is_dev_run(trainer):  # leaves nothing, as in Lightning
+                self.config["run_dir"] = self._cleanup.enter_context(TemporaryDirectory())
+            self.run_dir = self._find_run_dir(trainer, create=False)
         return trainer
 
     def _trainer_arguments(self) -> dict[str, Any]:
@@ -302,21 +324,18 @@ class PretrainCLI(LightningCLI):
             arguments["max_steps"] = plan.steps_for_budget(self.data.tokens_per_step)
         return arguments
 
-    def _choose_run_dir(self, trainer: L.Trainer) -> None:
+    def _find_run_dir(self, trainer: L.Trainer, *, create: bool) -> Path:
+        """Return the run directory, which only rank 0 creates, when all checks have passed."""
         settings = self.model.settings
-        name = f"{settings.backbone.name}/{settings.label}-seed{self.config['seed_everything']}"
-        run_dir = self.config["run_dir"]
-        if _is_dev_run(trainer):  # leaves nothing, as in Lightning
-            run_dir = self._cleanup.enter_context(TemporaryDirectory())
-        self._resolve = partial(
-            resolve_run_dir,
-            name,
-            run_dir,
-            self.config["ckpt_path"],
-            again=self._again,
+        seed = self.config["seed_everything"]
+        return resolve_run_dir(
+            f"{settings.backbone.name}/{settings.label}-seed{seed}",
+            self.config["run_dir"],
+            self._starting_point.checkpoint,
+            again=self._starting_point.asked_for_last,
             rank=trainer.global_rank,
+            create=create,
         )
-        self.run_dir = self._resolve()
 
     # What fit and validate check, with checksums once per node
 
@@ -325,9 +344,7 @@ class PretrainCLI(LightningCLI):
         self.data.check(self.model.settings.backbone.vocab_size, checksums=is_first)
 
     def _read_checkpoint(self, path: str) -> dict[str, Any]:
-        checkpoint = check_checkpoint(path, checksums=self.trainer.local_rank == 0)
-        self._first_step = checkpoint["global_step"]
-        return checkpoint
+        return check_checkpoint(path, checksums=self.trainer.local_rank == 0)
 
     # fit
 
@@ -353,7 +370,7 @@ class PretrainCLI(LightningCLI):
 
     def _check_resumed(self) -> dict[str, Any] | None:
         """Return the checkpoint that the run resumes, after a check of its settings."""
-        path = self.config["ckpt_path"]
+        path = self._starting_point.checkpoint
         if path is None:
             return None
         checkpoint = self._read_checkpoint(path)
@@ -382,7 +399,7 @@ class PretrainCLI(LightningCLI):
     def _read_start(self) -> str | None:
         """Read the initial weights of a new run, if given; return a sentence about them."""
         init_from = self.model.settings.init_from
-        if init_from is None or self.config["ckpt_path"] is not None:
+        if init_from is None or self._starting_point.checkpoint is not None:
             return None
         start = read_start(init_from, self.model.settings, self.data)
         self.model.start_from(start)
@@ -439,10 +456,11 @@ class PretrainCLI(LightningCLI):
         self._signals.listen(trainer)
 
     def _lock_run_dir(self) -> None:
-        self.run_dir = self._resolve(create=True)
+        self.run_dir = self._find_run_dir(self.trainer, create=True)
         if self.config["run_dir"] is None:
             self._cleanup.callback(remove_unused, self.run_dir)
-        lock = acquire(self.run_dir, self.config["ckpt_path"], again=self._again)
+        start = self._starting_point
+        lock = acquire(self.run_dir, start.checkpoint, again=start.asked_for_last)
         self._cleanup.callback(lock.release)
 
     def _run_logger(self, folder: Path) -> RunLogger:
@@ -461,16 +479,18 @@ class PretrainCLI(LightningCLI):
         config = self.config.clone()
         for key in _OF_A_RANK:
             config.pop(key, None)
-        path = config["ckpt_path"]
-        start = "none" if path is None else f"{path} at step {self._first_step}"
-        return config.as_dict() | {"ckpt_path": start}
+        start = self._starting_point
+        checkpoint = "none"
+        if start.checkpoint is not None:
+            checkpoint = f"{start.checkpoint} at step {start.step}"
+        return config.as_dict() | {"ckpt_path": checkpoint}
 
     def _begin(self) -> None:
         """Write config, tokenizer and parameters before the first step, after all checks."""
         self._begun = True
         if not self.trainer.is_global_zero:
             return
-        if self.config["ckpt_path"] is None:
+        if self._starting_point.checkpoint is None:
             clear_unfinished(self.run_dir)
         (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of a shorter run
         tokenizer = Tokenizer.load(self.data.folder)
@@ -513,7 +533,7 @@ class PretrainCLI(LightningCLI):
 
     def _starts_at_the_end(self) -> bool:
         """Return True if this start resumed a run that had its last step."""
-        return self._first_step >= self.trainer.max_steps
+        return self._starting_point.step >= self.trainer.max_steps
 
     def _was_complete(self) -> bool:
         """Return True if this start resumed a complete run, on all devices alike."""
@@ -544,8 +564,8 @@ class PretrainCLI(LightningCLI):
 
     def before_validate(self) -> None:
         """Check checkpoint and corpus."""
-        path = self.config["ckpt_path"]
-        if not path:
+        path = self._starting_point.checkpoint
+        if path is None:
             expected = f"a checkpoint to validate. Add --ckpt_path RUN/{LAST}."
             raise ConfigError(f"ckpt_path is not set; expected {expected}")
         self._read_checkpoint(path)
