@@ -67,9 +67,7 @@ def test_fit_two_processes_equal_one_and_share_checkpoints(
     moved = alone / "stopped" / LAST
     words = [str(tmp_path), strategy, str(moved), *args]
     ended = launch("tests.lit.several_processes", *words, logs=tmp_path, seconds=600)
-    assert (
-        "".join(ended.logs).count("sharpness: 2 held-out sequences") == 2
-    )  # one per part
+    assert "".join(ended.logs).count("sharpness: 2 held-out sequences") == 2  # one per part
     for name in MODELS:
         one = read_run(alone / name)
         two = read_run(tmp_path / name)
@@ -121,9 +119,9 @@ def test_shard_meta_backbone_equals_an_initialized_one(
 
 
 def assert_same_run(
-    one: Run, two: Run, *, after: int = 0, loss: float = 1e-5, other: float | None = 1e-4
+    one: Run, two: Run, *, after: int = 0, loss: float = 1e-5, other: float | None = 3e-4
 ) -> None:
-    """Every curve has the same steps after one of them; losses agree to 1e-5, all else to 1e-4.
+    """Every curve has the same steps after one of them; losses agree to 1e-5, all else to 3e-4.
 
     The standard error of a probe, a difference of its samples, is let differ by ten times that.
     """
