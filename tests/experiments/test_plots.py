@@ -62,7 +62,7 @@ def test_curve_plots_have_losses_and_differences(seeds: int) -> None:
     assert ("one pair" in title) == (seeds == 1)
 
 
-@pytest.mark.parametrize("base", ["llama", "wd", "nop", "unified", "gemma"])
+@pytest.mark.parametrize("base", ["llama", "nop", "gemma"])
 def test_with_looks_baseline_is_blue_and_solid(base: str) -> None:
     """Whatever its name, also if llama is a different arm; the other arms are not."""
     more = map(str, range(6))  # as in the figure `protocol`
