@@ -35,15 +35,15 @@ def load_panels(planned: Sequence[PlannedPanel], runs: RunStore) -> tuple[Loaded
     arms_of_panels = []
     pools = []
     for panel in planned:
-        every = _read_arms(panel, runs)
+        all_arms = _read_arms(panel, runs)
         pool = panel.kind.pool(shared)
-        add_to_pool(pool, every)
-        arms_of_panels.append(every)
+        add_to_pool(pool, all_arms)
+        arms_of_panels.append(all_arms)
         pools.append(pool)
 
     loaded = []
-    for panel, every, pool in zip(planned, arms_of_panels, pools, strict=True):
-        loaded.append(_load_panel(panel, every, pool, runs))
+    for panel, all_arms, pool in zip(planned, arms_of_panels, pools, strict=True):
+        loaded.append(_load_panel(panel, all_arms, pool, runs))
     return tuple(loaded)
 
 
@@ -68,20 +68,20 @@ def _read_arm(planned: PlannedArm, runs: RunStore, unfinished: Collection[str]) 
 
 
 def _load_panel(
-    planned: PlannedPanel, every: tuple[Arm, ...], pool: Pool, runs: RunStore
+    planned: PlannedPanel, all_arms: tuple[Arm, ...], pool: Pool, runs: RunStore
 ) -> LoadedPanel:
     """Keep the arms that the kind of the panel can compare."""
     unavailable = LoadedPanel(
-        planned.spec, (), every, pool, skipped=planned.skipped, why_not=planned.why_not
+        planned.spec, (), all_arms, pool, skipped=planned.skipped, why_not=planned.why_not
     )
     if planned.why_not is not None:
         return unavailable
     try:
-        arms = planned.kind.comparable(every)
+        arms = planned.kind.comparable(all_arms)
     except NotTestableError as error:
         return replace(unavailable, why_not=str(error))
-    lost = "; ".join(_lost_runs(every, runs.missing(planned.requests)))
-    if every and not arms:
+    lost = "; ".join(_lost_runs(all_arms, runs.missing(planned.requests)))
+    if all_arms and not arms:
         return replace(unavailable, why_not=lost)
 
     warnings = list(planned.warnings)
@@ -91,10 +91,10 @@ def _load_panel(
     return replace(unavailable, arms=arms, warnings=tuple(warnings), notes=_training_notes(arms))
 
 
-def _lost_runs(every: Sequence[Arm], missing: Sequence[Job]) -> list[str]:
+def _lost_runs(all_arms: Sequence[Arm], missing: Sequence[Job]) -> list[str]:
     """Return sentences on runs that diverged, and on those that did not finish."""
     lost = []
-    for arm in every:
+    for arm in all_arms:
         count = len(arm.diverged)
         if count > 0:
             lost.append(f"{count} of {count + len(arm.runs)} runs of {arm.label} diverged")

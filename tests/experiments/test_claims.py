@@ -484,7 +484,7 @@ def test_pool_of_a_panel_is_without_the_runs_of_a_grid() -> None:
     curves = panel_of([], arm("a", -0.02), flat())
     alone = curves.difference(*curves.arms)
     shared = Pool()
-    for kind, arms in (("curves", curves.every), ("grid", (wide(), flat()))):
+    for kind, arms in (("curves", curves.all_arms), ("grid", (wide(), flat()))):
         add_to_pool(KINDS[kind].pool(shared), arms)
     assert replace(curves, pool=shared).difference(*curves.arms) == alone
 

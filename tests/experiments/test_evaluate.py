@@ -215,7 +215,7 @@ def test_write_tuned_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: 
     # of two grids of one length `tuning` is written, and of two arms of a strategy the lower one
     (panel,) = found.panels
     again = replace(panel.arms[0], label="elsewhere", series="llama, elsewhere")
-    twice = replace(panel, arms=(again, *panel.arms), every=(again, *panel.every))
+    twice = replace(panel, arms=(again, *panel.arms), all_arms=(again, *panel.all_arms))
     spec = replace(found.spec, name="tuning")
     tuning = replace(found, spec=spec, panels=(twice,), command="by tuning")
     write_tuned([found, tuning], tmp_path)

@@ -237,7 +237,7 @@ def lr_sensitivity(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
         NotTestableError: the arms have no runs at the same points
     """
     a, b = _two_series(claim, panel)
-    has_diverged = any(arm.diverged for arm in panel.every)
+    has_diverged = any(arm.diverged for arm in panel.all_arms)
     if has_diverged or a.points != b.points:
         found = f"{a.label} and {b.label} have no runs at the same points"
         raise NotTestableError(f"{found}; a rate has diverged.")

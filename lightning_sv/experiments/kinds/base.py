@@ -100,22 +100,22 @@ class PanelKind:
         """Return the arms without which a claim about `arms` cannot be decided."""
         return [arm for arm in arms if not arm.runs]
 
-    def kept(self, every: Sequence[Arm]) -> list[Arm]:
+    def kept(self, all_arms: Sequence[Arm]) -> list[Arm]:
         """Return the arms that can be compared, of all arms with the runs that ended.
 
         Raises:
             NotTestableError: no arm of a series can be compared
         """
-        return [arm for arm in every if arm.runs]
+        return [arm for arm in all_arms if arm.runs]
 
-    def in_complete_series(self, every: Sequence[Arm]) -> list[Arm]:
+    def in_complete_series(self, all_arms: Sequence[Arm]) -> list[Arm]:
         """Return the arms of the series that lack no point."""
-        incomplete = {arm.series for arm in self.lacking(every)}
-        return [arm for arm in every if arm.series not in incomplete]
+        incomplete = {arm.series for arm in self.lacking(all_arms)}
+        return [arm for arm in all_arms if arm.series not in incomplete]
 
-    def comparable(self, every: Sequence[Arm]) -> tuple[Arm, ...]:
+    def comparable(self, all_arms: Sequence[Arm]) -> tuple[Arm, ...]:
         """Return the arms that are compared, with the runs of the seeds that all of them have."""
-        return on_shared_seeds(self.kept(every))
+        return on_shared_seeds(self.kept(all_arms))
 
     def pool(self, shared: Pool) -> Pool:
         """Return the pool of the arms of a panel, given that of its figure."""
@@ -190,13 +190,13 @@ class LoadedPanel(_Panel):
 
     Attributes:
         arms: arms that are compared, with the runs that count; empty if the panel is unavailable
-        every: arms with all available runs
-        pool: runs of all panels that share their scatter
+        all_arms: the same and those that cannot be compared, with all available runs
+        pool: runs of this panel and of those that share their scatter with it
         notes: sentences on the runs for readers
     """
 
     arms: tuple[Arm, ...]
-    every: tuple[Arm, ...]
+    all_arms: tuple[Arm, ...]
     pool: Pool
     _: KW_ONLY
     notes: tuple[str, ...] = ()
@@ -218,15 +218,15 @@ class LoadedPanel(_Panel):
         Raises:
             NotTestableError: one of these arms has no runs, or they share no seed
         """
-        every = tuple(arm for arm in self.every if arm.is_of(names))
-        lacking = self.kind.lacking(every)
+        all_arms = tuple(arm for arm in self.all_arms if arm.is_of(names))
+        lacking = self.kind.lacking(all_arms)
         if lacking:
             first = lacking[0]
             raise NotTestableError(f"all runs of {first.label} {first.why_no_runs}")
-        arms = self.kind.comparable(every)
+        arms = self.kind.comparable(all_arms)
         if not arms:
             raise NotTestableError(f"the arms {' and '.join(names)} share no seed")
-        return LoadedPanel(self.spec, arms, every, self.pool)
+        return LoadedPanel(self.spec, arms, all_arms, self.pool)
 
     def paired(self, a: Arm, b: Arm) -> tuple[Arm, Arm]:
         """Return two arms on all seeds of the pool that they share; their runs are pairs."""
@@ -244,12 +244,12 @@ class LoadedPanel(_Panel):
     @property
     def is_shown(self) -> bool:
         """If True, the report has the panel: it is available, or some of its runs ended."""
-        return self.why_not is None or any(arm.has_ended for arm in self.every)
+        return self.why_not is None or any(arm.has_ended for arm in self.all_arms)
 
     @property
     def series(self) -> tuple[Series, ...]:
         """Strategies of a grid, of sizes or of lengths; empty for other panels."""
-        planned = grouped(self.every, attrgetter("series"))
+        planned = grouped(self.all_arms, attrgetter("series"))
         series = []
         for name, arms in grouped(self.arms, attrgetter("series")).items():
             if name:
@@ -260,7 +260,7 @@ class LoadedPanel(_Panel):
     @property
     def sizes(self) -> tuple[str, ...]:
         """Names of the sizes or lengths; empty for other panels."""
-        return tuple(dict.fromkeys(arm.size for arm in self.every if arm.size))
+        return tuple(dict.fromkeys(arm.size for arm in self.all_arms if arm.size))
 
     @property
     def baseline(self) -> Series | None:

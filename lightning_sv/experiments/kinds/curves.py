@@ -24,9 +24,9 @@ class CurvesKind(PanelKind):
     has_pairs = True
     shows_training = True
 
-    def comparable(self, every: Sequence[Arm]) -> tuple[Arm, ...]:
+    def comparable(self, all_arms: Sequence[Arm]) -> tuple[Arm, ...]:
         """Return the arms that have runs, with all of them."""
-        return tuple(self.kept(every))
+        return tuple(self.kept(all_arms))
 
     def table(self, panel: LoadedPanel) -> pd.DataFrame:
         """Return one row per arm: its losses, and its difference to the baseline."""

@@ -61,9 +61,9 @@ class GridKind(PanelKind):
         """Return the points without runs; those that diverged count."""
         return [arm for arm in arms if not arm.has_ended]
 
-    def kept(self, every: Sequence[Arm]) -> list[Arm]:
+    def kept(self, all_arms: Sequence[Arm]) -> list[Arm]:
         """Return the points at which no run diverged, of the series with runs at all points."""
-        complete = self.in_complete_series(every)
+        complete = self.in_complete_series(all_arms)
         kept = [arm for arm in complete if not arm.diverged]
         for series, arms in grouped(complete, attrgetter("series")).items():
             if set(arms).isdisjoint(kept):

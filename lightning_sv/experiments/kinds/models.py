@@ -51,6 +51,6 @@ class ModelsKind(PanelKind):
             arms.append(PlannedArm(name, run_spec, series=label, point=point, size=size))
         return arms
 
-    def kept(self, every: Sequence[Arm]) -> list[Arm]:
+    def kept(self, all_arms: Sequence[Arm]) -> list[Arm]:
         """Return the arms of the series that have runs at all points."""
-        return self.in_complete_series(every)
+        return self.in_complete_series(all_arms)
