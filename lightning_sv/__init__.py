@@ -12,9 +12,9 @@ from lightning_sv.version import __version__
 if TYPE_CHECKING:
     from lightning_sv.callbacks import (
         BranchNorms,
-        Preconditioner,
         RelativeSteps,
         RouterMonitor,
+        ScaleVectorMonitor,
         Sharpness,
         TrainingMonitor,
     )
@@ -36,7 +36,7 @@ _HOMES = {
     "TokenDataModule": "lit.data",
     "TextSamples": "lit.text_samples",
     **dict.fromkeys(
-        ("BranchNorms", "Preconditioner", "RelativeSteps", "RouterMonitor", "Sharpness"),
+        ("BranchNorms", "ScaleVectorMonitor", "RelativeSteps", "RouterMonitor", "Sharpness"),
         "callbacks",
     ),
     "TrainingMonitor": "callbacks",
@@ -53,7 +53,6 @@ __all__ = [
     "Backbone",
     "BackboneConfig",
     "BranchNorms",
-    "Preconditioner",
     "PretrainCLI",
     "PretrainModule",
     "RMSNorm",
@@ -61,6 +60,7 @@ __all__ = [
     "RouterMonitor",
     "ScaleOptions",
     "ScaleStrategy",
+    "ScaleVectorMonitor",
     "ScaledLinear",
     "Sharpness",
     "TextSamples",

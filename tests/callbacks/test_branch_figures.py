@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from lightning_sv import Backbone, BackboneConfig, ScaleOptions
-from lightning_sv.callbacks import branch_norms, preconditioner_figures
+from lightning_sv.callbacks import branch_norms, scale_vector_figures
 from lightning_sv.callbacks.branch_norms import norm_pages
-from lightning_sv.callbacks.preconditioner import beta_gradients
+from lightning_sv.callbacks.scale_vector_monitor import beta_gradients
 from lightning_sv.nn import next_token_loss
 from lightning_sv.scale.branch import BranchGroup
 from tests.conftest import GEMMA, MOE, gammas, perturbed
@@ -91,7 +91,7 @@ def test_preconditioner_drift_and_beta_equal_those_of_the_vectors(
     text: str, config: BackboneConfig
 ) -> None:
     model = perturbed(Backbone(config, text))
-    figures = preconditioner_figures(model)
+    figures = scale_vector_figures(model)
     expected: dict[str, float] = {}
     for i, layer in enumerate(model.layers):
         _, vectors, _ = parts(layer.ffn.gate_up, "up_proj")
@@ -109,8 +109,8 @@ def test_preconditioner_drift_and_beta_equal_those_of_the_vectors(
     assert bool(figures) == (text != "nop")
 
 
-def test_preconditioner_figures_of_a_norm_have_no_imbalance(config: BackboneConfig) -> None:
-    figures = preconditioner_figures(Backbone(replace(config, **GEMMA, **MOE), "hg+dp"))
+def test_scale_vector_figures_of_a_norm_have_no_imbalance(config: BackboneConfig) -> None:
+    figures = scale_vector_figures(Backbone(replace(config, **GEMMA, **MOE), "hg+dp"))
     assert figures_of(figures, "layer0/q_norm") == {"drift_out": 0}
 
 
@@ -124,12 +124,12 @@ def test_imbalance_gamma_shared_by_experts_counts_all_their_matrices(
     rows = [branch.weight.detach().reshape(-1, 32) for _, branch in group.branches()]
     lengths = torch.cat(rows).square().sum(0)
     expected = ((gamma - lengths).abs() / (gamma + lengths)).mean().item()
-    figures = preconditioner_figures(model)
+    figures = scale_vector_figures(model)
     for name in ("router", "expert_gate_proj", "expert_up_proj"):
         assert figures[f"layer0/{name}/imbalance_in"].item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_preconditioner_figures_of_a_vector_shared_by_heads_count_the_rows_of_all_heads(
+def test_scale_vector_figures_of_a_vector_shared_by_heads_count_the_rows_of_all_heads(
     config: BackboneConfig,
 ) -> None:
     model = perturbed(
@@ -140,7 +140,7 @@ def test_preconditioner_figures_of_a_vector_shared_by_heads_count_the_rows_of_al
     rows = branch.weight.detach().view(4, 8, 32)
     lengths = torch.stack([rows[:, j].square().sum() for j in range(8)])
     expected = ((g.square() - lengths).abs() / (g.square() + lengths)).mean().item()
-    figures = preconditioner_figures(model)
+    figures = scale_vector_figures(model)
     assert figures["layer0/q_proj/imbalance_out"].item() == pytest.approx(expected, rel=1e-5)
 
 

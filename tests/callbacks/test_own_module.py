@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 import lightning_sv
-from lightning_sv import Preconditioner, Sharpness, TokenDataModule, apply_strategy
+from lightning_sv import ScaleVectorMonitor, Sharpness, TokenDataModule, apply_strategy
 from lightning_sv.callbacks import (
     BranchNorms,
     CopyingMonitor,
@@ -119,7 +119,7 @@ def test_callbacks_leave_custom_training_unchanged(
 
     probe = Sharpness(("all", "scale_input"), points=3, loss=loss, model=name)
     probe.time.clock = lambda: 0.0  # its budget would skip the probe in the middle
-    probes = [BranchNorms(2, model=name), Preconditioner(2, model=name), probe]
+    probes = [BranchNorms(2, model=name), ScaleVectorMonitor(2, model=name), probe]
     callbacks: list[Any] = [TrainingMonitor(2), *probes]
     if kind == "mixture":
         callbacks.append(RouterMonitor(2, model=name))
@@ -158,7 +158,7 @@ def expected_tags(kind: str) -> set[str]:
         "sharpness/all/trace",
         "sharpness/scale_input/lambda_max",
         f"branch_norm/{branch}/effective",
-        f"preconditioner/{branch}/drift_in",
+        f"scale_vector/{branch}/drift_in",
     }
     if kind == "mixture":
         expected.add("moe/layer0/load_max")
@@ -236,7 +236,7 @@ def test_callbacks_without_their_model_or_twice_are_refused(
     readers = (
         [BranchNorms()],
         [BranchNorms(model="nett")],
-        [Preconditioner()],
+        [ScaleVectorMonitor()],
         [RouterMonitor()],
         [Sharpness()],
         [ResidualMonitor()],

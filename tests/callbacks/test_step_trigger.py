@@ -116,7 +116,7 @@ def test_total_steps_are_unknown_if_batches_do_not_tell_them(
     assert total_steps(trainer) == expected
     if expected is None:
         with pytest.raises(ConfigError, match="^max_steps is"):
-            known_steps(trainer, "Preconditioner")
+            known_steps(trainer, "ScaleVectorMonitor")
 
 
 def test_log_spaced_of_a_short_run_begins_at_step_1() -> None:
@@ -125,7 +125,7 @@ def test_log_spaced_of_a_short_run_begins_at_step_1() -> None:
     assert log_spaced(64, 2) == [0, 64]
 
 
-PERIODIC = ("TrainingMonitor", "BranchNorms", "RouterMonitor", "Preconditioner")
+PERIODIC = ("TrainingMonitor", "BranchNorms", "RouterMonitor", "ScaleVectorMonitor")
 SHARPNESS = {"budget": 0.0, "points": 1, "hutchinson_probes": 1, "subsets": [], "sequences": 0}
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_sv.__main__ import main
-from lightning_sv.callbacks import preconditioner_figures
+from lightning_sv.callbacks import scale_vector_figures
 from lightning_sv.callbacks.sharpness import parameter_subsets
 from lightning_sv.corpus import Manifest, open_split
 from lightning_sv.curvature import HessianProduct, hutchinson, lanczos
@@ -102,7 +102,7 @@ def test_fit_probed_trains_as_without_and_logs_the_checkpoint(
     record = read_run(run)
     without = read_run(without_probes)
     assert record.curve("train/loss").values.tolist() == without.curve("train/loss").values.tolist()
-    assert not any(tag.startswith(("sharpness/", "preconditioner/")) for tag in without.curves)
+    assert not any(tag.startswith(("sharpness/", "scale_vector/")) for tag in without.curves)
     assert set(record.curves) >= set(without.curves)
 
     assert_figures_are_those_of_the_checkpoint(
@@ -110,10 +110,10 @@ def test_fit_probed_trains_as_without_and_logs_the_checkpoint(
     )
     assert (record.curve("sharpness/seconds").values > 0).all()
     assert record.curve("sharpness/skipped").values.tolist() == [0.0] * 4
-    for key, figure in preconditioner_figures(
+    for key, figure in scale_vector_figures(
         load_backbone(str(run / "checkpoints/last.ckpt"))
     ).items():
-        assert record.curve(f"preconditioner/{key}").values[-1] == pytest.approx(
+        assert record.curve(f"scale_vector/{key}").values[-1] == pytest.approx(
             figure.item(), rel=1e-5, abs=1e-6
         ), key
     pages = pages_of(run)
@@ -123,7 +123,7 @@ def test_fit_probed_trains_as_without_and_logs_the_checkpoint(
         page: set(chain.from_iterable(pages[page].values()))
         for page in pages.keys() - before.keys()
     }
-    assert "sharpness/scale_input/trace" in tags["sharpness"] and "preconditioner: Q, K, V" in tags
+    assert "sharpness/scale_input/trace" in tags["sharpness"] and "scale_vector: Q, K, V" in tags
     assert set().union(*tags.values()) <= record.curves.keys()
 
 

@@ -23,7 +23,7 @@ from lightning_sv.scale.vector import HeadShared
 _AXES = {"in": -2, "out": -1}
 
 
-def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
+def scale_vector_figures(model: nn.Module) -> dict[str, Tensor]:
     """Return metrics of the scale vectors of every branch, keyed 'layer0/q_proj/drift_in'.
 
     Per side, in for gamma_in and out for gamma_out (with rows for columns on the output side):
@@ -132,8 +132,8 @@ def _mean(values: Tensor) -> Tensor:
     return values.mean().double().cpu()
 
 
-class Preconditioner(BranchCallback):
-    """Log `preconditioner_figures` and `beta_gradients`.
+class ScaleVectorMonitor(BranchCallback):
+    """Log `scale_vector_figures` and `beta_gradients`.
 
     Gradients are those of the step before the write, before clipping.
 
@@ -145,7 +145,7 @@ class Preconditioner(BranchCallback):
         ConfigError: a value out of range
     """
 
-    tag = "preconditioner"
+    tag = "scale_vector"
 
     def __init__(self, every_n_steps: int = 100, model: str | None = None):
         super().__init__(every_n_steps, model)
@@ -157,7 +157,7 @@ class Preconditioner(BranchCallback):
         It has a chart per metric and side, with a curve per branch, averaged over layers.
         """
         pages: Pages = {}
-        for curve in branch_curves(preconditioner_figures(self._model)):
+        for curve in branch_curves(scale_vector_figures(self._model)):
             if curve.place != "mean":
                 continue
             page = f"{self.tag}: {curve.page}"
@@ -177,4 +177,4 @@ class Preconditioner(BranchCallback):
     def act(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Write the metrics."""
         with measuring(trainer):
-            self.write(trainer, preconditioner_figures(self._model) | self._gradients)
+            self.write(trainer, scale_vector_figures(self._model) | self._gradients)
