@@ -252,7 +252,8 @@ def test_fit_hybrid_sharded_on_fewer_ranks_equals_one_process(
         "state"
     ].items():
         for key, value in state.items():
-            assert (states[number][key] - value).norm() <= 0.1 * value.norm(), (number, key)
+            error = (states[number][key] - value).norm()
+            assert error <= 1e-2 * value.norm() + 1e-10, (number, key)  # of a gradient near 0
     single = [
         "--run_dir",
         str(tmp_path / "single"),
