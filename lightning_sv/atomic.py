@@ -25,8 +25,6 @@ _ABOUT_CONTENT = (None, errno.EINVAL)
 _NOT_SUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 # Print a message if the lock is not acquired within this many seconds.
 _SILENT_WAIT_S = 1.0
-#: timeout of a lock that waits for as long as it takes
-NO_LIMIT = -1.0
 
 
 @contextmanager
@@ -79,10 +77,11 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @contextmanager
-def locked(target: Path, other: str) -> Iterator[None]:
+def locked(target: Path, other: str, *, timeout: float = -1) -> Iterator[None]:
     """Hold the lock of `target`, with a message while waiting for `other`; leave no lock file.
 
-    The parent of `target` is created.
+    The parent of `target` is created. `timeout` is in seconds, -1 for no limit; the error after it
+    is `filelock.Timeout`, an OSError.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     # FileLock would retry forever in a folder that is not writable
@@ -93,7 +92,7 @@ def locked(target: Path, other: str) -> Iterator[None]:
         lock = acquire_lock(path, _SILENT_WAIT_S)
     except Timeout:
         log.info("waiting for another %s (Ctrl-C ends the wait)", other)
-        lock = acquire_lock(path, NO_LIMIT)
+        lock = acquire_lock(path, timeout)
     try:
         yield
     finally:

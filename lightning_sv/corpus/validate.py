@@ -7,9 +7,11 @@ checked during setup.
 
 import hashlib
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,12 @@ from lightning_sv.errors import ConfigError
 SHOWN_BYTES = 2 << 30
 #: file next to manifest.json that `check_corpus` writes after it has hashed all shards
 STAMP = "verified.json"
+# Wait at most this long for a different process that hashes: half of the time that other ranks wait
+# for this one.
+_WAIT_S = 300.0
+# Write the stamp this often while hashing, because a restart after a rank's time-out would hash all
+# shards again.
+_STAMP_S = 10.0
 # litdata's names of 1-D NumPy arrays of these types. Other formats are rejected: some are pickles.
 DATA_FORMATS = {"uint16": ["no_header_numpy:5"], "uint32": ["no_header_numpy:6"]}
 # litdata's index of uncompressed, unencrypted shards with one array per document.
@@ -193,29 +201,44 @@ class _Corpus:
         if not stamp.unverified():
             return
         with ExitStack() as stack:
-            with suppress(OSError):  # if the folder is not writable, each process hashes
-                stack.enter_context(locked(stamp.path, f"process that checks {self.root}"))
-            shards = stamp.unverified()  # none if another process has hashed them meanwhile
+            # after the time-out, or if it is not writable, each process hashes
+            with suppress(OSError):
+                lock = locked(stamp.path, f"process that checks {self.root}", timeout=_WAIT_S)
+                stack.enter_context(lock)
+            shards = stamp.unverified()
             if shards:
-                self._hash(shards)
-                stamp.write()
+                self._hash(shards, stamp)
 
-    def _hash(self, shards: list[Shard]) -> None:
+    def _hash(self, shards: list[Shard], stamp: "_Stamp") -> None:
+        """Check the shards, and write the stamp from time to time, so that a restart continues."""
+        left = {shard.file for shard in shards}
+        lock = Lock()
+        stamped = time.monotonic()
+
+        def check(shard: Shard) -> int:
+            nonlocal stamped
+            self._check_shard(shard)
+            with lock:
+                left.remove(shard.file)
+                if not left or time.monotonic() - stamped >= _STAMP_S:
+                    stamp.write(left)
+                    stamped = time.monotonic()
+            return shard.bytes
+
         size = sum(shard.bytes for shard in shards)
-        is_shown = size > SHOWN_BYTES
-        in_threads("checking shards", self._check_shard, shards, size, shown=is_shown)
+        in_threads("checking shards", check, shards, size, shown=size > SHOWN_BYTES)
 
-    def _check_shard(self, shard: Shard) -> int:
-        """Check the hash and the largest token of a shard; return its bytes."""
+    def _check_shard(self, shard: Shard) -> None:
+        """Check the hash and the largest token of a shard."""
         path = self.root / shard.file
         if file_sha256(path) != shard.sha256:
             raise self.damaged(f"{path} does not match its sha256 in manifest.json")
-        if shard.tokens:
-            tokens = np.memmap(path, self.manifest.dtype, mode="r", offset=_header_bytes(shard))
-            largest = tokens.max()
-            if largest >= self.manifest.vocab_size:
-                raise self.damaged(f"{path} has token {largest}, outside the vocabulary")
-        return shard.bytes
+        if not shard.tokens:
+            return
+        tokens = np.memmap(path, self.manifest.dtype, mode="r", offset=_header_bytes(shard))
+        largest = tokens.max()
+        if largest >= self.manifest.vocab_size:
+            raise self.damaged(f"{path} has token {largest}, outside the vocabulary")
 
 
 def _listed_shard(name: str, chunk: Mapping[str, Any]) -> tuple[str, Any, Any, Any]:
@@ -272,8 +295,9 @@ class _Stamp:
         except (OSError, ValueError, RecursionError, LookupError, TypeError):
             return {}
 
-    def write(self) -> None:
-        """Write the file after all shards have been hashed."""
-        text = json.dumps({CHECKSUM: self._checksum, "files": self._states})
+    def write(self, left: Collection[str]) -> None:
+        """Write the file for all shards except those that are left to hash."""
+        states = {name: state for name, state in self._states.items() if name not in left}
+        text = json.dumps({CHECKSUM: self._checksum, "files": states})
         with suppress(OSError):  # e.g. not writable
             write_atomically(self.path, text)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from lightning_sv.atomic import NO_LIMIT, acquire_lock
+from lightning_sv.atomic import acquire_lock
 from lightning_sv.corpus.job import Job
 from lightning_sv.corpus.parts import Part, encode_part
 from lightning_sv.errors import ConfigError, RunError
@@ -33,6 +33,8 @@ EXIT_TEXT = 2
 EXIT_DISK = 3
 #: seconds between two looks at the parts that the workers have completed
 _POLL_S = 0.2
+#: timeout of a lock that waits for as long as it takes
+_NO_LIMIT = -1.0
 
 
 def encode_parts(job: Job, count: int, workers: int, step: Callable[[int], None]) -> None:
@@ -62,7 +64,7 @@ def work(job: Job, parts: list[Part], step: Callable[[int], None]) -> None:
 
     A part whose process ended before it was complete is encoded here.
     """
-    for timeout in (0, NO_LIMIT):
+    for timeout in (0, _NO_LIMIT):
         for part in parts:
             if not job.is_open():  # another process has published the corpus
                 return

@@ -7,13 +7,16 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
 
 from lightning_sv.__main__ import main
-from lightning_sv.atomic import file_sha256
+from lightning_sv.atomic import file_sha256, locked
 from lightning_sv.corpus import CorpusConfig, Manifest, check_corpus, open_split, prepare, validate
 from lightning_sv.corpus.manifest import CHECKSUM, checksum
 from lightning_sv.corpus.validate import STAMP
@@ -97,6 +100,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "no checksum": (_without(CHECKSUM), CHECKSUM),
     "edited": (_in_manifest(_edited, signed=False), CHECKSUM),
     "no number": (_with(vocab_size="9"), "vocab_size is '9'"),
+    "outside": (_with(tokenizer_file="../tokenizer.json"), "../tokenizer.json"),
     "total": (_with_val(tokens=1), "val"),
     "token": (_with_val(largest_token=300), "token 300"),
     "no bytes": (_with_val(bytes=0), "manifest.json"),
@@ -202,6 +206,54 @@ def test_outdated_stamp_hashes_once_more(
         _load_and_check(copy)
         assert len(hashed) == _shards(copy) > 1
     assert not list(copy.glob(".*"))
+
+
+def test_check_corpus_continues_where_it_was_stopped(
+    copy: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validate, "_STAMP_S", 0)
+    monkeypatch.setattr(
+        validate, "in_threads", lambda name, check, shards, *_, **__: list(map(check, shards))
+    )
+    _load_and_check(copy)
+    for shard in (copy / f"train/chunk-0-{number}.bin" for number in range(2)):
+        shard.touch()
+    damaged = copy / "train/chunk-0-1.bin"
+    _flip(damaged)
+    hashed.clear()
+    for found in (["chunk-0-0.bin", damaged.name], [damaged.name]):
+        with pytest.raises(ConfigError, match=damaged.name):
+            _load_and_check(copy)
+        assert hashed == found
+        hashed.clear()
+
+
+def test_check_corpus_damage_of_equal_size_and_time_is_found(copy: Path) -> None:
+    _load_and_check(copy)
+    shard = copy / "train/chunk-0-0.bin"
+    before = shard.stat()
+    _flip(shard)
+    os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
+    for _ in range(2):  # the refusal leaves no stamp
+        with pytest.raises(ConfigError, match=r"chunk-0-0\.bin .*sha256"):
+            _load_and_check(copy)
+
+
+def test_check_corpus_two_at_once_one_hashes(
+    copy: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads simulate two nodes that share a disk; the file lock excludes one while the other
+    hashes."""
+    both = Barrier(2)
+
+    def wait(*args: Any, **settings: Any) -> AbstractContextManager[None]:
+        both.wait(10)  # neither has found a stamp
+        return locked(*args, **settings)
+
+    monkeypatch.setattr(validate, "locked", wait)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(_load_and_check, [copy, copy]))
+    assert len(hashed) == _shards(copy)
 
 
 def test_check_corpus_read_only_folder_is_hashed_each_time(copy: Path, hashed: list[str]) -> None:
