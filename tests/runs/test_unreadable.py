@@ -28,9 +28,9 @@ READERS: dict[str, Any] = {
     "meta.pt": lambda folder: read_sharded(folder, tensors=False, checksums=True),
     "model.safetensors": lambda folder: opened_weights(folder / "model.safetensors"),
     "claims.json": lambda folder: read_table(folder / "claims.json"),
-    "text.json": lambda folder: prepare(
+    "text.jsonl": lambda folder: prepare(
         CorpusConfig(
-            dir=str(folder / "corpus"), source=f"files:{folder}/*.json", tokenizer="bpe:300"
+            dir=str(folder / "corpus"), source=f"files:{folder}/*.jsonl", tokenizer="bpe:300"
         ),
         progress=False,
     ),
