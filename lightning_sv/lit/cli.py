@@ -295,7 +295,7 @@ class PretrainCLI(LightningCLI):
         plugins = _several(given["plugins"])
         for plugin in plugins:
             is_followed = isinstance(plugin, ClusterEnvironment)
-            expected = "cluster environments; the keys of trainer set everything else."
+            expected = "cluster environments. The keys of trainer set everything else."
             expect(is_followed, "trainer.plugins", type(plugin).__name__, expected)
         arguments: dict[str, Any] = {
             "logger": False,  # `_open` sets it

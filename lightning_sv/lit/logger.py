@@ -58,8 +58,8 @@ class RunLogger(TensorBoardLogger):
     def mark(self, status: "SessionLog.SessionStatus", tokens: int) -> None:
         """Mark a checkpoint that is about to be written, or the first token of a segment.
 
-        TensorBoard and `runs.events` drop earlier events beyond the segment's start. Only marked
-        steps can be resumed.
+        TensorBoard and `runs.events` drop earlier events beyond the segment's start. After a kill,
+        curves are complete up to a marked step.
         """
         if self.opened:
             self.experiment._get_file_writer().add_event(

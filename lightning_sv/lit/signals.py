@@ -57,6 +57,8 @@ class StopSignals:
         self.received: int | None = None
         self._prints = False
         self._before: dict[int, Any] = {}
+        #: signal that announces the end of a SLURM job's time
+        self._announcing: int = signal.SIGUSR1
         #: signals after which the SLURM job is queued again
         self._requeueing: set[int] = {signal.SIGUSR1}
 
@@ -75,18 +77,19 @@ class StopSignals:
             return
         self._prints = trainer.is_global_zero
         self._follow(trainer._accelerator_connector.cluster_environment)
-        for number in _SIGNALS | self._requeueing:
+        for number in _SIGNALS | {self._announcing}:
             is_ignored = signal.getsignal(number) == signal.SIG_IGN
             if not (is_ignored and number in _MAY_BE_IGNORED):
                 self._before[number] = signal.signal(number, self._note)
 
     def _follow(self, environment: ClusterEnvironment) -> None:
-        """Set the signals that requeue the job to those of the Trainer's plugin."""
+        """Follow the Trainer's plugin: which signal comes first, and whether it requeues."""
         if isinstance(environment, SLURMEnvironment):
+            self._announcing = environment.requeue_signal or signal.SIGUSR1
             if not environment.auto_requeue:
                 self._requeueing = set()
                 return
-            self._requeueing = {environment.requeue_signal or signal.SIGUSR1}
+            self._requeueing = {self._announcing}
         if os.environ.get(REQUEUE_ON_SIGTERM):
             self._requeueing.add(signal.SIGTERM)
 

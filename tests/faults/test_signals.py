@@ -59,6 +59,7 @@ def slurm_plugin(argument: str) -> list[str]:
 
 
 KEEP = slurm_plugin("auto_requeue: false")
+KEEP_ALARM = slurm_plugin("auto_requeue: false, requeue_signal: SIGALRM")
 ALARM = slurm_plugin("requeue_signal: SIGALRM")
 
 
@@ -87,6 +88,7 @@ def counted(*row: object) -> object:
         counted(signal.SIGUSR1, SRUN, [], "12"),
         counted(signal.SIGUSR1, ARRAY, [], "12_3"),
         (signal.SIGUSR1, SRUN, KEEP, None),
+        (signal.SIGALRM, SRUN, KEEP_ALARM, None),
         (signal.SIGALRM, SRUN, ALARM, "12"),
         (signal.SIGUSR1, SRUN, ALARM, None),
         (signal.SIGTERM, SRUN, ALARM, None),

@@ -408,6 +408,21 @@ def test_interrupted_step_is_not_part_of_the_next_fit(tmp_path: Path) -> None:
     assert differences(*ends) == []
 
 
+def test_second_fit_of_a_trainer_continues_the_rates(tmp_path: Path) -> None:
+    rates, note = noted(
+        "on_train_batch_end", lambda trainer, *_: trainer.optimizers[0].param_groups[0]["lr"]
+    )
+    run = trainer(tmp_path, note, **EPOCHS | {"max_epochs": 1})
+    made = module()
+    run.fit(made, loader())
+    run.fit_loop.max_epochs = 2
+    run.fit(made, loader())
+    twice = rates[6:]
+    rates[:] = []
+    trainer(tmp_path, note, **EPOCHS).fit(module(), loader())
+    assert twice == rates[6:]
+
+
 def test_compiled_module_trains_as_the_plain_one(data: TokenDataModule, tmp_path: Path) -> None:
     names = ("plain", "compiled")
     plain = module()

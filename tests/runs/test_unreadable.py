@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from lightning_sv.atomic import file_sha256
-from lightning_sv.corpus import CorpusConfig, prepare
 from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.errors import UnreadableError
 from lightning_sv.experiments.kinds.table import read_table
@@ -28,12 +27,6 @@ READERS: dict[str, Any] = {
     "meta.pt": lambda folder: read_sharded(folder, tensors=False, checksums=True),
     "model.safetensors": lambda folder: opened_weights(folder / "model.safetensors"),
     "claims.json": lambda folder: read_table(folder / "claims.json"),
-    "text.jsonl": lambda folder: prepare(
-        CorpusConfig(
-            dir=str(folder / "corpus"), source=f"files:{folder}/*.jsonl", tokenizer="bpe:300"
-        ),
-        progress=False,
-    ),
 }
 
 

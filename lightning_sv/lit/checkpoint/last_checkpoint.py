@@ -17,7 +17,7 @@ from lightning_sv.callbacks.run_state import (
     validates_now,
 )
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.lit.checkpoint.sharded_write import link_last
+from lightning_sv.lit.checkpoint.sharded_write import check_links, link_last
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.guards.finite import FiniteGuard
 from lightning_sv.lit.logger import RunLogger
@@ -71,6 +71,8 @@ class LastCheckpoint(Checkpoint):
         self._saved_step = trainer.global_step
         if trainer.is_global_zero:
             _remove_partial(self.path.parent)
+            if _is_sharded(trainer):
+                check_links(self.path.parent)
         for guard in callbacks_of(trainer, FiniteGuard):
             self._guard = guard
             guard.agree_on_stop(self.signals.is_received)
@@ -144,9 +146,7 @@ class LastCheckpoint(Checkpoint):
 
     def _write(self, trainer: L.Trainer) -> None:
         """Replace last.ckpt atomically: a collective."""
-        strategy = trainer.strategy
-        is_sharded = isinstance(strategy, FullyShardedStrategy) and strategy.sharded_checkpoints
-        if not is_sharded:
+        if not _is_sharded(trainer):
             trainer.save_checkpoint(self.last)
             return
         folder = self.last.with_name(f"step-{trainer.global_step}.ckpt")
@@ -179,6 +179,11 @@ class LastCheckpoint(Checkpoint):
 
 def _run_loggers(trainer: L.Trainer) -> list[RunLogger]:
     return [logger for logger in trainer.loggers if isinstance(logger, RunLogger)]
+
+
+def _is_sharded(trainer: L.Trainer) -> bool:
+    strategy = trainer.strategy
+    return isinstance(strategy, FullyShardedStrategy) and strategy.sharded_checkpoints
 
 
 def _remove_partial(folder: Path) -> None:

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future as TorchFuture
 
 from lightning_sv.atomic import file_sha256, partial_of, remove, replace, sync
+from lightning_sv.errors import ConfigError
 from lightning_sv.runs.sharded_checkpoint import CHECKSUMS, GROUPS, INDEX, META, flat_tensors
 
 
@@ -54,6 +55,26 @@ def _write_meta(meta: dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True)
     torch.save(meta, folder / META)
     sync(folder / META)
+
+
+def check_links(folder: Path) -> None:
+    """Check that a new link can be made in a folder, before the first checkpoint needs one.
+
+    Raises:
+        ConfigError: the file system has no symbolic links, as mounted buckets and CIFS
+    """
+    link = folder / ".link"
+    remove(link)  # left by a process that was killed
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        link.symlink_to("last.ckpt")
+    except OSError as error:
+        expected = "a folder on a file system with symbolic links"
+        hint = "Or leave out save_distributed_checkpoint."
+        raise ConfigError(
+            f"run_dir has {folder} without links; expected {expected}. {hint}"
+        ) from error
+    link.unlink()
 
 
 def link_last(last: Path, folder: Path) -> None:
