@@ -6,6 +6,7 @@
 Everything is checked before the first weight changes, so an error leaves the model as it was.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -22,6 +23,8 @@ from lightning_sv.scale import ScaleVector
 
 #: classes of sharded modules and parameters
 _SHARDED = {"FSDPModule", "FullyShardedDataParallel", "DTensor"}
+#: names of parameters that PEFT adds
+_OF_LORA = re.compile(r"lora_|modules_to_save")
 
 
 @torch.no_grad()
@@ -132,9 +135,9 @@ def _frozen(model: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def _trains(model: nn.Module) -> bool:
-    """Return True if a scale vector trains, or without vectors another parameter."""
+    """Return True if a scale vector trains, or without vectors another weight."""
     frozen = set(_frozen(model))
-    candidates = list(_parameters_of_vectors(model)) or list(model.parameters())
+    candidates = list(_parameters_of_vectors(model)) or list(_weights(model))
     return any(parameter.requires_grad for parameter in candidates if parameter not in frozen)
 
 
@@ -142,6 +145,13 @@ def _parameters_of_vectors(model: nn.Module) -> Iterator[nn.Parameter]:
     for module in model.modules():
         if isinstance(module, ScaleVector):
             yield from module.parameters()
+
+
+def _weights(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters but for LoRA's, which train while all others are frozen."""
+    for name, parameter in model.named_parameters():
+        if not _OF_LORA.search(name):
+            yield parameter
 
 
 def _unregister(model: nn.Module) -> None:
