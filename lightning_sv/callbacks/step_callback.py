@@ -66,8 +66,9 @@ class StepCallback(L.Callback):
         write_scalars(trainer, {f"{self.tag}/{key}": value for key, value in numbers.items()})
 
     def expect_at_least(self, key: str, value: int, least: int) -> None:
-        """Raise ConfigError if an argument is too small."""
-        expect(value >= least, f"{key} of {self.name}", value, f"at least {least}.")
+        """Raise ConfigError if an argument is no integer, or too small."""
+        is_large = isinstance(value, int) and value >= least
+        expect(is_large, f"{key} of {self.name}", value, f"an integer of at least {least}.")
 
 
 def _numbers_of_tensors(figures: Mapping[str, float | Tensor]) -> dict[str, float]:

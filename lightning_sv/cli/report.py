@@ -44,7 +44,7 @@ def _parser() -> PlainParser:
     parser = PlainParser(
         "report", text, json="Print the differences as JSON on stdout, and the rest on stderr."
     )
-    places = "Run directories, folders of runs, or folders of reports."
+    places = "Run directories, folders of runs, or folders that compare or report wrote."
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR", help=places)
     parser.add_argument(
         "--labels", nargs="+", help="Names of the runs instead of their strategies, one per run."

@@ -32,7 +32,7 @@ from lightning_sv.experiments.sources.from_cli import compared_figure, parse_arm
 from lightning_sv.experiments.sources.from_runs import own_figure
 from lightning_sv.experiments.spec import ArmSpec, load_budget, load_figure
 from lightning_sv.lit.run_arguments import parse_run
-from tests.conftest import CONFIG, Refused, listen_to_interrupts, thinned
+from tests.conftest import CONFIG, ROOT, Refused, listen_to_interrupts, thinned
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))
 LLAMA = parse_arm("llama")
@@ -288,6 +288,12 @@ def test_parse_arm_values_stay_complete() -> None:
     assert list(arm.overrides.values()) == [{"lm_head": "dp"}, 0.01, "2024_01 #1"]
     with pytest.raises(ConfigError, match="nop"):
         parse_arm("nop", "--model.optim.lr '0.1", None)
+
+
+def test_report_of_a_folder_of_paper_is_refused() -> None:
+    """A label there is that of a panel: `unified` is several models."""
+    with pytest.raises(ConfigError, match="labels"):
+        own_figure([ROOT / "results/cpu-100"])
 
 
 def test_report_has_a_panel_per_sharpness_scalar(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ class Sharpness(StepCallback):
             return self.loss.figures(trainer, pl_module)
         except torch.OutOfMemoryError as error:
             found = f"too large for the memory of {pl_module.device}"
-            hint = "Lower sequences, or the batch of your own loss."
+            hint = "Lower sequences or lanczos_steps, or the batch of your own loss."
             raise ConfigError(
                 f"a measurement of Sharpness is {found}; expected a smaller one. {hint}"
             ) from error

@@ -145,7 +145,8 @@ def _changes(then: FileStates, paths: Iterable[Path]) -> list[str]:
         if name not in then:
             phrases.append(f"{name} is new")
         elif name not in now:
-            phrases.append(f"{name} is gone")
+            is_there = os.path.lexists(name)  # of a suffix that an earlier version read
+            phrases.append(f"{name} is no longer read" if is_there else f"{name} is gone")
         elif not _is_same(now[name], then[name]):
             phrases.append(f"{name} has changed")
     return phrases

@@ -44,12 +44,15 @@ def write_tuned(figures: Sequence[Figure], out: Path) -> None:
 
 def _tuned(figure: Figure, panel: LoadedPanel, run_spec: "RunSpec") -> Tuned:
     arms = {}
+    source = _source(figure, panel)
     for strategy, best in _best_of_strategies(panel).items():
         values = map(rounded, best.values)
         arms[strategy] = dict(zip(panel.spec.axes, values, strict=True))
+        if best.why_not:
+            source += f"; {strategy} is its lowest point: {best.why_not}"
     return Tuned(
         name=f"{run_spec.model}-{run_spec.steps}",
-        source=_source(figure, panel),
+        source=source,
         optim=panel.spec.optim,
         schedule=panel.spec.schedule,
         d_model=json.loads(run_spec.identity)["model"]["backbone"]["d_model"],

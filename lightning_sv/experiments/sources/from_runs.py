@@ -49,7 +49,7 @@ def own_figure(
     It has branch norms if all runs logged them.
 
     Args:
-        dirs: complete runs, folders of runs, or folders of reports
+        dirs: complete runs, folders of runs, or folders that `compare` or `report` wrote
         labels: names of the runs instead of their strategies
         baseline: label of the baseline; by default that of the first run
         command: command of the report
@@ -235,8 +235,9 @@ def _reported_runs(path: Path) -> _FoundRuns:
     """Return the runs of a report with the labels of their arms."""
     file = path / RESULTS
     columns, rows = read_csv(file)
-    if not {"run", "arm", "val_loss"} <= set(columns):
+    if not {"run", "arm", "seed", "val_loss"} <= set(columns):
         raise ConfigError(f"{file} is no table of runs; expected that of a report.")
+    _check_labels(file, rows.values())
     labels: dict[str, str] = {}
     diverged: dict[str, str] = {}
     for row in rows.values():  # a run may be in several panels
@@ -246,6 +247,20 @@ def _reported_runs(path: Path) -> _FoundRuns:
     counts = Counter(diverged.values()).items()
     lost = [f"Diverged runs of {arm}, which are left out: {n}." for arm, n in counts]
     return _FoundRuns(runs, lost)
+
+
+def _check_labels(file: Path, rows: Iterable[Mapping[str, str]]) -> None:
+    """Check that a label and a seed mean one run in all panels, as in a report of `compare`."""
+    labels: dict[str, str] = {}
+    runs: dict[tuple[str, str], str] = {}
+    for row in rows:
+        run = row["run"]
+        label = labels.setdefault(run, row["arm"])
+        first = runs.setdefault((row["arm"], row["seed"]), run)
+        if label != row["arm"] or first != run:
+            found = f"{file} has {run} under several labels, or {row['arm']} for several runs"
+            expected = "the table of a report of compare or report. Pass the directories of runs."
+            raise ConfigError(f"{found}; expected {expected}")
 
 
 def described(panel: LoadedPanel) -> tuple[LoadedPanel, ...]:

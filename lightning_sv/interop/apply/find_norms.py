@@ -135,7 +135,8 @@ def _check_reached(norms: Iterable[TracedNorm], traced: TracedModel) -> None:
     unreached = [*_unreached_vectors(traced), *_unreached_branches(norms, traced)]
     if unreached:
         what = f"no token of the example reached {unreached[0]}, so its scale vector is unknown"
-        hint = "pass an example that reaches it, such as one with more tokens."
+        example = "pass an example that reaches it, such as one with more tokens"
+        hint = f"{example}, or a forward pass that runs it."
         raise ConfigError(f"{what}; {hint}")
 
 

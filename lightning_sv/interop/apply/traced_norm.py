@@ -19,7 +19,7 @@ class Reason(Enum):
     SHAPE = "its shape has {} axes"
     WIDTH = "{} reads it with a different width"
     UNFIT = "it is read by a convolution, a function of a matrix or a different kind of product"
-    NEEDED = "matrices cannot absorb it"
+    NEEDED = "the operations that read it cannot absorb it"
 
 
 @dataclass(frozen=True)
