@@ -95,11 +95,13 @@ class RunResolver:
         config = replace(untuned, keys={**defaults, **optimum.keys, **settings})
         steps = self._steps(panel, arm, role)
 
+        note = f"{model.note} {optimum.note}".strip()
+
         # parsing takes 0.06 seconds, and panels and figures share many runs
-        request = json.dumps([list(map(str, files)), config.keys, arm.scale, steps], sort_keys=True)
+        run_of_panel = [list(map(str, files)), config.keys, arm.scale, steps, note]
+        request = json.dumps(run_of_panel, sort_keys=True)
         if request not in self._resolved:
             run = config.parse()
-            note = f"{model.note} {optimum.note}".strip()
             cost = self._cost(run, steps, panel, model)
             self._resolved[request] = run.spec(steps, cost, note, panel.probes)
         return self._resolved[request]
