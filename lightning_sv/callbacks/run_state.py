@@ -206,15 +206,13 @@ class StepTrigger:
 
     def is_due(self, step: int) -> bool:
         """Return True if the callback acts after this step, the last completed one or a later."""
-        if self.is_last(step) or self.is_chosen(step):
+        completed_steps = self._completed_with(step)
+        is_chosen = not self.chosen.isdisjoint(completed_steps)
+        if is_chosen or self.is_last(step):
             return True
         if self.every is None:
             return False
-        return any(completed % self.every == 0 for completed in self._completed_with(step))
-
-    def is_chosen(self, step: int) -> bool:
-        """Return True if a chosen step was completed with this one."""
-        return any(completed in self.chosen for completed in self._completed_with(step))
+        return any(completed % self.every == 0 for completed in completed_steps)
 
     def is_last(self, step: int) -> bool:
         """Return True if the run ends with this step."""

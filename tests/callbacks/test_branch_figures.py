@@ -87,7 +87,7 @@ def test_branch_norms_of_experts_and_gemma_norms_equal_dense_ones(config: Backbo
 
 
 @pytest.mark.parametrize("text", ["llama", "hg+dp+or", "ap", "nop"])
-def test_preconditioner_drift_and_beta_equal_those_of_the_vectors(
+def test_scale_vector_drift_and_beta_equal_those_of_the_vectors(
     text: str, config: BackboneConfig
 ) -> None:
     model = perturbed(Backbone(config, text))

@@ -40,17 +40,17 @@ def test_step_trigger_acts_once_at_due_steps_and_the_last(accumulate: int, begin
     assert acted == [(step, accumulate - 1) for step in (2, 4, 6, 7) if step > begin]
 
 
-def test_step_trigger_counts_all_steps_of_a_batch() -> None:
+@pytest.mark.parametrize(("every", "chosen"), [(2, []), (None, [8])])
+def test_step_trigger_counts_all_steps_of_a_batch(every: int | None, chosen: list[int]) -> None:
     """With two optimizers, or when a batch passes the last step."""
-    clock = StepTrigger("x.every_n_steps", 2)
+    clock = StepTrigger("x.every_n_steps", every)
     trainer: Any = SimpleNamespace(
         global_step=7, estimated_stepping_batches=7, callbacks=[], max_steps=7
     )
-    clock.start(trainer, chosen=[8])
+    clock.start(trainer, chosen)
     trainer.global_step = 9
-    assert clock.ended(trainer) and clock.is_chosen(9) and not clock.is_chosen(10)
     # 8 is one of its steps, 11 a later one that the caller knows
-    assert clock.is_due(9) and not clock.is_due(11)
+    assert clock.ended(trainer) and clock.is_due(9) and not clock.is_due(11)
     trainer.global_step = 6
     clock.start(trainer)
     trainer.global_step = 8
