@@ -24,10 +24,11 @@ from lightning_sv.callbacks import (
     TrainingMonitor,
 )
 from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
+from lightning_sv.callbacks.sharpness.model_copy import plain_copy
 from lightning_sv.callbacks.tensorboard_layout import layout_of
 from lightning_sv.callbacks.training_monitor import mean_loss
 from lightning_sv.errors import ConfigError
-from lightning_sv.nn import RouterConfig
+from lightning_sv.nn import RouterConfig, meta_backbone
 from tests.conftest import thinned
 from tests.lit.own_trainer import (
     BIASED,
@@ -213,6 +214,54 @@ def test_training_loss_of_half_precision_is_summed_in_float32() -> None:
     nats = mean_loss(run, user, {"loss": torch.tensor(9.0), "nats": torch.tensor(3.0)})
     assert nats.item() == 3.0
     assert mean_loss(run, user, None) is None
+
+
+class WithoutOptimizer(Foreign):
+    """A user's module that trains nothing."""
+
+    def configure_optimizers(self) -> Any:
+        return None
+
+
+@pytest.mark.parametrize("kind", [Foreign, WithoutOptimizer])
+def test_monitors_log_what_a_custom_module_has(
+    kind: type[Foreign], data: TokenDataModule, tmp_path: Path
+) -> None:
+    monitors = (TrainingMonitor(1), CopyingMonitor(2, 2, model="net"))
+    trainer(tmp_path, *monitors).fit(kind(foreign("backbone")), data)
+    logged = tags(tmp_path)
+    assert {"train/loss", "copying/repeat"} <= logged
+    assert ("lr" in logged) == (kind is Foreign)
+
+
+def test_sharpness_copy_keeps_parameters_frozen() -> None:
+    model = lightning_sv.Backbone(SIZES, "hg+dp+or", seed=0)
+    model.embed.requires_grad_(False)
+    meta = meta_backbone(SIZES, "hg+dp+or")
+    copy = plain_copy(model, meta, torch.device("cpu"), keep=True)
+    assert copy is not None
+    frozen = [name for name, value in copy.named_parameters() if not value.requires_grad]
+    assert frozen == ["embed.weight"]
+
+
+def test_metric_accumulator_drops_sums_of_an_incomplete_step() -> None:
+    """They are not in a checkpoint inside of the step, and the next fit starts without them."""
+    run: Any = SimpleNamespace(
+        global_step=0, max_steps=9, estimated_stepping_batches=9, callbacks=[], is_global_zero=True,
+        strategy=SimpleNamespace(
+            root_device=torch.device("cpu"), reduce=lambda value, reduce_op: value
+        ),
+    )  # fmt: skip
+    sums = MetricAccumulator(4)
+    sums.on_train_start(run, None)  # type: ignore[arg-type]
+    run.global_step = 1
+    sums.add({"loss": torch.tensor(1.0)}, 2)
+    sums.add({"loss": torch.tensor(10.0)}, 2)
+    assert sums.state_dict() == {"sums": {"loss": 1, "sequences": 2}}
+    sums.on_train_start(run, None)  # type: ignore[arg-type]
+    run.global_step = 2
+    sums.add({"loss": torch.tensor(3.0)}, 2)
+    assert sums.take() == ({"loss": 4}, 4)
 
 
 def test_training_monitor_keeps_the_sums_of_this_device_in_a_second_fit() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import datasets
 import huggingface_hub
 import pyarrow
 import pyarrow.parquet
@@ -14,7 +15,6 @@ import pytest
 
 from lightning_sv.corpus import CorpusConfig, prepare
 from lightning_sv.corpus.job import Job, parts_folder
-from lightning_sv.corpus.sources import hub as hub_module
 from lightning_sv.errors import ConfigError
 from tests.corpus.conftest import write_rows
 
@@ -82,15 +82,22 @@ def test_prepare_of_a_hub_goes_on_with_its_revision(
     config: CorpusConfig, dataset: Path, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also without a network, if all parts are complete."""
-    files = sorted(map(str, dataset.glob("sample/10BT/*")))
-    monkeypatch.setattr(hub_module, "_data_files", lambda *_: files)
+    files = {"train": sorted(map(str, dataset.glob("sample/10BT/*")))}
+    revisions = []
+
+    def builder(name: str, subset: str, *, revision: str) -> Any:
+        revisions.append(revision)
+        return SimpleNamespace(config=SimpleNamespace(data_files=files))
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", builder)
     answer(monkeypatch, lambda *_, **__: SimpleNamespace(sha="a" * 40))
     config = replace(config, source=NAME)
     with pytest.raises(ConfigError, match="max_tokens"):  # all parts, but no corpus
         prepare(replace(config, max_tokens=10**9), progress=False, workers=1, part_bytes=4000)
     assert len(Job.load(parts_folder(Path(config.dir))).parts) > 3
+    assert revisions == ["a" * 40]
 
-    monkeypatch.delattr(hub_module, "_data_files")
+    monkeypatch.delattr(datasets, "load_dataset_builder")
     answer(monkeypatch, lambda *_, **__: SimpleNamespace(sha="b" * 40))
     made = prepare(config, progress=False, workers=1)
     assert made.packages == {NAME: "a" * 40} and made.corpus_hash == expected

@@ -361,6 +361,12 @@ def test_grid_gap_optima_have_their_errors(gap: float, noise: float, word: str) 
     assert found.df == math.floor(welch.df) < 8
 
 
+def test_grid_gap_lowest_at_the_end_is_not_resolved() -> None:
+    panel = grid(-0.02, 0.002, (2.0, 4.0, 8.0))
+    (found,) = verdicts(ClaimSpec("grid_gap", "", a="a", b="b"), panel)
+    assert found.verdict == NOT_RESOLVED and math.isnan(found.low)
+
+
 def test_sensitivity_is_the_mean_excess_over_the_lowest_loss() -> None:
     claim = ClaimSpec("sensitivity", "", a="a", b="b")
     values = (1.0, 2.0, 4.0, 16.0)
@@ -407,6 +413,15 @@ def test_verdicts_need_the_runs_of_their_own_arms_only() -> None:
     assert [verdict.n for verdict in verdicts(less(""), sizes)] == [0, 3, 3, 3]
     with pytest.raises(NotTestableError, match="a, 100000"):  # a law needs all sizes
         verdicts(STEEPER, sizes)
+
+
+def test_verdicts_of_a_panel_without_a_shared_seed_are_refused() -> None:
+    """Curves keep all their seeds; see `BlockDesign` for those."""
+    a = arm("a", -0.02)
+    moved = replace(a, by_seed={10 + seed: run for seed, run in a.by_seed.items()})
+    panel = panel_of([], moved, flat(), kind="scalar", tag="val/loss")
+    with pytest.raises(NotTestableError, match="share no seed"):
+        verdicts(ClaimSpec("lower", "", a="a", b="b"), panel)
 
 
 def figure_of(name: str, *panels: LoadedPanel, paper_scale: bool = False) -> Figure:

@@ -145,6 +145,7 @@ def test_apply_strategy_in_other_modes_of_torch_trains() -> None:
         ("roles", lambda net: param_groups(net, 1e-3, 0.1, roles="iwd")),
         ("known", lambda net: weight_decay_roles(net, IDS, known=["head.weight"])),
         ("model", lambda net: apply_strategy(nn.Linear, "hg")),
+        ("model", lambda net: apply_strategy(nn.Sequential(net, nn.LazyLinear(D)), "hg", IDS)),
         ("model", lambda net: fold_applied(net.state_dict())),
         ("model", lambda net: weight_decay_roles(nn.Linear)),
     ],
@@ -743,6 +744,12 @@ def with_stored_weight() -> Net:
     return net
 
 
+def with_strategy() -> Net:
+    net = Net(plain)
+    apply_strategy(net, "nop", IDS)  # which adds no module
+    return net
+
+
 #: strategy, part of the message, model
 REFUSED: dict[str, tuple[str, str, Callable[[], nn.Module]]] = {
     "a reference": ("hg+dp", "layers that read", with_stored_weight),
@@ -753,6 +760,7 @@ REFUSED: dict[str, tuple[str, str, Callable[[], nn.Module]]] = {
     "no norm": ("hg", "Bare has no norm", lambda: Bare(lambda x: x)),
     "zero gamma": ("hg+dp+or", r"^norm.weight .*near 0", with_zero_gamma),
     "subclass of a tensor": ("hg+dp", "^head.weight is a Quantized", with_subclass),
+    "applied": ("hg+dp+or", "already has a strategy", with_strategy),
     "expert without tokens": ("hg", r"reached experts\.1", lambda: Experts()),
 }  # fmt: skip
 

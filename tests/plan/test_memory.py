@@ -108,6 +108,21 @@ def test_step_memory_peak_is_that_of_a_real_step(
         )  # the tensors that are hard to foretell dominate
 
 
+def test_step_memory_of_muon_has_one_buffer_per_matrix() -> None:
+    module = make("muon")
+    weights, gradients, state = step_memory(module.settings, 1, 8).parts()
+    module.configure_model()
+    sizes = {name: value.nbytes for name, value in module.net.named_parameters()}
+    assert weights == gradients == sum(sizes.values())
+    matrices = 0
+    for name, size in sizes.items():
+        if name.startswith("layers") and name.endswith("proj.weight"):
+            matrices += size
+    # AdamW has two buffers and a step count for each of the others
+    counts = state - (2 * weights - matrices)
+    assert 0 <= counts <= 4 * len(sizes)
+
+
 @pytest.mark.parametrize("micro_batch", thinned([4, 2], [2]))
 def test_plan_peak_is_what_fit_allocates(
     run_args: list[str], tmp_path: Path, answer: Answer, micro_batch: int
