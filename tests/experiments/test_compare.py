@@ -371,7 +371,7 @@ WRONG = [
     (["--b_args=--data.global_batch 8"], "tokens per step"),
     (["--b_args=--trainer.max_steps 3"], "trainer.max_steps"),
     (["--b_args=--model.tokens_per_param 1"], "model.tokens_per_param"),
-    (["--b_args=--data.seq_len 16"], "data.seq_len"),
+    (["--b_args=--data.seq_len 16 --data.global_batch 8"], "data.seq_len"),
     (["--b_args=--data.corpus.dir {short}"], "corpus_hash"),
     (["--b_args=--data.micro_batch 3"], "data.micro_batch"),
     (["--data.seed", "5"], "data.seed"),
