@@ -1,5 +1,6 @@
 """`lightning-sv plan`: estimate memory, hours and data of a run."""
 
+from argparse import Namespace
 from pathlib import Path
 
 from rich.console import Console
@@ -26,6 +27,19 @@ _COMMUNICATION = {
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, print the plan, return the exit code."""
+    options, rest = _parser().parse_known_args(argv)
+    gpu = find_gpu(options.gpu, options.gpu_memory)
+    mfus, source = _mfus(options)
+    parsed = parse_run(resolve_names(rest).parseable, check_corpus=False)
+    plan = make_plan(parsed.model, parsed.data, parsed.trainer, gpu, options.gpus, mfus)
+    if options.json:
+        print(json_text(plan.to_dict() | {"mfu_source": source}))
+    else:
+        print_plan(Console(), plan, source)
+    return 0
+
+
+def _parser() -> PlainParser:
     text = "Estimate GPU memory, hours, checkpoint size and data of a run. "
     text += "Other arguments are those of `fit`."
     parser = PlainParser("plan", text, json="Print the plan as JSON.")
@@ -45,24 +59,17 @@ def run(argv: list[str]) -> int:
     speed.add_argument(
         "--run", type=Path, help="Run directory; use the MFU that this run has logged."
     )
-    options, rest = parser.parse_known_args(argv)
-    gpu = find_gpu(options.gpu, options.gpu_memory)
-    mfus: tuple[float, ...] = MFUS
-    source = "no MFU is given or measured"
+    return parser
+
+
+def _mfus(options: Namespace) -> tuple[tuple[float, ...], str]:
+    """Return the MFUs for which the hours are estimated, and where they are from."""
     if options.mfu is not None:
-        mfus = (options.mfu,)
-        source = "given"
-    elif options.run is not None:
+        return (options.mfu,), "given"
+    if options.run is not None:
         logged = read_run(options.run, complete=False).curves.get(MFU)
-        mfus = (measured_mfu(logged),)
-        source = f"measured in {options.run}"
-    parsed = parse_run(resolve_names(rest).parseable, check_corpus=False)
-    plan = make_plan(parsed.model, parsed.data, parsed.trainer, gpu, options.gpus, mfus)
-    if options.json:
-        print(json_text(plan.to_dict() | {"mfu_source": source}))
-    else:
-        print_plan(Console(), plan, source)
-    return 0
+        return (measured_mfu(logged),), f"measured in {options.run}"
+    return MFUS, "no MFU is given or measured"
 
 
 def print_plan(console: Console, plan: Plan, source: str) -> None:

@@ -67,7 +67,7 @@ def test_own_trainer_with_an_unsupported_tool_is_refused_before_the_weights(
 def test_tuner_is_refused_before_anything_changes(search: str, data: TokenDataModule) -> None:
     made = module()
     before = made.lr, data.batch_size
-    with pytest.raises(ConfigError, match="^a callback is .*lightning-sv (sweep|plan)"):
+    with pytest.raises(ConfigError, match="^a callback is "):
         getattr(Tuner(trainer()), search)(made, datamodule=data)
     assert before == (made.lr, data.batch_size) and made.backbone is None
 

@@ -3,7 +3,7 @@
 from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import get_args
 from urllib.parse import unquote
@@ -46,12 +46,17 @@ def html_page(content: Content, root: Path) -> str:
 
 
 def _embed_pictures(tokens: Sequence[Token], root: Path) -> None:
-    for token in chain.from_iterable(token.children or () for token in tokens):
-        if token.type == "image":
-            picture = root / unquote(str(token.attrGet("src")))
-            # as an image, because ids of inline SVG elements would collide between pictures
-            svg = b64encode(picture.with_suffix(".svg").read_bytes()).decode()
-            token.attrSet("src", f"data:image/svg+xml;base64,{svg}")
+    for token in tokens:
+        for image in token.children or ():
+            if image.type == "image":
+                _embed_picture(image, root)
+
+
+def _embed_picture(image: Token, root: Path) -> None:
+    """Embed a picture as an image, because ids of inline SVG elements of two would collide."""
+    picture = root / unquote(str(image.attrGet("src")))
+    svg = b64encode(picture.with_suffix(".svg").read_bytes()).decode()
+    image.attrSet("src", f"data:image/svg+xml;base64,{svg}")
 
 
 def _mark_verdicts(tokens: Sequence[Token]) -> None:

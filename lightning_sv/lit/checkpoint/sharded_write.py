@@ -71,9 +71,7 @@ def check_links(folder: Path) -> None:
     except OSError as error:
         expected = "a folder on a file system with symbolic links"
         hint = "Or leave out save_distributed_checkpoint."
-        raise ConfigError(
-            f"run_dir has {folder} without links; expected {expected}. {hint}"
-        ) from error
+        raise ConfigError(f"run_dir is {folder.parent}; expected {expected}. {hint}") from error
     link.unlink()
 
 
