@@ -187,7 +187,7 @@ def arms_section(folder: Path) -> str:
     """Return the table of the arms of one recording."""
     runs = read(folder / "results.csv")
     corpora = " ".join(f"`{corpus[:12]}`" for corpus in sorted(set(runs.corpus_hash)))
-    about = f"[The report]({folder.name}/report.md): {runs.run.nunique()} runs on corpus {corpora}."
+    about = f"[{runs.run.nunique()} runs]({folder.name}/results.csv) on corpus {corpora}."
     differences = read(folder / "differences.csv", DIFFERENCE)
     differences = differences[differences.quantity == "final loss"]
     rows = [row for _, row in sorted(arm_rows(runs, differences))]

@@ -126,11 +126,11 @@ def claims(folder: str) -> Callable[[pd.DataFrame], Rows]:
     return expected
 
 
-def ratios(folder: str) -> Callable[[pd.DataFrame], Rows]:
+def ratios(folder: str, figure: str) -> Callable[[pd.DataFrame], Rows]:
     """Expect the ratio with its interval and the corrected verdict of each claim."""
 
     def expected(_: pd.DataFrame) -> Rows:
-        verdicts = recorded(f"{folder}/verdicts.csv")
+        verdicts = recorded(f"{folder}/verdicts.csv", figure=figure)
         return [
             [f"{row.estimate:.2f} ({row.low:.2f} to {row.high:.2f})", row.corrected]
             for row in verdicts.itertuples()
@@ -195,6 +195,17 @@ def readme_table(shown: pd.DataFrame) -> Rows:
     return [*rows, [mean_of_both(arm) for arm in arms]]
 
 
+def one_setting(_: pd.DataFrame) -> Rows:
+    """Expect the differences at one setting for all arms, each by the scatter of its own pairs."""
+    runs = once("cpu-long-one-setting/results.csv", figure="param-ablation")
+    runs = runs.pivot(index="seed", columns="arm", values="val_loss")
+    rows = []
+    for arm in ("unified", HEAD_DP, "hg+dp+or", "llama, d_ff + 8"):
+        d = paired_difference(runs["llama"], runs[arm])
+        rows.append([interval(d.mean, d.low, d.high)])
+    return rows
+
+
 def own_optima(shown: pd.DataFrame) -> Rows:
     rows = recorded(
         "cpu-100/differences.csv",
@@ -248,17 +259,11 @@ def counts_of(words: pd.Series) -> list[str]:
     return words.value_counts().reindex(order, fill_value=0).astype(str).tolist()
 
 
-#: words of the claims that cannot be computed again from final losses
-ON_CURVES = "of the tokens|fewer tokens|the norms of|it ends lower|shrinks by"
-
-
 def paper_claims() -> tuple[pd.DataFrame, pd.Series]:
-    """Return the verdicts of `cpu` that its runs decide, and which of them are on claims that are
-    not in the paper's figures."""
+    """Return the verdicts of `cpu`, and which of them are on claims that are not in the paper's
+    figures."""
     verdicts = recorded("cpu/verdicts.csv")
-    is_lost = verdicts.claim.str.contains(ON_CURVES) & (verdicts.verdict != "not testable here")
-    verdicts = verdicts[~is_lost]
-    ours = verdicts.figure.isin(["own-optimum", "routing", "sharpness", "tuning"])
+    ours = verdicts.figure.isin(["own-optimum", "routing", "tuning"])
     return verdicts, ours | (verdicts.paper == "not stated")
 
 
@@ -272,6 +277,7 @@ TABLES: dict[tuple[str, str], Callable[[pd.DataFrame], Rows]] = {
     ("cpu-english", "| strategy | seed 10"): losses("cpu-english", "Initial std"),
     ("cpu-english", "| claim"): claims("cpu-english"),
     ("results", "| strategy - `llama`, each"): own_optima,
+    ("cpu-long", "| arm - `llama`, nats"): one_setting,
     ("results", "| strategy - `llama`, both"): optima_of_llama,
     ("cpu-100-protocol", "| rate of `tiny` at std 0.02"): rates("cpu-100/runs.csv"),
     ("cpu-100-protocol", "| rate of `tiny` at std 0.07"): rates("cpu-100/runs.csv", LARGER),
@@ -297,7 +303,7 @@ TABLES: dict[tuple[str, str], Callable[[pd.DataFrame], Rows]] = {
     ("cpu-mini", "| claim |"): claims("cpu-mini"),
     ("cpu-english", "| rate of `tiny`"): rates("cpu-english/results.csv", "Learning rate of llama"),
     ("cpu-largest-rate", "| claim: depends"): claims("cpu-largest-rate"),
-    ("cpu-balance", "| claim |"): ratios("cpu-balance"),
+    ("cpu-curves", "| claim of balance |"): ratios("cpu-curves", "balance"),
     ("cpu-100-protocol-lengths", "| claim |"): claims("cpu-100-protocol-lengths"),
     ("cpu-100-protocol-lengths", "| strategy after 7 |"): losses("cpu-100-protocol-lengths", "7 "),
     ("cpu-100-protocol-lengths", "| strategy after 27 |"): losses(

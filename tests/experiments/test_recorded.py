@@ -86,22 +86,12 @@ def test_recorded_runs_have_the_same_verdicts(
     assert both[first].val_loss == here.recorded[first].val_loss and first in caplog.text
 
 
-#: recordings whose verdicts their runs do not give again, with the reason
-NOT_AGAIN = {
-    "cpu": "an interim analysis widened its intervals (docs/verdicts.md), and it has no curves",
-    "cpu-balance": "it lacks the scalars that its claims read, which cpu-curves has",
-    "cpu-output-decay": "it lacks the scalars that its claims read, which cpu-curves has",
-    "cpu-long-one-setting": "its table is older than the column tokenizer_sha256",
-}
-
-
 def recorded_figures() -> Iterator[tuple[str, str]]:
-    """Yield folder and figure of each recording whose verdicts can be given again."""
+    """Yield folder and figure of each recording."""
     for path in sorted(ROOT.glob("results/*/verdicts.csv")):
-        folder = path.parent.name
-        if folder not in NOT_AGAIN and path.read_text().strip():
+        if path.read_text().strip():
             for figure in pd.read_csv(path).figure.unique():
-                yield folder, figure
+                yield path.parent.name, figure
 
 
 #: claims on losses, curves and norms; older recordings divide one initial std among panels
