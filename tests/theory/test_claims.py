@@ -8,10 +8,17 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lightning_sv.theory.claims import CLAIMS, deep_linear, descent, placement, reparameterization
+from lightning_sv.theory.claims import (
+    CLAIMS,
+    deep_linear,
+    descent,
+    limits,
+    placement,
+    reparameterization,
+)
 from lightning_sv.theory.claims.base import Finding, Result
 from lightning_sv.theory.claims.deep_linear import DeepLinear, balanced, end_rates, singular_value
 from lightning_sv.theory.claims.shared_checks import PAIRINGS, Rates, State, early
@@ -89,6 +96,26 @@ def test_stays_below_under_its_condition_is_true(
 def test_rates_violate_above_the_standard_model_and_above_zero() -> None:
     rates = Rates(np.ones(4), np.array([-1.0, -2, -2, 1]), np.array([-2.0, -1, -2, 0.5]))
     assert rates.violate.tolist() == [True, False, False, True]
+
+
+def test_limit_without_a_counterexample_is_contradicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No ratio of losses counts as above 1."""
+    monkeypatch.setattr(limits, "EQUAL", 1e9)
+    (claim,) = [one for one in CLAIMS if (one.claim, one.part) == ("limits", "Theorem 1")]
+    result = Result(claim, claim.check())
+    assert result.verdict == "CONTRADICTED" and "none of 28" in result.finding.note
+
+
+@given(st.floats(0.1, 3), st.floats(-9, 9))
+def test_hessian_is_a_covariance_between_the_product_and_three_times_it(
+    gamma: float, target: float
+) -> None:
+    """docs/theory.md: ∇²L of ½(γw − a*)² is positive semidefinite iff a* is in [γw, 3γw]."""
+    point = descent.Point(np.array([1.5, gamma]), np.array([target]))
+    product = 1.5 * gamma
+    smallest = np.linalg.eigvalsh(point.hessian)[0]
+    assume(abs(smallest) > 1e-9)
+    assert (smallest > 0) == (product < target < 3 * product)
 
 
 def test_loss_ratio_beyond_the_conditions_exceeds_one() -> None:
