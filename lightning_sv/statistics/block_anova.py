@@ -198,7 +198,7 @@ class BlockDesign:
             return None
         values_a = [losses_a[seed] for seed in shared]
         values_b = [losses_b[seed] for seed in shared]
-        return paired_difference(values_b, values_a, confidence)
+        return paired_difference(values_a, values_b, confidence)
 
     def _pooled_arms(self) -> str:
         """Describe the arms that share their scatter; empty if they are two alone."""

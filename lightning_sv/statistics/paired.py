@@ -1,4 +1,4 @@
-"""Paired differences d = B - A of runs that share a seed, and tokens to reach a loss.
+"""Paired differences of runs that share a seed, and tokens to reach a loss.
 
 Runs of one seed share their initial matrices and batches. docs/verdicts.md has the share of the
 variance that this cancels. All functions are pure.
@@ -19,7 +19,7 @@ from lightning_sv.runs.events import Curve
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """mean +- t(confidence, df) * se of d = B - A.
+    """mean +- t(confidence, df) * se of d = A - B.
 
     Attributes:
         mean: estimate of the difference, in the unit of the data
@@ -144,7 +144,7 @@ def percent(confidence: float) -> str:
 
 
 def paired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> PairedDifference:
-    """mean(b - a) of numbers (n,), one per seed in equal order, with Student's t interval.
+    """mean(a - b) of numbers (n,), one per seed in equal order, with Student's t interval.
 
     Raises:
         NotTestableError: a number is not finite
@@ -157,7 +157,7 @@ def paired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> P
         raise NotTestableError(
             f"A paired difference needs finite numbers, got {found}; leave out runs that diverged."
         )
-    difference = second - first
+    difference = first - second
     mean = float(difference.mean())
     n = difference.size
     se = math.nan
@@ -201,7 +201,7 @@ def token_efficiency(
         return TokenEfficiency(reached_a, reached_b)
     log_a = np.log(np.array(reached_a, dtype=np.float64))
     log_b = np.log(np.array(reached_b, dtype=np.float64))
-    ratio = paired_difference(log_b, log_a, confidence).exponentiated()
+    ratio = paired_difference(log_a, log_b, confidence).exponentiated()
     return TokenEfficiency(reached_a, reached_b, ratio.mean, ratio.low, ratio.high)
 
 
@@ -270,7 +270,7 @@ def paired_curve(a: Sequence[Curve], b: Sequence[Curve]) -> PairedCurve:
             "The runs share no finite evaluation; repair the runs that diverged."
         )
     n = len(a)
-    points = [paired_difference(column[:n], column[n:]) for column in values.T[finite]]
+    points = [paired_difference(column[n:], column[:n]) for column in values.T[finite]]
     intervals = [(point.mean, point.low, point.high) for point in points]
     mean, low, high = np.array(intervals, dtype=np.float64).T
     return PairedCurve(tokens[finite], mean, low, high, n)

@@ -32,10 +32,10 @@ def test_paired_difference_equals_scipys_paired_t(
 ) -> None:
     a, b = map(np.array, zip(*pairs, strict=True))
     ours = paired_difference(a, b, confidence)
-    assert ours.mean == pytest.approx(float(np.mean(b - a)), abs=1e-12)
-    assert ours.se == pytest.approx(float(scipy_stats.sem(b - a)), abs=1e-12)
-    if np.ptp(b - a) > 1e-9:  # scipy gives NaN without scatter
-        oracle = scipy_stats.ttest_1samp(b - a, 0).confidence_interval(confidence)
+    assert ours.mean == pytest.approx(float(np.mean(a - b)), abs=1e-12)
+    assert ours.se == pytest.approx(float(scipy_stats.sem(a - b)), abs=1e-12)
+    if np.ptp(a - b) > 1e-9:  # scipy gives NaN without scatter
+        oracle = scipy_stats.ttest_1samp(a - b, 0).confidence_interval(confidence)
         assert (ours.low, ours.high) == pytest.approx((oracle.low, oracle.high), abs=1e-9)
     swapped = paired_difference(b, a, confidence)
     assert swapped.mean == pytest.approx(-ours.mean)
@@ -74,7 +74,7 @@ def test_token_efficiency_is_a_geometric_mean() -> None:
     assert found.factor == pytest.approx(4) and found.low < 4 < found.high
     narrow = token_efficiency(a, b, 0.9)
     assert found.low < narrow.low < 4 < narrow.high < found.high
-    inverse = paired_difference(np.log(found.tokens_a), np.log(found.tokens_b))
+    inverse = paired_difference(np.log(found.tokens_b), np.log(found.tokens_a))
     assert found.high == pytest.approx(math.exp(-inverse.low))
     short = token_efficiency(a, [b[0], curve([0, 80], [5.0, 3.5])])
     assert not short.has_factor and (short.tokens_b, short.n) == ((40, None), 2)
@@ -131,6 +131,6 @@ def test_paired_curve_diverged_values_left_out() -> None:
     a = [curve([1, 2, 3], [3.0, 2.0, 1.0]), curve([2, 3, 4], [2.2, 1.2, 1.0])]
     b = [curve([2, 3], [1.9, math.nan]), curve([1, 2, 3], [9.0, 2.0, 1.0])]
     band = paired_curve(a, b)
-    oracle = paired_difference([2.0, 2.2], [1.9, 2.0])
+    oracle = paired_difference([1.9, 2.0], [2.0, 2.2])
     assert band.tokens.tolist() == [2]
     assert (band.mean[0], band.low[0], band.high[0]) == (oracle.mean, oracle.low, oracle.high)

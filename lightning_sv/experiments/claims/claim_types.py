@@ -113,6 +113,7 @@ def change(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
 def efficiency(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """Ratio of the tokens of B to those of A at the final loss of B, within the schedule of A."""
     a, b, _ = _two(claim, panel)
+    # A of `token_efficiency` is the arm whose final loss is the target: B of the claim
     e = token_efficiency(b.curves, a.curves, CONFIDENCE)
     if e.why_not:
         raise NotTestableError(e.why_not)
@@ -124,8 +125,10 @@ def efficiency(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
         within = f"{percent(CONFIDENCE)} interval {e.low:.2f} to {e.high:.2f}, {e.n} pairs"
     needs = f"{b.label} needs {e.factor:.2f} times the tokens of {a.label} for its final loss"
     detail = f"within one schedule {needs} ({within})"
-    # the tokens of A over those of B, so that the claim is a logarithm below 0
-    tested = paired_difference(_logarithms(e.tokens_a), _logarithms(e.tokens_b), CONFIDENCE)
+    # shown: B over A, e.g. 1.24 times; tested: ln(A / B), which is below 0 if the claim holds
+    tokens_of_a = e.tokens_b
+    tokens_of_b = e.tokens_a
+    tested = paired_difference(_logarithms(tokens_of_a), _logarithms(tokens_of_b), CONFIDENCE)
     shown = replace(tested, mean=e.factor, low=e.low, high=e.high)
     return Estimate(shown, detail, "times", tested=tested)
 
@@ -148,7 +151,7 @@ def growths_apart(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     arm = panel.arm(claim.a)
     first, second = claim.tags
     growths = {tag: _log_growths(arm, tag) for tag in claim.tags}
-    d = paired_difference(growths[second], growths[first], CONFIDENCE)
+    d = paired_difference(growths[first], growths[second], CONFIDENCE)
     factors = []
     for tag, logarithms in growths.items():
         factors.append(f"{tag.split('/')[-2]} by {math.exp(np.mean(logarithms)):.2f}")
@@ -242,7 +245,7 @@ def lr_sensitivity(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
         found = f"{a.label} and {b.label} have no runs at the same points"
         raise NotTestableError(f"{found}; a rate has diverged.")
 
-    d = paired_difference(_excess_losses(b), _excess_losses(a), CONFIDENCE)
+    d = paired_difference(_excess_losses(a), _excess_losses(b), CONFIDENCE)
     parts = [_excess_words(a), _excess_words(b), interval(d, f"{a.label} - {b.label}")]
     return Estimate(d, f"mean excess over the lowest loss: {'; '.join(parts)}")
 
@@ -310,7 +313,7 @@ def ratio(
         return power * _log_scalar(run, tag, last=last)
 
     a, b, _ = _two(claim, panel)
-    d = paired_difference([log(run) for run in b.runs], [log(run) for run in a.runs], CONFIDENCE)
+    d = paired_difference([log(run) for run in a.runs], [log(run) for run in b.runs], CONFIDENCE)
     shown = d.exponentiated()
     ends = "the only pair, no interval"
     if shown.has_interval:

@@ -39,7 +39,7 @@ def parts_of(a: Arm, b: Arm) -> dict[str, PairedDifference]:
     """
     parts = {}
     for kind in TOKEN_KINDS:
-        parts[kind] = paired_difference(_shares_of_loss(a, kind), _shares_of_loss(b, kind))
+        parts[kind] = paired_difference(_shares_of_loss(b, kind), _shares_of_loss(a, kind))
     return parts
 
 
