@@ -48,7 +48,8 @@ def run(argv: list[str]) -> int:
         options.model, options.trust_module, trust_remote_code=options.trust_remote_code
     )
     if not rows:
-        raise ConfigError(f"{name} has no scale vectors; expected a model with norms.")
+        what = " ".join([f"{name} has no scale vectors; expected a model with norms.", *notes])
+        raise ConfigError(what)
     families = _by_family(rows)
     if options.png is not None:
         from lightning_sv.plots.inspect_plot import draw_vectors  # importing takes a second
@@ -111,11 +112,7 @@ def _read(
         "a run directory, or a folder with config.json and *.safetensors.",
     )
     found = vectors_of_folder(path, trust_remote_code=trust_remote_code)
-    unread = [
-        f"{name} has an unknown storage format; balance and agreement omit it."
-        for name in found.unread
-    ]
-    return f"{found.model} in {path}", list(map(statistics, found.vectors)), unread
+    return f"{found.model} in {path}", list(map(statistics, found.vectors)), found.notes
 
 
 def _table(families: dict[str, list[VectorStatistics]]) -> list[str]:

@@ -124,12 +124,46 @@ def test_vectors_of_folder_statistics_equal_formulas(
     assert {row.name: row.role for row in rows} == {
         n: r for n, r in roles.items() if r in ("input", "output")
     }
-    assert found.model == type(model).__name__ and not found.unread
+    assert found.model == type(model).__name__ and not found.notes
     for row in rows:
         assert_measured(
             row, measured(model.get_parameter(row.name) + origin, family(model, row.name))
         )
         assert row.folds == (row.role == "input" and bool(row.matrices)) != bool(row.why)
+
+
+def test_vectors_of_folder_gamma_of_unknown_form_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+    def exponential(norm: Any, x: Tensor) -> Tensor:
+        return norm.weight.exp() * x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+
+    named("llama").save_pretrained(tmp_path / "llama")
+    monkeypatch.setattr(LlamaRMSNorm, "forward", exponential)
+    found = vectors_of_folder(tmp_path / "llama")
+    assert not found.vectors
+    assert any("model.norm.weight is omitted" in note for note in found.notes)
+    assert "model.norm.weight is omitted" in refused("inspect", str(tmp_path / "llama"))
+
+    def plus_two(norm: Any, x: Tensor) -> Tensor:
+        return (2 + norm.weight) * x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+
+    named("qwen3").save_pretrained(tmp_path / "qwen3")
+    monkeypatch.setattr(Qwen3RMSNorm, "forward", plus_two)
+    found = vectors_of_folder(tmp_path / "qwen3")
+    assert {vector.origin for vector in found.vectors} == {2.0} and not found.notes
+
+
+def test_vectors_of_folder_matrix_of_joined_patches_is_noted(tmp_path: Path) -> None:
+    named("qwen2_5_vl").save_pretrained(tmp_path)
+    found = vectors_of_folder(tmp_path)
+    rows = {vector.name: vector for vector in found.vectors}
+    assert not rows["model.visual.merger.ln_q.weight"].matrices
+    (note,) = found.notes
+    assert note.startswith("model.visual.merger.mlp.0.weight reads model.visual.merger.ln_q.weight")
 
 
 def test_vectors_of_backbone_experts_measured_one_by_one() -> None:

@@ -131,7 +131,7 @@ class Change:
         if placed.gamma is Gamma.ABSENT:
             self._add_vectors(placed)
             return
-        gamma = upcast(self.named[norm.vector]) + (norm.origin or 0.0)
+        gamma = upcast(self.named[norm.vector]) + _origin(norm)
         match placed.gamma:
             case Gamma.KEPT:
                 self._keep(norm, gamma)
@@ -190,7 +190,7 @@ class Change:
     def _keep(self, norm: TracedNorm, gamma: Tensor) -> None:
         """Keep gamma in its norm, in the strategy's parameterization."""
         role: Role = "input" if norm.role == "input" else "output"
-        origin = norm.origin or 0.0
+        origin = _origin(norm)
         self.norms[norm.vector] = role, origin
         has_form = self.strategy.vector_class is (OffsetScale if origin else DirectScale)
         if norm.is_tied or has_form:
@@ -219,7 +219,7 @@ class Change:
 
     def _neutralize(self, norm: TracedNorm, gamma: Tensor) -> None:
         """Set the norm's gamma to 1, and divide its bias, which the vectors behind it multiply."""
-        neutral = 1 - (norm.origin or 0.0)
+        neutral = 1 - _origin(norm)
         self._constants[norm.vector] = neutral
         self._set(norm.vector, torch.full_like(self.named[norm.vector], neutral))
         self._freeze(norm.vector)
@@ -333,6 +333,12 @@ class Change:
         if "parametrizations" in name.split("."):
             raise ConfigError(f"{name} is already parametrized; {REMOVE}.")
         return parameter
+
+
+def _origin(norm: TracedNorm) -> float:
+    """Return c of gamma = w + c."""
+    assert norm.origin is not None  # `Placements` leaves other norms unchanged
+    return norm.origin
 
 
 def _norm_eps(model: nn.Module) -> float:

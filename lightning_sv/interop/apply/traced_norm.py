@@ -39,7 +39,8 @@ class TracedNorm:
 
     Attributes:
         vector: name of the parameter; '' for a norm without one
-        origin: gamma is the parameter plus this, 0 or 1; None if it is neither
+        origin: constant c of gamma = w + c, with the parameter w; None if gamma is a different
+            function of w, or a part of it
         role: 'input' or 'output'
         bias: name of the bias that its norm adds
         branches: matrices that read it; empty for an output vector

@@ -31,8 +31,7 @@ class FoundVectors(NamedTuple):
 
     model: str  #: name of the model's class
     vectors: list[StoredVector]  #: scale vectors, in the model's order
-    #: names of matrices stored in a different form than in the model, without statistics
-    unread: list[str]
+    notes: list[str]  #: what the statistics omit, and why, one sentence each
 
 
 def vectors_of_folder(folder: Path, *, trust_remote_code: bool = False) -> FoundVectors:
@@ -46,28 +45,30 @@ def vectors_of_folder(folder: Path, *, trust_remote_code: bool = False) -> Found
     model = model_from_config(folder, trust_remote_code=trust_remote_code)
     traced = TracedModel(model)
     matrices = _MatrixSums(StoredParameters(weights, model), traced.roles)
-    vectors = [_stored(norm, traced.roles, matrices) for norm in find_norms(traced)]
-    return FoundVectors(type(model).__name__, vectors, matrices.unread())
+    vectors = []
+    notes = []
+    for norm in find_norms(traced):
+        if norm.origin is None:
+            why = "because gamma is not this parameter plus a constant"
+            notes.append(f"{norm.vector} is omitted, {why}.")
+        else:
+            vectors.append(_stored(norm, norm.origin, matrices))
+    return FoundVectors(type(model).__name__, vectors, [*notes, *matrices.notes()])
 
 
-def _stored(norm: TracedNorm, roles: Roles, matrices: "_MatrixSums") -> StoredVector:
-    """Return the vector of a norm as its file has it."""
-    row = roles[norm.vector]
+def _stored(norm: TracedNorm, origin: float, matrices: "_MatrixSums") -> StoredVector:
+    """Return the vector of a norm as its file has it; gamma is that plus `origin`."""
+    row = matrices.roles[norm.vector]
     parameters = matrices.parameters
     why = "" if row.redundant else str(norm.stays or "not only matrices read it")
-    sums: dict[str, Tensor] = {}
-    for matrix in norm.branches:
-        width = roles[matrix.weight].shape[matrix.in_axis]
-        if row.shape == (width,):
-            sums |= matrices.of(matrix)
     return StoredVector(
         name=norm.vector,
         role=row.role,
         stored=parameters.weights.read(parameters.key(norm.vector, row.shape)),
-        origin=norm.origin or 0.0,
+        origin=origin,
         why=why,
-        matrices=sums,
-        shared=True,
+        matrices=matrices.behind(norm),
+        shared=True,  # these matrices are the branches behind the norm
     )
 
 
@@ -78,23 +79,42 @@ class _MatrixSums:
         self.parameters = parameters
         self.roles = roles
         self._sums: dict[str, dict[str, Tensor]] = {}
+        self._omitted: dict[str, str] = {}  # name of a matrix without sums -> reason
 
-    def of(self, matrix: TracedBranch) -> dict[str, Tensor]:
+    def behind(self, norm: TracedNorm) -> dict[str, Tensor]:
+        """Return the sums of the matrices that read a norm's vector."""
+        gamma_shape = self.roles[norm.vector].shape
+        sums: dict[str, Tensor] = {}
+        for matrix in norm.branches:
+            width = self.roles[matrix.weight].shape[matrix.in_axis]
+            reads_every_channel = gamma_shape == (width,)
+            if reads_every_channel:
+                sums |= self._of(matrix)
+            else:  # no column per channel, for instance where rows of 4 patches are joined to one
+                self._omitted[matrix.weight] = f"reads {norm.vector} with a different width"
+        return sums
+
+    def notes(self) -> list[str]:
+        """Return a sentence per matrix without sums."""
+        omit = "balance and agreement omit it."
+        return [f"{name} {why}; {omit}" for name, why in self._omitted.items()]
+
+    def _of(self, matrix: TracedBranch) -> dict[str, Tensor]:
         """Return the sums of each matrix in a weight; empty if it is stored differently."""
         name = matrix.weight
         if name not in self._sums:
-            pieces = self.parameters.pieces(name)
-            if not any(piece.pattern for piece in pieces):
-                self._sums[name] = self._unchanged(matrix)
-            elif all(piece.stacked for piece in pieces):
-                self._sums[name] = self._stacked(matrix)
-            else:
-                self._sums[name] = {}
+            self._sums[name] = self._read(matrix)
         return self._sums[name]
 
-    def unread(self) -> list[str]:
-        """Return the names of the matrices that are stored differently."""
-        return [name for name, sums in self._sums.items() if not sums]
+    def _read(self, matrix: TracedBranch) -> dict[str, Tensor]:
+        pieces = self.parameters.pieces(matrix.weight)
+        is_unchanged = not any(piece.pattern for piece in pieces)
+        if is_unchanged:
+            return self._unchanged(matrix)
+        if all(piece.stacked for piece in pieces):
+            return self._stacked(matrix)
+        self._omitted[matrix.weight] = "has an unknown storage format"
+        return {}
 
     def _unchanged(self, matrix: TracedBranch) -> dict[str, Tensor]:
         name = matrix.weight

@@ -30,7 +30,7 @@ class StoredVector(NamedTuple):
     name: str  #: name of the parameter, or of our module
     role: str  #: 'input' or 'output'
     stored: Tensor  #: gamma - origin, in the stored dtype
-    origin: float  #: 1 if the norm multiplies by 1 + w, else 0
+    origin: float  #: constant that the norm adds: 1 if it multiplies by 1 + w, usually 0
     why: str  #: reason why matrices cannot absorb it, or ''
     #: name of each adjacent matrix -> |w_j|^2 of its channels, float64, of gamma's shape or, for
     #: experts that share gamma, with a leading axis
