@@ -130,7 +130,8 @@ def _broken_line(text: Text, line: str, room: float) -> list[str]:
     for word in line.split(" "):
         longer = f"{parts[-1]} {word}".strip()
         text.set_text(longer)
-        is_too_long = max(text.get_window_extent().size) > room
+        length = max(text.get_window_extent().size)  # of a rotated text, a y label, the height
+        is_too_long = length > room
         if parts[-1] and is_too_long:
             parts.append(word)
         else:

@@ -92,9 +92,11 @@ class LinearValues:
         return (axes & before) | shifted
 
     def _is_linear_term(self, user: Node, term: ops.Term, axes: Axes) -> bool:
-        """Return True if a term of a sum has the vector once, above, or neither vector nor data.
+        """Return True if a term of a sum is linear in the vector, or does not change.
 
-        `axes` are those of the vector's channels in the result.
+        A term is linear if the vector is one of its factors and none of its divisors. It does not
+        change if it depends on neither the vector nor data. `axes` are those of the vector's
+        channels in the result.
         """
         factors = user.arguments(term.factors)
         divisors = user.arguments(term.divisors)
