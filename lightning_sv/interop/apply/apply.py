@@ -19,14 +19,14 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.apply.applied import APPLIED
 from lightning_sv.interop.apply.change import Change
 from lightning_sv.interop.apply.find_norms import find_norms
-from lightning_sv.interop.apply.notes import notes_on_model
+from lightning_sv.interop.apply.notes import Note, notes_on_model
 from lightning_sv.interop.apply.outputs import (
     outputs_of,
     outputs_of_vectors,
@@ -84,38 +84,69 @@ def apply_strategy(
     check_module(model)
     model = uncompiled(model)
     _check(model)
-    # Vectors made in inference mode could not train. `undo` restores the model unless all is well.
+    # Vectors made in inference mode could not train. An error before the end of the block, also a
+    # warning that is an error, runs `undo`.
     with torch.inference_mode(False), ExitStack() as undo:
         traced = TracedModel(model, example)
-        norms = find_norms(traced, bare=True)
-        if not norms:
-            name = type(model).__name__
-            raise ConfigError(f"{name} has no norm; expected a model with norms for a strategy.")
-        if "lm_head" in options.placement_at:
-            dp_at += _head_names(norms)
+        norms = _found_norms(traced)
+        dp_at += _dp_of_preset(options, norms)
         before = outputs_of(traced)
         placements = Placements(model, parsed, dp_at, norms)
         change = Change(model, placements, undo)
         change.register(norms)
-
-        # The vectors alone must preserve the function; only the norms of `dnp` may change it.
-        without_norms = outputs_of_vectors(traced, parsed)
-        _check_preserved(traced, parsed, relative_difference(before, without_norms))
-        after = outputs_of(traced) if change.outputs else without_norms
-        vectors = _names_of_vectors(model)
-        report = Report(
-            strategy=parsed,
-            vectors=tuple(vectors),
-            notes=(*placements.notes, *notes_on_model(traced, parsed, norms)),
-            difference=relative_difference(before, after),
-            same_function=not change.outputs,
-            stacked=tuple(name for name, axes in vectors.items() if axes > 1),
-            dp_at=tuple(dict.fromkeys(dp_at)),
-        )
+        after = _checked_outputs(traced, change, before)
+        notes = (*placements.notes, *notes_on_model(traced, parsed, norms))
+        report = _report(change, notes, dp_at, relative_difference(before, after))
         if report.notes:
             warnings.warn(str(report), stacklevel=2)
-        undo.pop_all()
+        undo.pop_all()  # all is well: keep the changes
     return report
+
+
+def _found_norms(traced: TracedModel) -> list[TracedNorm]:
+    """Return the norms of a model, of which it must have at least one."""
+    norms = find_norms(traced, bare=True)
+    if not norms:
+        name = type(traced.model).__name__
+        raise ConfigError(f"{name} has no norm; expected a model with norms for a strategy.")
+    return norms
+
+
+def _dp_of_preset(options: ScaleOptions, norms: Sequence[TracedNorm]) -> list[str]:
+    """Return the names of the matrices that have `dp` in a preset, such as unified-head-dp.
+
+    A preset has our name of the output projection, which the model may call differently.
+    """
+    if not options.placement_at:
+        return []
+    assert options.placement_at == {"lm_head": "dp"}
+    return _head_names(norms)
+
+
+def _checked_outputs(traced: TracedModel, change: Change, before: list[Tensor]) -> list[Tensor]:
+    """Return the outputs with the strategy.
+
+    The vectors alone must preserve the function; only the norms of `dnp` may change it.
+    """
+    without_norms = outputs_of_vectors(traced, change.strategy)
+    _check_preserved(traced, change.strategy, relative_difference(before, without_norms))
+    return outputs_of(traced) if change.outputs else without_norms
+
+
+def _report(
+    change: Change, notes: tuple[Note, ...], dp_at: Sequence[str], difference: float
+) -> Report:
+    """Return the report on a changed model, whose outputs differ by `difference`."""
+    vectors = _names_of_vectors(change.model)
+    return Report(
+        strategy=change.strategy,
+        vectors=tuple(vectors),
+        notes=notes,
+        difference=difference,
+        same_function=not change.outputs,
+        stacked=tuple(name for name, axes in vectors.items() if axes > 1),
+        dp_at=tuple(dict.fromkeys(dp_at)),
+    )
 
 
 def _check_preserved(traced: TracedModel, strategy: ScaleStrategy, difference: float) -> None:
