@@ -85,7 +85,10 @@ def _state(config: BackboneConfig, folded: Folded, to: Target) -> dict[str, Tens
     state = {theirs: ours[mine] for mine, theirs in names.items()}
     if to.output_norms:
         for path, gamma in folded.outputs.items():
-            _add_output_norm(state, names, path, gamma)
+            if path.endswith(("expert_gate_proj", "expert_up_proj")):
+                _add_gamma_of_experts(state, names, path, gamma)
+            else:
+                _add_gamma_of_branch(state, names, path, gamma)
     return state
 
 
@@ -115,26 +118,34 @@ def _norm_weights(config: BackboneConfig, folded: Folded, to: Target) -> dict[st
     return weights
 
 
-def _add_output_norm(
+def _add_gamma_of_experts(
     state: dict[str, Tensor], names: dict[str, str], path: str, gamma: Tensor | None
 ) -> None:
-    """Add the gamma of a normalized branch, and rename its weight, as in `modeling_scaled`."""
-    if path.endswith(("expert_gate_proj", "expert_up_proj")):
-        layer = path.partition(".inputs")[0]
-        down = names[f"{layer}.expert_down_proj.weight"]
-        key = f"{down.removesuffix('.down_proj')}.gamma"
-        n_expert, _, hidden = state[down].shape
-        state.setdefault(key, state[down].new_ones(n_expert, hidden))
-        if gamma is not None:
-            state[key] = gamma
-        return
+    """Add the gamma after the norm of the experts' gate or up, as in `NormedExperts`.
+
+    Experts have one gamma, that of gate. Up's is folded into down_proj, so it is None here.
+    """
+    layer = path.partition(".inputs")[0]
+    down = names[f"{layer}.expert_down_proj.weight"]
+    key = f"{down.removesuffix('.down_proj')}.gamma"
+    n_expert, _, d_expert = state[down].shape
+    state.setdefault(key, state[down].new_ones(n_expert, d_expert))
+    if gamma is not None:  # gate's
+        state[key] = gamma
+
+
+def _add_gamma_of_branch(
+    state: dict[str, Tensor], names: dict[str, str], path: str, gamma: Tensor | None
+) -> None:
+    """Add the gamma of a normalized branch, and rename its weight, as in `NormedLinear`."""
     branch = names[f"{path}.weight"].removesuffix(".weight")
-    weight = state.pop(f"{branch}.weight")
-    d_out = len(weight)
+    weight = state.pop(f"{branch}.weight")  # (d_out, d_in)
     state[f"{branch}.linear.weight"] = weight
+    d_out = len(weight)
     if gamma is None:
         gamma = weight.new_ones(d_out)
-    state[f"{branch}.gamma"] = gamma.repeat(d_out // len(gamma))  # one of all heads: of each
+    n_repeats = d_out // len(gamma)  # heads, if they share one gamma; else 1
+    state[f"{branch}.gamma"] = gamma.repeat(n_repeats)
 
 
 def _complete_shared_expert(config: BackboneConfig, ours: dict[str, Tensor], path: str) -> None:
