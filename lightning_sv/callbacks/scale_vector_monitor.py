@@ -151,6 +151,11 @@ class ScaleVectorMonitor(BranchCallback):
         super().__init__(every_n_steps, model)
         self._gradients: dict[str, Tensor] = {}
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock; before the first step there is no gradient."""
+        self._gradients = {}
+        super().on_train_start(trainer, pl_module)
+
     def charts(self) -> Pages:
         """Return a page per group of branches.
 

@@ -40,8 +40,9 @@ class TokenDataModule(L.LightningDataModule):
             for all
         seed: seed of the order; None for that of seed_everything, or 0 without it
         full_last_validation: if True, the last validation of a fit reads the whole split, and so do
-            `validate` and `test`; a fit that only `max_time` or a callback ends has no last
-            validation
+            `validate` and `test`, as on the command line. Its loss is then on other data than the
+            earlier ones, which ModelCheckpoint and EarlyStopping compare. A fit that only
+            `max_time` or a callback ends has no last validation
 
     Attributes:
         settings: corpus, sequence length and batch; `setup` sets the global batch
@@ -59,7 +60,7 @@ class TokenDataModule(L.LightningDataModule):
         num_workers: int = 0,
         val_sequences: int | None = 512,
         seed: int | None = None,
-        full_last_validation: bool = True,
+        full_last_validation: bool = False,
     ):
         super().__init__()
         expect_number("batch_size", batch_size, int)

@@ -23,12 +23,16 @@ class EvaluationLoss:
         self._sums = sums if self._sums is None else self._sums + sums
 
     def log(self, module: L.LightningModule) -> None:
-        """Log the mean over all batches and devices and its perplexity; a collective."""
+        """Log the mean over all batches and devices and its perplexity; a collective.
+
+        Start anew afterwards.
+        """
         if self._sums is None:
             return  # a subclass logs its own losses
         trainer = module.trainer
         sums: Any = trainer.strategy.reduce(self._sums, reduce_op="sum")  # type: ignore[arg-type]
         nats, tokens = sums
+        self._sums = None
         loss = nats / tokens
 
         split = "test" if trainer.testing else "val"

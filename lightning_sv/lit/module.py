@@ -18,7 +18,7 @@ from lightning_sv.lit.guards.exact_resume import ExactResume
 from lightning_sv.lit.guards.expert_bias import ExpertBias, with_total_loads
 from lightning_sv.lit.guards.finite import FiniteGuard
 from lightning_sv.lit.losses import EvaluationLoss, log_training_loss
-from lightning_sv.lit.supported import check_start, check_supported
+from lightning_sv.lit.supported import StartCheck, check_supported
 from lightning_sv.nn import BackboneConfig, Routing, router_loss
 from lightning_sv.nn.attention_kernels import AttentionBackend
 from lightning_sv.optim import OptimConfig, ScheduleConfig, clip_by_role
@@ -115,6 +115,7 @@ class PretrainModule(BackboneModule):
         super().__init__(settings)
         self.save_hyperparameters(asdict(settings))
 
+        #: (blocks, experts) tokens of the last `training_loss` on all devices; None if dense
         self.expert_loads: Tensor | None = None
         self._evaluated = EvaluationLoss()
         self.nonfinite = FiniteGuard(skip=nonfinite == "skip")
@@ -141,11 +142,7 @@ class PretrainModule(BackboneModule):
         """Bring the callbacks that guard a run; a subclass adds its own to them."""
         if self.trainer.state.fn == "fit":
             check_supported(self)  # here, because later hooks follow those of other callbacks
-        return [self.nonfinite, self.expert_bias, self.exact_resume]
-
-    def on_fit_start(self) -> None:
-        """Check the initial weights, which exist by now, and the kernel of attention."""
-        check_start(self)
+        return [StartCheck(), self.nonfinite, self.expert_bias, self.exact_resume]
 
     @property
     def lr(self) -> float:
@@ -164,18 +161,21 @@ class PretrainModule(BackboneModule):
     def _documents(self, tokens: Tensor) -> Tensor | None:
         return documents_of(tokens, self._trainer) if self.settings.mask_documents else None
 
-    def training_step(self, block: Tensor, batch_idx: int) -> dict[str, Any]:
-        """Return loss, next-token loss and routings of one micro-batch; log train/loss.
+    def training_loss(self, block: Tensor) -> tuple[Tensor, Tensor, list[Routing]]:
+        """Return the loss that is minimized, the next-token loss in it, and the routings.
 
-        Set `expert_loads` to the tokens of each expert on all devices, (blocks, experts); None for
-        a dense model.
+        It adds the losses of the routers, and counts the tokens of each expert on all devices, by
+        which `ExpertBias` moves the biases. Call it in a `training_step` of your own.
         """
         nats, routings = self.loss(block)
         routings, self.expert_loads = with_total_loads(routings)
-        loss = nats + router_loss(routings, self.settings.backbone)
-        mean = nats.detach()
-        log_training_loss(self, mean, batch_size=len(block))
-        return {"loss": loss, "nats": mean, "routings": [each.detach() for each in routings]}
+        return nats + router_loss(routings, self.settings.backbone), nats.detach(), routings
+
+    def training_step(self, block: Tensor, batch_idx: int) -> dict[str, Any]:
+        """Return loss, next-token loss and routings of one micro-batch; log train/loss."""
+        loss, nats, routings = self.training_loss(block)
+        log_training_loss(self, nats, batch_size=len(block))
+        return {"loss": loss, "nats": nats, "routings": [each.detach() for each in routings]}
 
     def validation_step(self, block: Tensor, batch_idx: int) -> None:
         """Accumulate the loss."""
@@ -218,11 +218,24 @@ class PretrainModule(BackboneModule):
         """Clip by the norm of all gradients, or per role in `optim.clip_by_role`."""
         limit = gradient_clip_val or float("inf")  # Lightning's 0 means no clipping
         limits = self.settings.optim.clip_by_role
-        norm = self.nonfinite.gradient_norm
-        if limits or norm is None:  # a subclass may have left out the guards
+        norm = self._checked_norm
+        if limits or norm is None:
             clip_by_role(self.parameters(), optimizer, limit, limits)
         elif gradient_clip_val:
             clip_grads_with_norm_(self.parameters(), limit, norm, foreach=True)
+
+    @property
+    def _checked_norm(self) -> Tensor | None:
+        """Norm of all gradients in the check before this step; None if they may differ by now.
+
+        A second norm would read all gradients again, 1% of a step of Llama-1B. Between the check
+        and clipping Lightning calls the module's own hook. In manual optimization the check
+        follows.
+        """
+        may_differ = is_overridden("on_before_optimizer_step", self)
+        if may_differ or not self.automatic_optimization:
+            return None
+        return self.nonfinite.gradient_norm
 
     @property
     def grad_norm(self) -> float | None:

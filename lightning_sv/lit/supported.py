@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import lightning as L
 import torch
 
 from lightning_sv.errors import ConfigError
@@ -41,15 +42,21 @@ def _check_callback(kind: type) -> None:
             raise ConfigError(f"a callback is {kind.__name__}; expected none, because it {reason}.")
 
 
-def check_start(module: Any) -> None:
-    """Check a module whose weights and device are known, at the start of a fit.
+class StartCheck(L.Callback):
+    """Check a module at the start of a fit, when its weights and device are known.
 
-    Raises:
-        ConfigError: the weights of `init_from` were not loaded, or the device lacks the kernel of
-            `attention_backend`
+    It is a callback, because a subclass may replace the module's `on_fit_start`.
     """
-    _check_initial_weights(module)
-    _check_attention_backend(module)
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Check the initial weights and the kernel of attention.
+
+        Raises:
+            ConfigError: the weights of `init_from` were not loaded, or the device lacks the kernel
+                of `attention_backend`
+        """
+        _check_initial_weights(pl_module)
+        _check_attention_backend(pl_module)
 
 
 def _check_initial_weights(module: Any) -> None:

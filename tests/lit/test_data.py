@@ -136,7 +136,16 @@ class Validations(L.Callback):
         self.losses.append(float(trainer.callback_metrics["val/loss"]))
 
 
+def test_validations_read_the_same_sequences_by_default(
+    data: TokenDataModule, tmp_path: Path
+) -> None:
+    seen = Validations()
+    trainer(tmp_path, seen, num_sanity_val_steps=0).fit(module(), data)
+    assert seen.sequences == [8, 8]
+
+
 def test_last_validation_reads_the_whole_split(data: TokenDataModule, tmp_path: Path) -> None:
+    data.settings = replace(data.settings, full_last_validation=True)
     seen = Validations()
     made = module()
     keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)
@@ -176,7 +185,14 @@ def test_last_validation_follows_the_settings_of_the_trainer(
     corpus: Path, tmp_path: Path, changes: dict[str, Any], batches: list[int]
 ) -> None:
     sequences = 8 if changes.get("limit_val_batches") == 2 else 1024
-    data = TokenDataModule(corpus, seq_len=8, batch_size=2, val_sequences=sequences, seed=0)
+    data = TokenDataModule(
+        corpus,
+        seq_len=8,
+        batch_size=2,
+        val_sequences=sequences,
+        seed=0,
+        full_last_validation=True,
+    )
     seen = Validations()
     trainer(tmp_path, seen, **{"num_sanity_val_steps": 0, **changes}).fit(module(), data)
     assert seen.batches == batches

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.nn import MixtureOfExperts, Routing
 
 
@@ -49,12 +50,29 @@ class ExpertBias(L.Callback):
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: Any, optimizer: Optimizer
     ) -> None:
-        """Move the biases, unless the step is skipped."""
+        """Move the biases, unless the step is skipped.
+
+        Raises:
+            ConfigError: a `training_step` of a subclass does not count the tokens of the experts
+        """
         loads = self._loads
         self._loads = None
-        if loads is None or pl_module.nonfinite.skipped_now:
+        if loads is None:
+            _check_dense(pl_module)
             return
-        modules = pl_module.net.modules()
-        mixtures = [module for module in modules if isinstance(module, MixtureOfExperts)]
-        for mixture, load in zip(mixtures, loads, strict=True):
+        if pl_module.nonfinite.skipped_now:
+            return
+        for mixture, load in zip(_mixtures(pl_module), loads, strict=True):
             mixture.move_bias(load)
+
+
+def _mixtures(module: Any) -> list[MixtureOfExperts]:
+    return [each for each in module.net.modules() if isinstance(each, MixtureOfExperts)]
+
+
+def _check_dense(module: Any) -> None:
+    """Refuse a step without counted tokens if biases should move by them."""
+    if _mixtures(module) and module.settings.backbone.router.balance == "bias":
+        expected = "a training_step that calls self.training_loss(block)"
+        why = "which counts the tokens of the experts"
+        raise ConfigError(f"router.balance is bias; expected {expected}, {why}.")

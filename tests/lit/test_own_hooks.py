@@ -1,0 +1,119 @@
+"""Hooks of a subclass that replace those of `PretrainModule` without a call of `super()`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+from torch.utils.data import DataLoader
+
+from lightning_sv import PretrainModule
+from lightning_sv.errors import ConfigError
+from tests.lit.own_trainer import BIASED, SIZES, blocks, loader, module, trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+LIMIT = 0.01
+
+
+def gradient_norm(module: PretrainModule) -> float:
+    gradients = [each.grad for each in module.parameters() if each.grad is not None]
+    return get_total_norm(gradients).item()
+
+
+class LouderGradients(PretrainModule):
+    """Changes the gradients between the guard's check and clipping."""
+
+    def __init__(self, **arguments: Any):
+        super().__init__(**arguments)
+        self.clipped: list[float] = []
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad *= 100
+
+    def configure_gradient_clipping(self, *arguments: Any, **options: Any) -> None:
+        super().configure_gradient_clipping(*arguments, **options)
+        self.clipped.append(gradient_norm(self))
+
+
+class ManualClipping(PretrainModule):
+    """Clips before the guard's check, which follows in the optimizer's step."""
+
+    def __init__(self, **arguments: Any):
+        super().__init__(**arguments)
+        self.automatic_optimization = False
+        self.clipped: list[float] = []
+
+    def training_step(self, block: Tensor, batch_idx: int) -> None:  # type: ignore[override]
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        loss = self.training_loss(block)[0]
+        self.manual_backward((batch_idx + 1) * loss)  # each step has another norm
+        self.clip_gradients(optimizer, gradient_clip_val=LIMIT)
+        self.clipped.append(gradient_norm(self))
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit"), [(LouderGradients, LIMIT), (ManualClipping, None)], ids=["hook", "manual"]
+)
+def test_clipping_uses_the_norm_of_the_gradients_of_the_step(
+    kind: Any, limit: float | None, tmp_path: Path
+) -> None:
+    made = kind(backbone=SIZES, scale="hg+dp+or", lr=0.01, seed=0)
+    trainer(tmp_path, gradient_clip_val=limit).fit(made, loader(), loader())
+    assert made.clipped == pytest.approx([LIMIT] * 4, rel=1e-3)
+
+
+class OwnStep(PretrainModule):
+    def training_step(self, block: Tensor, batch_idx: int) -> Tensor:  # type: ignore[override]
+        return self.training_loss(block)[0]
+
+
+class UncountedStep(PretrainModule):
+    def training_step(self, block: Tensor, batch_idx: int) -> Tensor:  # type: ignore[override]
+        return self.loss(block)[0]
+
+
+def test_own_step_moves_the_biases_of_experts_or_is_refused(tmp_path: Path) -> None:
+    arguments: Any = {"backbone": BIASED, "scale": "hg+dp+or", "lr": 0.01, "seed": 0}
+    expected = module(backbone=BIASED)
+    own = OwnStep(**arguments)
+    for made in (expected, own):
+        trainer(tmp_path).fit(made, loader(), loader())
+    ends = own.state_dict()
+    for name, value in expected.state_dict().items():
+        assert torch.equal(ends[name], value)
+
+    with pytest.raises(ConfigError, match=r"router\.balance"):
+        trainer(tmp_path).fit(UncountedStep(**arguments), loader(), loader())
+    unbiased = {**arguments, "backbone": SIZES}
+    trainer(tmp_path).fit(UncountedStep(**unbiased), loader(), loader())
+
+
+class OwnValidationStart(PretrainModule):
+    def on_validation_epoch_start(self) -> None:
+        pass
+
+
+def test_each_validation_has_its_own_mean(tmp_path: Path) -> None:
+    made = OwnValidationStart(backbone=SIZES, lr=0.01, seed=0)
+    run = trainer(tmp_path)
+    run.fit(made, loader(), DataLoader(blocks(4), batch_size=2))  # the second validation is last
+    logged = run.callback_metrics["val/loss"]
+    with torch.no_grad():
+        assert logged == pytest.approx(made.loss(blocks(4))[0].item(), rel=1e-5)
+
+
+class OwnStart(PretrainModule):
+    def on_fit_start(self) -> None:
+        pass
+
+
+def test_initial_weights_are_checked_next_to_an_own_start(tmp_path: Path) -> None:
+    made = OwnStart(backbone=SIZES, lr=0.01, init_from="no/run")
+    with pytest.raises(ConfigError, match="init_from"):
+        trainer(tmp_path).fit(made, loader(), loader())
