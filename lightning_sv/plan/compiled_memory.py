@@ -105,7 +105,11 @@ class CompiledActivations:
         return torch.empty(shape, dtype=dtype, requires_grad=True)
 
     def _head_peak(self, micro_batch: int) -> int:
-        """Return the peak of norm, lm_head and loss, whose chunks are those of compiled code."""
+        """Return the peak of norm, lm_head and loss, in the chunks of compiled code on a GPU.
+
+        The size of a chunk depends on the device in compiled code too. The smaller chunks of a CPU
+        would divide the peak of `mini` by 5 (64 x 1,024 tokens), so `unchunked` is needed.
+        """
         torch.compiler.reset()
         net = self.run.plan.meta()
         counter = _FusedBytes()
@@ -113,6 +117,8 @@ class CompiledActivations:
             head = net.head.to_empty(device="cpu")
             x = self._residual_stream(micro_batch)
             targets = torch.zeros(x.shape[:2], dtype=torch.long)
+            # This backend runs the captured graph one operation at a time, so that the counter sees
+            # each allocation. Inductor would replace them by its own.
             compiled: Any = torch.compile(head.forward, dynamic=False, backend="eager")
             with counter, torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
                 compiled(x, targets)
