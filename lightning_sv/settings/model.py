@@ -117,8 +117,15 @@ class ModelPlan:
         self.n_params = sum(parameter.numel() for parameter in meta.parameters())
         self.n_activated = activated_parameters(meta, config.backbone)
         self.canonical = meta.canonical
+        self._check(meta)
+
+    def _check(self, meta: Backbone) -> None:
+        """Check that schedule and optimizer exist, and that the settings name roles of the model.
+
+        The optimizer is not built, because that would import torch._dynamo.
+        """
+        config = self._config
         find(SCHEDULES, config.schedule.name, "model.schedule.name")
-        # A check: building an optimizer would import torch._dynamo.
         configured_groups(self.parameter_groups(meta), config.optim, self.lr)
 
     def meta(self) -> Backbone:

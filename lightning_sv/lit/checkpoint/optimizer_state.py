@@ -15,12 +15,17 @@ from lightning_sv.optim.muon import CompositeOptimizer
 _ONE_SHAPE = (AdamW, SGD, CompositeOptimizer)
 
 
-def check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:
-    """Check that a saved state has the groups of `optimizer`, and the shapes of its parameters.
+def check_optimizer_state(checkpoint: dict[str, Any], fresh: Optimizer) -> None:
+    """Check that a saved state has the groups of an optimizer, and the shapes of its parameters.
 
     Torch would load them, and a fused step would write past the end of a state of a different
     shape. The rates, which follow a schedule, need not be equal. The states of an optimizer of the
     user may have any shape, so they are not checked.
+
+    Args:
+        checkpoint: content of the checkpoint
+        fresh: optimizer like the run's, built for this check alone, which changes its groups and
+            removes its state; its parameters may be on the meta device
 
     Raises:
         ConfigError: a group or state differs
@@ -30,9 +35,9 @@ def check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> N
         raise ConfigError(f"the checkpoint is one with weights only; expected {expected}.")
     try:
         (saved,) = checkpoint["optimizer_states"]
-        _check_groups(saved, optimizer)
-        if type(optimizer) in _ONE_SHAPE:
-            _check_states(saved, optimizer)
+        _check_groups(saved, fresh)
+        if type(fresh) in _ONE_SHAPE:
+            _check_states(saved, fresh)
     except KeyError as error:
         raise ConfigError(_misfit(f"a group lacks {error}")) from error
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -45,14 +50,14 @@ def _misfit(problem: str) -> str:
     return f"{found}; {hint}."
 
 
-def _check_groups(saved: dict[str, Any], optimizer: Optimizer) -> None:
-    """Raise `ValueError` if the groups differ from those of the optimizer."""
-    groups = [dict(group) for group in optimizer.state_dict()["param_groups"]]
+def _check_groups(saved: dict[str, Any], fresh: Optimizer) -> None:
+    """Raise `ValueError` if the groups differ from those of the optimizer, which loads them."""
+    groups = [dict(group) for group in fresh.state_dict()["param_groups"]]
     if _numbers(groups) != _numbers(saved["param_groups"]):
         raise ValueError("its parameters are numbered otherwise")
-    # Loading adds only the entries that an older torch did not have.
-    optimizer.load_state_dict({"state": {}, "param_groups": saved["param_groups"]})
-    loaded = optimizer.state_dict()["param_groups"]
+    # Loading adds the entries that an older torch did not have, and no others.
+    fresh.load_state_dict({"state": {}, "param_groups": saved["param_groups"]})
+    loaded = fresh.state_dict()["param_groups"]
     for group, other in zip(groups, loaded, strict=True):
         for key, value in group.items():
             if not _is_equal(key, value, other[key]):
@@ -70,10 +75,10 @@ def _is_equal(key: str, value: Any, other: Any) -> bool:
     return bool(other == value)
 
 
-def _check_states(saved: dict[str, Any], optimizer: Optimizer) -> None:
+def _check_states(saved: dict[str, Any], fresh: Optimizer) -> None:
     """Raise `ValueError` unless all states of a group have the same entries, of fitting shapes."""
     parameters: list[Tensor] = []
-    for group in optimizer.param_groups:
+    for group in fresh.param_groups:
         parameters += group["params"]
     for group in saved["param_groups"]:
         entries = set()
