@@ -67,14 +67,16 @@ class StopSignals:
         return self.received is not None
 
     def listen(self, trainer: L.Trainer) -> None:
-        """Install the handlers before the trainer does; only the main thread may."""
-        connector: Any = trainer._signal_connector
-        connector.register_signal_handlers = _do_nothing
-        # Lightning would synchronize its own handlers' state between devices in every micro-batch.
-        loop: Any = trainer.fit_loop.epoch_loop
-        loop._broadcast_sigterm_tensor = _do_nothing
-        if threading.current_thread() is not threading.main_thread():
-            return
+        """Replace Lightning's handlers, before the trainer installs them.
+
+        Python installs handlers in the main thread alone; a run in another one has none.
+        """
+        _remove_lightnings_handlers(trainer)
+        if threading.current_thread() is threading.main_thread():
+            self._install(trainer)
+
+    def _install(self, trainer: L.Trainer) -> None:
+        """Install the handlers, except for signals that the shell ignores on purpose."""
         self._prints = trainer.is_global_zero
         self._follow(trainer._accelerator_connector.cluster_environment)
         for number in _SIGNALS | {self._announcing}:
@@ -127,8 +129,17 @@ class StopSignals:
         raise StoppedError(trainer.global_step, code, requeues)
 
 
+def _remove_lightnings_handlers(trainer: L.Trainer) -> None:
+    """Replace the methods with which Lightning handles signals; it has no switch for them."""
+    connector: Any = trainer._signal_connector
+    connector.register_signal_handlers = _do_nothing
+    # Lightning would synchronize its own handlers' state between devices in every micro-batch.
+    loop: Any = trainer.fit_loop.epoch_loop
+    loop._broadcast_sigterm_tensor = _do_nothing
+
+
 def _do_nothing() -> None:
-    """Replace a method of Lightning that handles signals; it has no switch for them."""
+    pass
 
 
 def any_rank(trainer: L.Trainer, here: bool) -> bool:
