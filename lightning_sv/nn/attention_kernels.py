@@ -153,8 +153,8 @@ def document_mask(documents: Int[Tensor, "B T"]) -> Bool[Tensor, "B 1 T T"]:
 def document_block_mask(documents: Int[Tensor, "B T"]) -> "BlockMask":
     """Return `document_mask` for flex_attention, without a (T, T) tensor.
 
-    Documents are numbered in order, so that the first and last one of a block tell whether it
-    shares a document with another block.
+    Documents are numbered in order, so that the first and the last one of a block decide whether
+    it shares a document with an earlier block.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -164,20 +164,25 @@ def document_block_mask(documents: Int[Tensor, "B T"]) -> "BlockMask":
     def may_see(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (documents[batch, query] == documents[batch, key])
 
-    starts = documents[:, ::MASK_BLOCK]  # B blocks
-    last = torch.arange(MASK_BLOCK - 1, seq_len + MASK_BLOCK - 1, MASK_BLOCK, device=device)
-    ends = documents[:, last.clamp(max=seq_len - 1)]
+    first = documents[:, ::MASK_BLOCK]  # B block
+    ends = torch.arange(MASK_BLOCK - 1, seq_len + MASK_BLOCK - 1, MASK_BLOCK, device=device)
+    last = documents[:, ends.clamp(max=seq_len - 1)]  # B block
+    first_of_query = first.unsqueeze(-1)  # B query-block 1
+    last_of_query = last.unsqueeze(-1)
+    first_of_key = first.unsqueeze(-2)  # B 1 key-block
+    last_of_key = last.unsqueeze(-2)
 
-    n_blocks = starts.shape[1]
-    visible = torch.ones(n_blocks, n_blocks, dtype=torch.bool, device=device).tril()
-    shares_document = ends.unsqueeze(-2) >= starts.unsqueeze(-1)  # B query-block key-block
-    visited = (visible & shares_document).unsqueeze(1)  # B 1 query-block key-block
-    # A block before the diagonal with one document, that of all queries, needs no mask.
-    is_whole = starts.unsqueeze(-2) == ends.unsqueeze(-1)
-    whole = visited & is_whole.unsqueeze(1) & visible.tril(-1)
+    n_blocks = first.shape[1]
+    is_causal = torch.ones(n_blocks, n_blocks, dtype=torch.bool, device=device).tril()
+    shares_document = last_of_key >= first_of_query  # B query-block key-block
+    visited = is_causal & shares_document
+    # An earlier block that has a single document, that of all queries, needs no mask.
+    is_one_document = first_of_key == last_of_query
+    unmasked = visited & is_one_document & is_causal.tril(-1)
+    masked = visited & ~unmasked
     return BlockMask.from_kv_blocks(
-        *_indices(visited & ~whole),
-        *_indices(whole),
+        *_indices(masked.unsqueeze(1)),
+        *_indices(unmasked.unsqueeze(1)),
         BLOCK_SIZE=MASK_BLOCK,
         mask_mod=may_see,
         seq_lengths=(seq_len, seq_len),

@@ -167,13 +167,11 @@ class CompositeOptimizer(Optimizer):
         for part in parts:
             groups += part.param_groups
         super().__init__(groups, {})
-        self._link()
+        self._share_groups_and_state()
 
-    def _link(self) -> None:
-        for group in self.param_groups:
-            # LearningRateMonitor reads one name in all groups; older checkpoints lack it
-            if "betas" in group:
-                group.setdefault("momentum", group["betas"][0])
+    def _share_groups_and_state(self) -> None:
+        """Give each part its groups and the state of this object, as the same dicts."""
+        _add_momentum(self.param_groups)
         groups = iter(self.param_groups)
         for part in self.parts:
             part_groups = list(islice(groups, len(part.param_groups)))
@@ -188,7 +186,7 @@ class CompositeOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Set groups and state; called at the end of load_state_dict, unpickling and copying."""
         super().__setstate__(state)
-        self._link()
+        self._share_groups_and_state()
 
     @torch.no_grad()
     def step(  # type: ignore[override]
@@ -204,3 +202,13 @@ class CompositeOptimizer(Optimizer):
         for part in self.parts:
             part.step()
         return loss
+
+
+def _add_momentum(groups: list[dict[str, Any]]) -> None:
+    """Add `momentum` to the groups of Adam, which call it betas[0]; older checkpoints lack it.
+
+    LearningRateMonitor reads one name in all groups of an optimizer.
+    """
+    for group in groups:
+        if "betas" in group:
+            group.setdefault("momentum", group["betas"][0])

@@ -27,12 +27,12 @@ def tuned_lr(model: str, optimizer: str, schedule: str, strategy: ScaleStrategy)
         ConfigError: there is no value for the combination; the message lists those of this model
     """
     run = {"model": model, "optim": optimizer, "schedule": schedule}
-    rates = _fitting("rates", run | {"placement": strategy.placement})
+    rates = _matching_rows("rates", run | {"placement": strategy.placement})
     if rates:
         return float(rates[0]["lr"])
 
     case = f"model {model!r} with optimizer {optimizer!r} and schedule {schedule!r}"
-    for row in _fitting("not_reported", run):
+    for row in _matching_rows("not_reported", run):
         case += f" ({row['reason']})"
     cases = _tuned_cases(model)
     hint = f"Tuned are: {', '.join(cases)}." if cases else "`lightning-sv sweep --lr` finds it."
@@ -41,18 +41,18 @@ def tuned_lr(model: str, optimizer: str, schedule: str, strategy: ScaleStrategy)
     )
 
 
-def _fitting(section: str, run: Row) -> list[Row]:
-    """Return the rows of a section that fit the run; a key that a row lacks fits any value."""
-    return [row for row in _rows(section) if _fits(row, run)]
+def _matching_rows(section: str, run: Row) -> list[Row]:
+    """Return the rows of a section that match the run; a key that a row lacks matches any value."""
+    return [row for row in _rows(section) if _matches(row, run)]
 
 
-def _fits(row: Row, run: Row) -> bool:
+def _matches(row: Row, run: Row) -> bool:
     shared = row.keys() & run.keys()
     return all(row[key] == run[key] for key in shared)
 
 
 def _tuned_cases(model: str) -> list[str]:
     """Return 'model optimizer schedule' of the model's rows."""
-    rows = _fitting("rates", {"model": model})
+    rows = _matching_rows("rates", {"model": model})
     cases = [f"{row['model']} {row['optim']} {row['schedule']}" for row in rows]
     return list(dict.fromkeys(cases))  # rows of single placements repeat a case

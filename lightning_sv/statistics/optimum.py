@@ -82,19 +82,21 @@ def _fit(values: Array, y: Array, lowest: int, planned: Array) -> Optimum:
     x = np.log(values)
     # index of each point along each axis
     places = np.stack([np.unique(column, return_inverse=True)[1] for column in x.T], axis=1)
-    _check_inside(places, places[lowest], is_swept=np.ptp(planned, axis=0) > 0)
+    is_swept = np.ptp(planned, axis=0) > 0
+    _check_lowest_is_inside_grid(places, places[lowest], is_swept)
 
     means = y.mean(axis=1)
     is_neighbour = (abs(places - places[lowest]) <= 1).all(axis=1)
     near = is_neighbour & (means <= means[lowest] + CLIFF)
-    varied = [axis for axis in range(x.shape[1]) if places[:, axis].max()]
+    n_values = places.max(axis=0) + 1
+    varied = [axis for axis, n in enumerate(n_values) if n > 1]
     z = x[:, varied] - x[lowest, varied]
     paraboloid = _Paraboloid(z[near], y[near], *_terms(x[:, varied]))
-    _check_between(paraboloid.minimum, z[near])
+    _check_minimum_is_between_fitted_points(paraboloid.minimum, z[near])
     best = values[lowest].copy()
     best[varied] *= np.exp(paraboloid.minimum)
     if varied:
-        _check_near(paraboloid.minimum, z, best)
+        _check_minimum_is_near_a_run(paraboloid.minimum, z, best)
 
     errors = np.zeros(x.shape[1])
     errors[varied] = paraboloid.errors_of_minimum()
@@ -107,14 +109,16 @@ def _fit(values: Array, y: Array, lowest: int, planned: Array) -> Optimum:
     )
 
 
-def _check_inside(places: Integers, lowest: Integers, is_swept: NDArray[np.bool_]) -> None:
-    """Refuse a lowest point at an end of an axis that the grid sweeps."""
+def _check_lowest_is_inside_grid(
+    places: Integers, lowest: Integers, is_swept: NDArray[np.bool_]
+) -> None:
+    """Refuse a lowest point at an end of an axis that the grid sweeps; by indices (N, K), (K,)."""
     is_end = (lowest == 0) | (lowest == places.max(axis=0))
     if (is_swept & is_end).any():
         raise _NoFitError("the lowest loss is at the end of the grid")
 
 
-def _check_between(minimum: Array, z: Array) -> None:
+def _check_minimum_is_between_fitted_points(minimum: Array, z: Array) -> None:
     """Refuse a minimum (K,) beyond the fitted points (N, K) on an axis."""
     is_below = minimum < z.min(axis=0)
     is_above = minimum > z.max(axis=0)
@@ -122,7 +126,7 @@ def _check_between(minimum: Array, z: Array) -> None:
         raise _NoFitError("the fit's minimum lies beyond the points around the lowest one")
 
 
-def _check_near(minimum: Array, z: Array, best: Array) -> None:
+def _check_minimum_is_near_a_run(minimum: Array, z: Array, best: Array) -> None:
     """Refuse a minimum (K,), with the settings `best`, that is far from all points (N, K)."""
     distances = abs(z - minimum).max(axis=1)
     if distances.min() > math.log(FAR) + 1e-9:
