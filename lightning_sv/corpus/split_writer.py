@@ -32,21 +32,24 @@ class SplitWriter:
 
     def write(self, number: int) -> int:
         """Write a shard, unless it exists; return its bytes."""
-        described = self._description(number)
+        description = self._description(number)
         key = self._key(number)
-        if described.is_file():
-            content = json.loads(described.read_text())
+        if description.is_file():
+            content = json.loads(description.read_text())
             if content["key"] == key:
                 return int(content["bytes"])
-            described.unlink()
+            # Before the shard is replaced: if the process is killed then, the new shard would have
+            # the description of the old one.
+            description.unlink()
         spans = self.plan[number]
         sizes = [self._sizes(span) for span in spans]
         path = self.folder / f"chunk-0-{number}.bin"
         content = write_shard(path, sizes, map(self._span_tokens, spans))
-        write_atomically(described, json.dumps(content | {"key": key}))
+        write_atomically(description, json.dumps(content | {"key": key}))
         return int(content["bytes"])
 
     def _description(self, number: int) -> Path:
+        """Return the file next to a shard that describes it; it is written last."""
         return self.folder / f"chunk-0-{number}.json"
 
     def _key(self, number: int) -> str:
@@ -82,8 +85,7 @@ class SplitWriter:
         shards: list[Shard] = []
         largest = 0
         for number in range(len(self.plan)):
-            described = self._description(number)
-            content = json.loads(described.read_text())
+            content = json.loads(self._description(number).read_text())
             largest = max(largest, content.pop("largest_token"))
             del content["key"]
             shards.append(Shard(file=f"{self.split}/chunk-0-{number}.bin", **content))

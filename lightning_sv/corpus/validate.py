@@ -207,22 +207,22 @@ class _Corpus:
                 stack.enter_context(lock)
             shards = stamp.unverified()
             if shards:
-                self._hash(shards, stamp)
+                self._check_shards(shards, stamp)
 
-    def _hash(self, shards: list[Shard], stamp: "_Stamp") -> None:
+    def _check_shards(self, shards: list[Shard], stamp: "_Stamp") -> None:
         """Check the shards, and write the stamp from time to time, so that a restart continues."""
-        left = {shard.file for shard in shards}
+        unchecked_files = {shard.file for shard in shards}
         lock = Lock()
-        stamped = time.monotonic()
+        stamp_time = time.monotonic()
 
         def check(shard: Shard) -> int:
-            nonlocal stamped
+            nonlocal stamp_time
             self._check_shard(shard)
             with lock:
-                left.remove(shard.file)
-                if not left or time.monotonic() - stamped >= _STAMP_S:
-                    stamp.write(left)
-                    stamped = time.monotonic()
+                unchecked_files.remove(shard.file)
+                if not unchecked_files or time.monotonic() - stamp_time >= _STAMP_S:
+                    stamp.write(unchecked_files)
+                    stamp_time = time.monotonic()
             return shard.bytes
 
         size = sum(shard.bytes for shard in shards)
@@ -295,9 +295,12 @@ class _Stamp:
         except (OSError, ValueError, RecursionError, LookupError, TypeError):
             return {}
 
-    def write(self, left: Collection[str]) -> None:
+    def write(self, unchecked_files: Collection[str]) -> None:
         """Write the file for all shards except those that are left to hash."""
-        states = {name: state for name, state in self._states.items() if name not in left}
+        states = {}
+        for file, state in self._states.items():
+            if file not in unchecked_files:
+                states[file] = state
         text = json.dumps({CHECKSUM: self._checksum, "files": states})
         with suppress(OSError):  # e.g. not writable
             write_atomically(self.path, text)
