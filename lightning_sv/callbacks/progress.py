@@ -37,8 +37,9 @@ class RunProgress(ProgressBar):
         self._enabled = not is_quiet()
         self._bar: Progress | None = None
         self._clock = StepTrigger("progress")
-        self._began = (0.0, 0)
-        self._waits = False  # a line is delayed until the validation has ended
+        self._start_time = 0.0
+        self._start_step = 0
+        self._line_is_delayed = False  # until the validation has ended
 
     def disable(self) -> None:
         """Hide the bar (ranks other than 0)."""
@@ -50,7 +51,8 @@ class RunProgress(ProgressBar):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the bar."""
-        self._began = (time.perf_counter(), trainer.global_step)
+        self._start_time = time.perf_counter()
+        self._start_step = trainer.global_step
         self._clock.start(trainer)
         self._clock.every = math.ceil((self._clock.last or 1000) / self.lines)
         console = Console(file=self.stream or sys.stdout)
@@ -87,23 +89,23 @@ class RunProgress(ProgressBar):
             return
         report_progress(step, self._clock.last)
         if self._bar is None:
-            self._print_line(trainer)
+            self._print_or_delay_line(trainer)
 
-    def _print_line(self, trainer: L.Trainer) -> None:
+    def _print_or_delay_line(self, trainer: L.Trainer) -> None:
         """Print a line now, or after the validation that follows, to show its loss."""
-        self._waits = validates_now(trainer)
-        if not self._waits:
-            self._line(trainer)
+        self._line_is_delayed = validates_now(trainer)
+        if not self._line_is_delayed:
+            self._print_line(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Show the validation loss."""
         if self._bar is not None:
             self._bar.update(self._task, text=_text(trainer))
-        if self._waits:
-            self._waits = False
-            self._line(trainer)
+        if self._line_is_delayed:
+            self._line_is_delayed = False
+            self._print_line(trainer)
 
-    def _line(self, trainer: L.Trainer) -> None:
+    def _print_line(self, trainer: L.Trainer) -> None:
         """Print a line for logs."""
         step = trainer.global_step
         last = self._clock.last
@@ -118,10 +120,11 @@ class RunProgress(ProgressBar):
         print("  ".join(parts), file=self.stream or sys.stdout, flush=True)
 
     def _time_left(self, step: int, last: int) -> str:
-        began, first_step = self._began
-        seconds = (time.perf_counter() - began) / max(1, step - first_step)
-        minutes, rest = divmod(int(seconds * (last - step)), 60)
-        return f"{minutes}:{rest:02d}"
+        """Return minutes:seconds until the last step, at the mean speed of this process."""
+        elapsed = time.perf_counter() - self._start_time
+        seconds_per_step = elapsed / max(1, step - self._start_step)
+        minutes, seconds = divmod(int(seconds_per_step * (last - step)), 60)
+        return f"{minutes}:{seconds:02d}"
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Close the bar."""

@@ -34,6 +34,8 @@ from lightning_sv.settings.sections import leaves
 
 #: key that a sweep may vary -> option with its values; the first one that is set is across tables
 AXES = {"model.optim.lr": "lr", "model.backbone.init_std": "init_std"}
+#: between the axes in the first column of a table
+_AXIS_SEPARATOR = " \\ "
 
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
@@ -124,7 +126,7 @@ def _print_tables(panel: LoadedPanel, axes: Mapping[str, Sequence[float]], out: 
     console = Console()
     for series in panel.series:
         console.print(_loss_table(series, axes))
-        sentence = _sentence(series, axes)
+        sentence = _optimum_sentence(series, axes)
         console.print(sentence, markup=False, highlight=False, style="bold", soft_wrap=True)
     console.print(str(out / "report.html"), markup=False, highlight=False, soft_wrap=True)
 
@@ -161,15 +163,17 @@ def _loss_table(series: Series, axes: Mapping[str, Sequence[float]]) -> Table:
     across, *down = axes
     columns = sorted(axes[across])
     table = Table(title=escape(f"{series.label}: val loss, nats per token"), title_justify="left")
-    table.add_column(" \\ ".join(AXES[key] for key in (*down, across)), no_wrap=True)
+    heading = _AXIS_SEPARATOR.join(AXES[key] for key in (*down, across))
+    table.add_column(heading, no_wrap=True)
     for value in columns:
         table.add_column(f"{value:g}", justify="right", no_wrap=True)
 
     means = {arm.point: float(arm.losses.mean()) for arm in series.arms}
     for row in grid_points({key: sorted(axes[key]) for key in down}):
         settings = tuple(row.values())
+        label = _AXIS_SEPARATOR.join(f"{value:g}" for value in settings)
         cells = [_loss_cell(means, (value, *settings)) for value in columns]
-        table.add_row("".join(f"{value:g}" for value in settings), *cells)
+        table.add_row(label, *cells)
     return table
 
 
@@ -180,12 +184,14 @@ def _loss_cell(means: Mapping[tuple[float, ...], float], point: tuple[float, ...
     return f"[bold]{text}[/bold]" if means[point] == min(means.values()) else text
 
 
-def _sentence(series: Series, axes: Iterable[str]) -> str:
+def _optimum_sentence(series: Series, axes: Iterable[str]) -> str:
+    """Return the optimal settings of an arm, their loss and its standard error."""
     best = series.optimum
+    is_fitted = not best.why_not
     error = ""
     if not math.isnan(best.se):
         error = f" (standard error {best.se:.4f})"
-    elif not best.why_not:  # no degrees of freedom
+    elif is_fitted:  # with no degrees of freedom left
         error = "; more seeds or values are needed for its standard error"
     optimum = optimum_words(series.label, best, axes)
     return f"{optimum}: {best.loss:.4f} nats per token{error}."
