@@ -1,6 +1,5 @@
 """Checks of figures before their first run is trained."""
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -52,7 +51,7 @@ def check_corpora(figures: Sequence[PlannedFigure]) -> None:
 
 
 def _check_corpus(run_spec: RunSpec) -> None:
-    folder = json.loads(run_spec.identity)["data"]["corpus"]["dir"]
+    folder = run_spec.settings["data"]["corpus"]["dir"]
     if is_remote(folder):
         return
     manifest = Path(folder).expanduser() / FILENAME

@@ -37,7 +37,7 @@ class RunSpec:
     Attributes:
         details: optimizer, schedule and the values that differ from the files, as text
         args: arguments of `fit`, without seed and directory
-        identity: configuration from YAML and arguments as JSON, without defaults of the code
+        identity: `settings` as JSON with sorted keys, which the name of a run's directory hashes
         parameters: activated parameters
         cost: seconds of one core; under a budget with a GPU, GPU-hours; 0 without a budget
         note: sentence for readers of the losses
@@ -56,6 +56,11 @@ class RunSpec:
     title: str
     note: str = ""
     epochs: float | None = None
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Configuration from YAML and arguments, without defaults of the code."""
+        return cast(dict[str, Any], json.loads(self.identity))
 
     @property
     def tokens_per_param(self) -> float:

@@ -3,7 +3,6 @@
 Complete runs are skipped, unfinished ones are resumed.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -85,7 +84,7 @@ class RunStore:
 
     def unknown_modules(self, run_spec: RunSpec, seed: int) -> set[str]:
         """Return the own modules of a run whose source was different, or is not recorded."""
-        modules = modules_of_settings(json.loads(run_spec.identity))
+        modules = modules_of_settings(run_spec.settings)
         if not modules:
             return set()
         job = self.job(run_spec, seed)
@@ -105,8 +104,7 @@ class RunStore:
         """
         job = self.job(run_spec, seed)
         if self.is_recorded(run_spec, seed):
-            data = json.loads(run_spec.identity)["data"]
-            config = {"data": data, "seed_everything": seed}
+            config = {"data": run_spec.settings["data"], "seed_everything": seed}
             return replace(self.recorded[job.name], dir=job.run_dir, config=config)
         if is_diverged(job.run_dir):
             return _read_diverged(job.run_dir, run_spec, seed)
@@ -115,8 +113,7 @@ class RunStore:
 
 def _read_diverged(run_dir: Path, run_spec: RunSpec, seed: int) -> Run:
     """Return a diverged run, which has no summary, with a loss of NaN at its last step."""
-    identity = json.loads(run_spec.identity)
-    data = identity["data"]
+    data = run_spec.settings["data"]
     event = read_stop(run_dir)
     steps = event["step"] + 1  # with the step that failed
     tokens = steps * data["global_batch"] * data["seq_len"]
@@ -128,7 +125,7 @@ def _read_diverged(run_dir: Path, run_spec: RunSpec, seed: int) -> Run:
         "steps": event["step"],
         "tokens": tokens,
         "val_loss": math.nan,
-        "lr": identity["model"]["optim"]["lr"],
+        "lr": run_spec.settings["model"]["optim"]["lr"],
         "activated_parameters": run_spec.parameters,
     }
     losses = Curve(np.array([tokens]), np.array([math.nan]))

@@ -147,8 +147,8 @@ class BlockDesign:
         alone = self._pairs_alone(a, b, confidence)
         if a in self.left_out or b in self.left_out:
             return self._unpooled_difference(a, b, alone)
-        if alone is None:
-            return self._pooled_difference(a, b, 0, confidence)
+        if alone is None:  # the seeds of other arms connect the two
+            return self._pooled_difference(a, b, n=0, confidence=confidence)
 
         if self._has_single_run(a, b):
             return alone
@@ -156,11 +156,16 @@ class BlockDesign:
         if are_equal:
             return replace(alone, scatter="their own scatter: the losses are equal")
 
-        pooled = self._pooled_difference(a, b, alone.n, confidence)
-        is_shared = bool(pooled.scatter)
-        if is_shared and 1 < alone.n <= FEW_PAIRS:  # readers see what the pooling assumes
+        pooled = self._pooled_difference(a, b, n=alone.n, confidence=confidence)
+        are_few = 1 < alone.n <= FEW_PAIRS
+        if are_few and self._pools_several_arms:  # readers see what the pooling assumes
             return replace(pooled, alone=alone)
         return pooled
+
+    @property
+    def _pools_several_arms(self) -> bool:
+        """True if the scatter is not that of the two compared arms alone."""
+        return len(self.pooled.scattered) > 2
 
     def _unpooled_difference(
         self, a: Hashable, b: Hashable, alone: PairedDifference | None
@@ -178,7 +183,7 @@ class BlockDesign:
         return min(len(self._losses[a]), len(self._losses[b])) == 1
 
     def _pooled_difference(
-        self, a: Hashable, b: Hashable, n: int, confidence: float
+        self, a: Hashable, b: Hashable, *, n: int, confidence: float
     ) -> PairedDifference:
         """A - B of n pairs with the scatter of the pooled arms."""
         mean, share = self.pooled.difference(a, b)
@@ -202,8 +207,8 @@ class BlockDesign:
 
     def _pooled_arms(self) -> str:
         """Describe the arms that share their scatter; empty if they are two alone."""
-        n_arms = len(self.pooled.scattered)
-        if n_arms < 3:
+        if not self._pools_several_arms:
             return ""
+        n_arms = len(self.pooled.scattered)
         total = f" of {n_arms + len(self.left_out)}" if self.left_out else ""
         return f"scatter of {n_arms}{total} arms, {self.pooled.df} degrees of freedom"

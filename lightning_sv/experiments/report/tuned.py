@@ -1,6 +1,5 @@
 """Optima of grids as files of tuned settings: out/tuned/MODEL-STEPS.yaml."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -55,7 +54,7 @@ def _tuned(figure: Figure, panel: LoadedPanel, run_spec: "RunSpec") -> Tuned:
         source=source,
         optim=panel.spec.optim,
         schedule=panel.spec.schedule,
-        d_model=json.loads(run_spec.identity)["model"]["backbone"]["d_model"],
+        d_model=run_spec.settings["model"]["backbone"]["d_model"],
         arms=arms,
     )
 
