@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import (
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    Strategy,
+)
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -26,7 +31,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from lightning_sv.callbacks.run_state import callbacks_of
+from lightning_sv.callbacks.run_state import callbacks_of, settings_of
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.compat import check_recorded
 from lightning_sv.lit.checkpoint.sharded_write import write_sharded
@@ -39,10 +44,16 @@ from lightning_sv.runs.sharded_checkpoint import (
 
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _SHARDED = StateDictOptions(full_state_dict=False)
+#: refused strategy of Lightning -> reason, as docs/own-trainer.md
+_REFUSED: dict[type[Strategy], str] = {
+    FSDPStrategy: "each device would clip by the gradient norm of its own shard",
+    DeepSpeedStrategy: "its engine clips gradients itself, by its own configuration",
+    ModelParallelStrategy: "its checkpoints number optimizer states differently from those of ddp",
+}
 
 
 class FullyShardedStrategy(ModelParallelStrategy):
-    """Lightning's FSDP2 strategy over all devices of all nodes.
+    """Lightning's FSDP2 strategy over all devices of all nodes, for a `PretrainModule`.
 
     It reads the checkpoints of every other strategy, and writes them too, unless
     `save_distributed_checkpoint`. Lightning's own strategy numbers the optimizer's states in the
@@ -99,6 +110,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def setup_environment(self) -> None:
         """Make the mesh of all devices; Lightning's "auto" is tensor parallelism inside a node."""
         module: Any = self.lightning_module
+        self._check_module(module)
         for callback in callbacks_of(module.trainer, WeightAveraging):
             name = type(callback).__name__
             expected = "none that copies the model, because sharded weights cannot be copied"
@@ -111,6 +123,13 @@ class FullyShardedStrategy(ModelParallelStrategy):
             sizes = self.replicas, devices // self.replicas
             names = "replicate", "shard"
             self.mesh = init_device_mesh(self.root_device.type, sizes, mesh_dim_names=names)
+
+    def _check_module(self, module: LightningModule) -> None:
+        """Refuse a module without the backbone and the settings that later methods read."""
+        if settings_of(module) is None:
+            found = f"{type(self).__name__} and the module a {type(module).__name__}"
+            hint = "Use Lightning's ModelParallelStrategy for a module of your own."
+            raise ConfigError(f"trainer.strategy is {found}; expected a PretrainModule. {hint}")
 
     def setup(self, trainer: Trainer) -> None:
         """Refuse to fit a model that is not sharded: each device would train its own weights."""
@@ -259,15 +278,15 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
 
 def check_strategy(strategy: object) -> None:
-    """Refuse Lightning's own sharding, under which each rank clips by the norm of its shard.
+    """Refuse Lightning's own sharding.
 
     Raises:
         ConfigError: such a strategy
     """
     if isinstance(strategy, FullyShardedStrategy):
         return
-    if isinstance(strategy, FSDPStrategy | DeepSpeedStrategy | ModelParallelStrategy):
-        expected = "auto, ddp or lightning_sv.lit.fsdp.FullyShardedStrategy"
-        reason = "which clip by the norm over all devices"
-        name = type(strategy).__name__
-        raise ConfigError(f"trainer.strategy is {name}; expected {expected}, {reason}.")
+    for kind, reason in _REFUSED.items():
+        if isinstance(strategy, kind):
+            expected = "auto, ddp or lightning_sv.lit.fsdp.FullyShardedStrategy"
+            found = f"trainer.strategy is {type(strategy).__name__}"
+            raise ConfigError(f"{found}; expected {expected}, because {reason}.")

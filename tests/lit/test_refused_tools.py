@@ -8,11 +8,13 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch import callbacks as tools
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.tuner.tuning import Tuner
 
 from lightning_sv import TokenDataModule
+from lightning_sv.__main__ import main
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.distributed import join_ranks
 from lightning_sv.lit.fsdp import FullyShardedStrategy
@@ -24,6 +26,7 @@ from lightning_sv.settings.trainer import (
     TRAINER_DEFAULTS,
     check_trainer_keys,
 )
+from tests.conftest import argv
 from tests.lit.own_trainer import module
 
 #: how to build them
@@ -98,6 +101,24 @@ def test_sharding_of_lightning_is_refused(kind: type) -> None:
         check_supported(made)
     with pytest.raises(ConfigError, match="^trainer.strategy is OnCpu;"):
         join_ranks(L.Trainer(accelerator="cpu", devices=2, strategy=OnCpu(), logger=False))
+
+
+def test_sharding_of_a_module_of_your_own_is_refused() -> None:
+    """Its gradients would be reduced by the attribute `net`, its states named by `settings`."""
+    run = L.Trainer(accelerator="cpu", strategy=FullyShardedStrategy(), logger=False)
+    run.strategy.connect(BoringModel())
+    with pytest.raises(ConfigError, match="the module a BoringModel; expected a PretrainModule"):
+        run.strategy.setup_environment()
+
+
+def test_fit_warns_about_weights_in_bfloat16_once(
+    data: TokenDataModule, run_args: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer(precision="bf16-true", enable_checkpointing=False).fit(module(), data)
+    assert capsys.readouterr().err.count("bf16-true loses small changes") == 1
+    words = argv("--trainer.precision bf16-true --trainer.fast_dev_run true")
+    assert main(["fit", *run_args, *words]) == 0
+    assert capsys.readouterr().err.count("bf16-true loses small changes") == 1
 
 
 def test_averages_of_sharded_weights_are_refused() -> None:
