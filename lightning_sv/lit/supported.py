@@ -14,8 +14,6 @@ from lightning_sv.settings.trainer import REFUSED_EVERYWHERE, check_precision
 PRODUCTS = {
     "bf16-mixed": torch.bfloat16,
     "bf16-true": torch.bfloat16,
-    "16-mixed": torch.float16,
-    "16-true": torch.float16,
     "64-true": torch.float64,
 }
 

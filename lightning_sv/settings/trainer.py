@@ -205,21 +205,33 @@ def _check_followed_arguments(given: Any) -> None:
     steps = given["max_steps"]
     is_length = steps == -1 or steps >= 1
     expect(is_length, "trainer.max_steps", steps, "at least 1, or -1 for model.tokens_per_param.")
-    precision = str(given["precision"])
-    check_precision(precision)
-    if precision == "bf16-true":
-        log.warning(
-            "trainer.precision bf16-true loses small changes of a scale vector near 1; "
-            "bf16-mixed keeps them"
-        )
+    refuse_float16(given["precision"])  # a fit warns about others by `check_precision`
 
 
-def check_precision(precision: object) -> None:
-    """Refuse the precisions of float16."""
+def refuse_float16(precision: object) -> None:
+    """Refuse the precisions of float16.
+
+    Raises:
+        ConfigError: such a precision, with the reason
+    """
     reason = REFUSED_PRECISIONS.get(str(precision))
     if reason is not None:
         raise ConfigError(
             f"trainer.precision is {precision}; expected bf16-mixed or 32-true, because {reason}."
+        )
+
+
+def check_precision(precision: object) -> None:
+    """Refuse the precisions of float16, and warn about weights in bfloat16.
+
+    Raises:
+        ConfigError: a precision of float16
+    """
+    refuse_float16(precision)
+    if str(precision) == "bf16-true":
+        log.warning(
+            "trainer.precision bf16-true loses small changes of a scale vector near 1; "
+            "bf16-mixed keeps them"
         )
 
 

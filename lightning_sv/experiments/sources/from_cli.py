@@ -22,7 +22,7 @@ from lightning_sv.plan.plan import plan_steps
 from lightning_sv.scale import ScaleOptions, ScaleStrategy, expand_preset
 from lightning_sv.settings.overrides import config_files, option_pairs, parse_overrides
 from lightning_sv.settings.replaced_lists import dropped_entries
-from lightning_sv.settings.trainer import check_trainer_keys
+from lightning_sv.settings.trainer import check_precision, check_trainer_keys
 from lightning_sv.settings.words import underscored
 from lightning_sv.settings.yaml_file import read_leaves
 
@@ -158,6 +158,7 @@ def check_data(arms: Sequence[RequestedArm]) -> None:
     for arm in arms:
         data = arm.run.data
         check_trainer_keys(arm.run.trainer, complete=True)
+        check_precision(arm.run.trainer["precision"])  # the arms' own warnings are in their logs
         corpus = data.folder.resolve()
         is_new = corpus not in hashed  # the checksums of a large corpus take minutes
         data.check(arm.run.model.backbone.vocab_size, checksums=is_new)
