@@ -119,7 +119,7 @@ def _from_config(model: nn.Module) -> dict[str, Any]:
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "get_text_config"):
         return {}
-    return _Inputs(model, config).complete()
+    return _Inputs(model, config).keyword_arguments()
 
 
 class _Inputs:
@@ -131,28 +131,28 @@ class _Inputs:
         self.accepted = _accepted_names(model)
         self.like = next(model.parameters())
 
-    def complete(self) -> dict[str, Any]:
-        """Return all of them; empty if there are none, or tokens without a vocabulary."""
+    def keyword_arguments(self) -> dict[str, Any]:
+        """Return the arguments of forward; empty if the config does not describe them."""
         image = self._image()
         inputs = image | self._speech()
-        tokens = self._tokens_of_image(image)
+        image_tokens = self._tokens_of_image(image)
         if "input_ids" in self.accepted:
             vocabulary = getattr(self.config.get_text_config(), "vocab_size", None)
             if not isinstance(vocabulary, int):
-                return {}
-            inputs |= self._text(vocabulary, tokens)
+                return {}  # an image or speech alone would not run
+            inputs |= self._text(vocabulary, image_tokens)
         self._check_main_input(inputs)
         inputs |= self._text_of_decoder()
         if inputs and self._has_cache():
             inputs["use_cache"] = False
         return inputs
 
-    def _text(self, vocabulary: int, tokens_of_image: list[int]) -> dict[str, Any]:
+    def _text(self, vocabulary: int, image_tokens: list[int]) -> dict[str, Any]:
         """Return token ids, with those that stand for an image."""
-        ids = token_ids(vocabulary, tokens_of_image).to(self.like.device)
+        ids = token_ids(vocabulary, image_tokens).to(self.like.device)
         inputs = {"input_ids": ids}
-        if tokens_of_image and "mm_token_type_ids" in self.accepted:
-            inputs["mm_token_type_ids"] = ids.eq(tokens_of_image[-1]).long()
+        if image_tokens and "mm_token_type_ids" in self.accepted:
+            inputs["mm_token_type_ids"] = ids.eq(image_tokens[-1]).long()
         return inputs
 
     def _tokens_of_image(self, image: dict[str, Any]) -> list[int]:
