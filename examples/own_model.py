@@ -32,8 +32,8 @@ class GroupedQueryAttention(nn.Module):
     def __init__(self, d: int, n_head: int, n_key_head: int, build: ScaleBuilder):
         super().__init__()
         self.d_head = d // n_head
-        queries = Branch(d, norm_width=self.d_head)
-        keys = Branch(n_key_head * self.d_head, norm_width=self.d_head)
+        queries = Branch(d, dnp_width=self.d_head)
+        keys = Branch(n_key_head * self.d_head, dnp_width=self.d_head)
         self.qkv = build.group("attn_norm", d, {"q_proj": queries, "k_proj": keys, "v_proj": keys})
         self.o_proj = nn.Linear(d, d, bias=False)
 
@@ -49,7 +49,7 @@ class SquaredReLU(nn.Module):
 
     def __init__(self, d: int, build: ScaleBuilder):
         super().__init__()
-        self.up = build.group("ffn_norm", d, {"up_proj": Branch(4 * d, norm_width=4 * d)})
+        self.up = build.group("ffn_norm", d, {"up_proj": Branch(4 * d, dnp_width=4 * d)})
         self.down_proj = nn.Linear(4 * d, d, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class ByteModel(nn.Module):
             self.layers.append(GroupedQueryAttention(D, N_HEAD, N_KEY_HEAD, build))
             self.layers.append(SquaredReLU(D, build))
         self.head = build.group(
-            "final_norm", D, {"lm_head": Branch(256, norm_width=256, role="head")}
+            "final_norm", D, {"lm_head": Branch(256, dnp_width=256, role="head")}
         )
 
     def forward(self, tokens: Tensor) -> Tensor:

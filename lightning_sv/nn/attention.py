@@ -31,8 +31,8 @@ class Attention(nn.Module):
         super().__init__()
         d_head = config.head_width
         # dnp normalizes per head
-        q = Branch(config.n_head * d_head, norm_width=d_head, n_head=config.n_head)
-        kv = Branch(config.kv_heads * d_head, norm_width=d_head, n_head=config.kv_heads)
+        q = Branch(config.n_head * d_head, dnp_width=d_head, n_head=config.n_head)
+        kv = Branch(config.kv_heads * d_head, dnp_width=d_head, n_head=config.kv_heads)
         self.d_head = d_head
         self.qkv = build.group(
             "attn_norm", config.d_model, {"q_proj": q, "k_proj": kv, "v_proj": kv}

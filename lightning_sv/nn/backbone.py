@@ -142,7 +142,7 @@ class Backbone(nn.Module):
         size = config.vocab_size, config.d_model
         self.embed = nn.Embedding(*size, _weight=torch.empty(*size))
         self.layers = nn.ModuleList(Block(config, build) for _ in range(config.n_layer))
-        head = Branch(config.vocab_size, norm_width=config.vocab_size, role="head")
+        head = Branch(config.vocab_size, dnp_width=config.vocab_size, role="head")
         self.head = build.group("final_norm", config.d_model, {"lm_head": head}, Head)
         #: save only the inputs of blocks for backward, and recompute the blocks there
         self.activation_checkpointing = False

@@ -16,7 +16,7 @@ class FeedForward(nn.Module):
     def __init__(self, config: BackboneConfig, build: ScaleBuilder):
         super().__init__()
         d_ff = config.ffn_width
-        branch = Branch(d_ff, norm_width=d_ff)  # dnp normalizes over the hidden units
+        branch = Branch(d_ff, dnp_width=d_ff)  # dnp normalizes over the hidden units
         self.gate_up = build.group(
             "ffn_norm", config.d_model, {"gate_proj": branch, "up_proj": branch}
         )

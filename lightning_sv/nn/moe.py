@@ -95,19 +95,19 @@ class MixtureOfExperts(nn.Module):
     def _branches(self, config: BackboneConfig) -> dict[str, Branch]:
         """Return every linear map of the block's normalized input."""
         d_expert = config.expert_width
-        expert = Branch(d_expert, norm_width=d_expert, batch_dims=(self.n_expert,))
+        expert = Branch(d_expert, dnp_width=d_expert, batch_dims=(self.n_expert,))
         # The router is never normalized, because that would fix the spread of its logits.
         branches = {
-            "router": Branch(self.n_expert, norm_width=None, role="router"),
+            "router": Branch(self.n_expert, dnp_width=None, role="router"),
             "expert_gate_proj": expert,
             "expert_up_proj": expert,
         }
         if self.has_shared:
-            shared = Branch(config.ffn_width, norm_width=config.ffn_width)
+            shared = Branch(config.ffn_width, dnp_width=config.ffn_width)
             branches["shared_gate_proj"] = shared
             branches["shared_up_proj"] = shared
             if self.router.gate_shared:
-                branches["shared_router"] = Branch(1, norm_width=None, role="router")
+                branches["shared_router"] = Branch(1, dnp_width=None, role="router")
         return branches
 
     def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T D"], Routing]:

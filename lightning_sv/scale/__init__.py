@@ -1,6 +1,7 @@
 """Scale vectors: parameterizations, placements, strategies and the branches they act on."""
 
 from lightning_sv.scale.branch import (
+    Branch,
     BranchGroup,
     Output,
     ScaledLinear,
@@ -9,7 +10,6 @@ from lightning_sv.scale.branch import (
 )
 from lightning_sv.scale.build import ScaleBuilder
 from lightning_sv.scale.fast import normalize
-from lightning_sv.scale.linear_plan import Branch
 from lightning_sv.scale.norm import RMSNorm
 from lightning_sv.scale.options import ScaleOptions, expand_preset
 from lightning_sv.scale.strategy import Decay, Placement, ScaleStrategy

@@ -9,9 +9,10 @@ owners:
                                        -> k_proj: ...                 or a scale_out that q and k
                                        share -> v_proj
 
-`BranchGroup` is the norm with its branches; `ScaledLinear` is one branch. Vectors on the side of
-the product with W are folded into it (fast/fold.py), so own vectors cost nearly nothing. Shapes:
-B batch, T positions, d_in width of the norm, d_out width of a branch.
+`Branch` is what a model requests for one branch; `ScaledLinear` is the branch with the parts of a
+strategy. `BranchGroup` is the norm with its branches. Vectors on the side of the product with W are
+folded into it (fast/fold.py), so own vectors cost nearly nothing. Shapes: B batch, T positions,
+d_in width of the norm, d_out width of a branch.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,6 +31,36 @@ from lightning_sv.scale.vector import ScaleVector
 #: Role of a matrix in the model, read by the optimizer. matrix: inside a block; router: scores
 #: experts; head: logits.
 MatrixRole = Literal["matrix", "router", "head"]
+
+
+class Branch(NamedTuple):
+    """Shape and role of a branch that a model requests.
+
+    Attributes:
+        d_out: width of the output
+        dnp_width: number of output channels normalized together under `dnp`, for instance the head
+            dimension; None if the branch is never normalized, also not under `dnp`
+        batch_dims: leading axes, (n_expert,) for one matrix per expert
+        role: role of the matrix in the model
+        n_head: number of heads in the output; None if it has no heads
+    """
+
+    d_out: int
+    dnp_width: int | None
+    batch_dims: tuple[int, ...] = ()
+    role: MatrixRole = "matrix"
+    n_head: int | None = None
+
+    def check(self, name: str) -> None:
+        """Raise ConfigError if a width does not divide the output."""
+        self._check_divisor(f"dnp_width of {name}", self.dnp_width)
+        self._check_divisor(f"n_head of {name}", self.n_head)
+
+    def _check_divisor(self, key: str, divisor: int | None) -> None:
+        if divisor is None:
+            return
+        divides = divisor > 0 and self.d_out % divisor == 0
+        expect(divides, key, divisor, f"a divisor of its d_out, {self.d_out}, or None.")
 
 
 class Output(NamedTuple):

@@ -22,8 +22,8 @@ from typing import cast
 from torch import nn
 
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.scale.branch import BranchGroup, ScaledLinear
-from lightning_sv.scale.linear_plan import Branch, LinearPlan
+from lightning_sv.scale.branch import Branch, BranchGroup, ScaledLinear
+from lightning_sv.scale.linear_plan import LinearPlan
 from lightning_sv.scale.norm import RMSNorm
 from lightning_sv.scale.options import ScaleOptions
 from lightning_sv.scale.strategy import Placement, ScaleStrategy, branch_placement
@@ -92,7 +92,7 @@ class ScaleBuilder:
         plan = LinearPlan(
             name=site,
             d_in=d_in,
-            branch=Branch(d_out, None, batch_dims),
+            branch=Branch(d_out, dnp_width=None, batch_dims=batch_dims),
             placement=placement,
             has_siblings=False,
             owns_scale_in=placement.scale_in,
@@ -173,7 +173,7 @@ class ScaleBuilder:
             raise ConfigError(f"scale_options.placement_at {found}, {hint}")
         for plan in plans:
             is_named = plan.name in self.options.placement_at
-            if is_named and plan.placement.norm_out and plan.branch.norm_width is None:
+            if is_named and plan.placement.norm_out and plan.branch.dnp_width is None:
                 found = f"normalizes {plan.name}, which is never normalized"
                 raise ConfigError(f"scale_options.placement_at {found}; use dp.")
 

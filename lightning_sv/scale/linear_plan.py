@@ -1,40 +1,9 @@
-"""What a model requests for a matrix, and what strategy and options decide about it."""
+"""What strategy and options decide about a matrix that a model requests."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from lightning_sv.errors import expect
-from lightning_sv.scale.branch import MatrixRole
+from lightning_sv.scale.branch import Branch
 from lightning_sv.scale.strategy import Placement
-
-
-class Branch(NamedTuple):
-    """Shape and role of a branch that a model requests.
-
-    Attributes:
-        d_out: width of the output
-        norm_width: width normalized under `dnp`; None if the branch is never normalized
-        batch_dims: leading axes, (n_expert,) for one matrix per expert
-        role: role of the matrix in the model
-        n_head: number of heads in the output; None if it has no heads
-    """
-
-    d_out: int
-    norm_width: int | None
-    batch_dims: tuple[int, ...] = ()
-    role: MatrixRole = "matrix"
-    n_head: int | None = None
-
-    def check(self, name: str) -> None:
-        """Raise ConfigError if a width does not divide the output."""
-        self._check_divisor(f"norm_width of {name}", self.norm_width)
-        self._check_divisor(f"n_head of {name}", self.n_head)
-
-    def _check_divisor(self, key: str, divisor: int | None) -> None:
-        if divisor is None:
-            return
-        divides = divisor > 0 and self.d_out % divisor == 0
-        expect(divides, key, divisor, f"a divisor of its d_out, {self.d_out}, or None.")
 
 
 @dataclass(frozen=True)
@@ -64,7 +33,7 @@ class LinearPlan:
     @property
     def norm_width(self) -> int | None:
         """Width of the norm after the matrix; None without one."""
-        return self.branch.norm_width if self.placement.norm_out else None
+        return self.branch.dnp_width if self.placement.norm_out else None
 
     @property
     def scale_out_shape(self) -> tuple[object, ...]:

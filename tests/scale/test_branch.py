@@ -271,7 +271,12 @@ def test_gradient_of_gamma_in_16_bits_is_rounded_once(scale: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "width", "key"),
-    [("norm", 4, "branch of"), ("u.v", 4, "branch of"), ("u", 0, "norm_w"), ("u", 3, "norm_w")],
+    [
+        ("norm", 4, "branch of"),
+        ("u.v", 4, "branch of"),
+        ("u", 0, "dnp_width"),
+        ("u", 3, "dnp_width"),
+    ],
 )
 def test_builder_refuses_names_of_attributes_and_widths_that_do_not_divide(
     name: str, width: int, key: str
