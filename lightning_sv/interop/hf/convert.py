@@ -44,34 +44,43 @@ def to_hugging_face(model: Backbone, eot: int | None = None, max_positions: int 
     """
     folded = fold_weights(model, into_norms=True)
     to = target(model.config, folded)
-    settings = arguments(model.config, to, max_positions, eot)
-    model_of = _plain_class(to) if not to.output_norms else _scaled_class(to, settings)
-    theirs = model_of(model_of.config_class(**settings))
-    # Version 5 does not write these keys of version 4, but it writes all attributes. Its setters
-    # would rename the keys.
-    vars(theirs.config).update(names_in_version_4(theirs.config.to_dict()))
+    theirs = _new_model(to, arguments(model.config, to, max_positions, eot))
     for parameter in theirs.parameters():  # not the buffers: RoPE's frequencies stay in float32
         parameter.data = parameter.data.to(model.embed.weight.dtype)
     state = _state(model.config, folded, to)
-    if to.family == "Gemma3":  # its embedding is multiplied by sqrt(d_model), in float32
-        name = "model.embed_tokens.weight"
-        state[name] = state[name] / theirs.model.embed_tokens.embed_scale.item()
+    if to.family == "Gemma3":
+        _divide_embedding(state, theirs)
     theirs.load_state_dict(state)
     return theirs.eval()
 
 
-def _plain_class(to: Target) -> Any:
-    return getattr(transformers(), f"{to.family}ForCausalLM")
+def _new_model(to: Target, settings: dict[str, Any]) -> Any:
+    """Return a transformers model with these arguments of its config, and random weights."""
+    if to.output_norms:
+        own_code = import_module("lightning_sv.interop.hf.modeling_scaled")  # imports transformers
+        model_of = getattr(own_code, f"Scaled{to.family}ForCausalLM")
+        _register_code(model_of)
+        settings = settings | {"auto_map": own_code.auto_map(to.family)}
+    else:
+        model_of = getattr(transformers(), f"{to.family}ForCausalLM")
+
+    theirs = model_of(model_of.config_class(**settings))
+    # Version 5 does not write these keys of version 4, but it writes all attributes. Its setters
+    # would rename the keys.
+    vars(theirs.config).update(names_in_version_4(theirs.config.to_dict()))
+    return theirs
 
 
-def _scaled_class(to: Target, settings: dict[str, Any]) -> Any:
-    """Return our own class, registered so that its code is saved; add its names to `settings`."""
-    own_code = import_module("lightning_sv.interop.hf.modeling_scaled")  # imports transformers
-    model_of = getattr(own_code, f"Scaled{to.family}ForCausalLM")
+def _register_code(model_of: Any) -> None:
+    """Let `save_pretrained` write the code of our own class next to the weights."""
     model_of.config_class.register_for_auto_class()
     model_of.register_for_auto_class("AutoModelForCausalLM")
-    settings["auto_map"] = own_code.auto_map(to.family)
-    return model_of
+
+
+def _divide_embedding(state: dict[str, Tensor], gemma: Any) -> None:
+    """Divide the embedding by Gemma's factor, sqrt(d_model) in float32."""
+    name = "model.embed_tokens.weight"
+    state[name] = state[name] / gemma.model.embed_tokens.embed_scale.item()
 
 
 def _state(config: BackboneConfig, folded: Folded, to: Target) -> dict[str, Tensor]:
