@@ -44,9 +44,9 @@ def _surroundings(model: Backbone) -> dict[ScaleVector, _Surroundings]:
     surroundings: dict[ScaleVector, _Surroundings] = {}
     for path, branch, (scale_in, scale_out) in scaled_linears(model):
         if scale_in is not None:
-            before = _Surroundings(why[f"{path}.scale_in"], shared=True)
-            matrices = surroundings.setdefault(scale_in, before).matrices
-            matrices[path] = _squares(branch.weight, axis=-1)
+            if scale_in not in surroundings:
+                surroundings[scale_in] = _Surroundings(why[f"{path}.scale_in"], shared=True)
+            surroundings[scale_in].matrices[path] = _squares(branch.weight, axis=-1)
         if scale_out is not None:
             surroundings[scale_out] = _after(path, branch, why[f"{path}.scale_out"])
     for path, norm in output_norms(model):
@@ -56,7 +56,7 @@ def _surroundings(model: Backbone) -> dict[ScaleVector, _Surroundings]:
 
 
 def _after(path: str, branch: ScaledLinear, why: str) -> _Surroundings:
-    """Return what is next to the vector after a branch."""
+    """Return what is next to the vector after a branch: its matrix, if no norm is in between."""
     entry = _Surroundings(why, shared=False)
     if branch.norm_width is None:
         entry.matrices[path] = _squares(branch.weight, axis=-2)
@@ -64,11 +64,20 @@ def _after(path: str, branch: ScaledLinear, why: str) -> _Surroundings:
 
 
 def _stored(name: str, vector: ScaleVector, entry: _Surroundings) -> StoredVector:
-    gamma = stored_gamma(vector)
-    return StoredVector(name, vector.role, gamma, 0.0, entry.why, entry.matrices, entry.shared)
+    return StoredVector(
+        name=name,
+        role=vector.role,
+        stored=stored_gamma(vector),
+        origin=0.0,
+        why=entry.why,
+        matrices=entry.matrices,
+        shared=entry.shared,
+    )
 
 
 def _squares(weight: nn.Parameter, axis: int) -> Tensor:
+    """Return ||w_j||^2 of the channels j along an axis, (*batch_dims, channels)."""
+
     def rows(index: tuple[int, ...], start: int, end: int) -> Tensor:
         return weight[index][start:end]
 

@@ -41,31 +41,34 @@ def channel_squares(
         (*lead, channels) per matrix, float64.
     """
     *lead, rows, columns = shape
-    add = _add_columns if axis == -1 else _add_rows
+    channels_are_columns = axis == -1
     if not widths:
-        widths = (rows,) if axis == -1 else (columns,)
+        widths = (rows,) if channels_are_columns else (columns,)
     bounds = list(pairwise(accumulate(widths, initial=0)))
     totals = [torch.zeros(*lead, shape[axis], dtype=torch.float64) for _ in widths]
     for index in product(*map(range, lead)):
-        of_index = [total[index] for total in totals]  # views
-        add(of_index, partial(read, index), bounds, (rows, columns))
+        views = [total[index] for total in totals]  # (channels,) each
+        read_rows = partial(read, index)
+        if channels_are_columns:
+            _add_squares_of_columns(views, read_rows, bounds, columns)
+        else:
+            _set_squares_of_rows(views, read_rows, bounds, (rows, columns))
     return totals
 
 
-def _add_columns(
+def _add_squares_of_columns(
     totals: list[Tensor],
     read: Callable[[int, int], Tensor],
     bounds: list[tuple[int, int]],
-    size: tuple[int, int],
+    columns: int,
 ) -> None:
     """Add the squares of each column; the matrices are below each other."""
-    _, columns = size
     for total, (low, high) in zip(totals, bounds, strict=True):
         for start, end in _blocks(low, high, columns):
             total += read(start, end).float().square().sum(0)
 
 
-def _add_rows(
+def _set_squares_of_rows(
     totals: list[Tensor],
     read: Callable[[int, int], Tensor],
     bounds: list[tuple[int, int]],
