@@ -106,24 +106,26 @@ def _weight_of(matrix: TracedBranch, parameters: dict[str, nn.Parameter]) -> nn.
 
 
 def _branches_of(
-    matrix: TracedBranch, weight: nn.Parameter, of_norm: Any, scaled: dict[str, Scaled]
+    matrix: TracedBranch, weight: nn.Parameter, norm_gamma: Any, scaled: dict[str, Scaled]
 ) -> Iterator[AppliedBranch]:
-    """Yield the matrices in a weight, each with its vectors."""
+    """Yield the matrices in a weight, each with its own vectors or those of the norms around it."""
     rows = weight if matrix.in_axis == weight.ndim - 1 else weight.mT
     blocks = rows.split(matrix.parts, -2)  # (*batch_dims, width, d_in) each
-    after = _scale_after(matrix, scaled)
-    inner = scaled.get(matrix.weight)
-    parts: Iterable[Any] = [_PLAIN] * len(blocks)
-    if isinstance(inner, ScaledWeight):
-        parts = inner.parts
-    suffixes = [""]
-    if len(blocks) > 1:
-        suffixes = [f"{i}" for i in range(len(blocks))]
-
+    parts = _scaled_parts(matrix, scaled)
+    scale_after = _scale_after(matrix, scaled)
     path = matrix.weight.removesuffix(".weight")
-    for suffix, block, part in zip(suffixes, blocks, parts, strict=True):
-        sides = {"in": part.scale_in or of_norm, "out": part.scale_out or after}
+    for i, (block, part) in enumerate(zip(blocks, parts, strict=True)):
+        suffix = f"{i}" if len(blocks) > 1 else ""
+        sides = {"in": part.scale_in or norm_gamma, "out": part.scale_out or scale_after}
         yield AppliedBranch(path, suffix, block, sides)
+
+
+def _scaled_parts(matrix: TracedBranch, scaled: dict[str, Scaled]) -> Iterable[Any]:
+    """Return the scale vectors of each matrix in a weight."""
+    weight = scaled.get(matrix.weight)
+    if isinstance(weight, ScaledWeight):
+        return weight.parts
+    return [_PLAIN] * len(matrix.parts)
 
 
 def _scale_after(matrix: TracedBranch, scaled: dict[str, Scaled]) -> ScaleVector | None:

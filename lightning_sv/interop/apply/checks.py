@@ -74,18 +74,17 @@ def check_state(module: nn.Module, state: dict[str, Any], prefix: str, *rest: An
 def _constants(model: nn.Module) -> dict[str, float]:
     """Return the values of the constant vectors, by all names that the model has for them."""
     applied: Applied = vars(model)[APPLIED]
+    parameters: dict[str, nn.Parameter] = {}
     names_of: dict[nn.Parameter, list[str]] = defaultdict(list)  # several if it is tied
     for name, parameter in model.named_parameters(remove_duplicate=False):
+        parameters[unwrapped(name)] = parameter
         names_of[parameter].append(unwrapped(name))
-    tied: dict[str, list[str]] = {}
-    for names in names_of.values():
-        tied |= dict.fromkeys(names, names)
 
     constants: dict[str, float] = {}
     for name, value in applied.constants.items():
-        if value is not None:
-            names = tied.get(unwrapped(name), [])
-            constants |= dict.fromkeys(names, value)
+        vector = parameters.get(unwrapped(name))
+        if vector is not None and value is not None:
+            constants |= dict.fromkeys(names_of[vector], value)
     return constants
 
 

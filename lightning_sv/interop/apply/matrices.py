@@ -49,6 +49,19 @@ class TracedBranch(NamedTuple):
         return self.weight.removesuffix(".weight").rpartition(".")[2]
 
 
+class _NormInputs(NamedTuple):
+    """Values that norms read.
+
+    Attributes:
+        complete: values of which a norm reads all channels
+        in_part: other values, of which norms read some channels, such as queries and keys of
+            three matrices in one weight
+    """
+
+    complete: frozenset[Node]
+    in_part: frozenset[Node]
+
+
 class Matrices:
     """The matrices of a traced model.
 
@@ -59,7 +72,7 @@ class Matrices:
     def __init__(self, traced: TracedModel) -> None:
         self.traced = traced
         self.tied = _tied_parameters(traced)
-        self._normalized = _normalized_products(traced)
+        self._norm_inputs = _norm_inputs(traced)
 
     def names_read(self, readers: Iterable[Consumer]) -> list[str]:
         """Return the names of the matrices of linear maps, in the model's order."""
@@ -100,26 +113,29 @@ class Matrices:
         assert row.in_axis is not None
         products = self.traced.products[name]
         layout = _layout(row, products)
-        norms = self._norms_after(products)
-        has_norm_of_part = norms == {False}
+        outputs = self._outputs(products)
+        is_normalized = not outputs.isdisjoint(self._norm_inputs.complete)
+        is_normalized_in_part = not is_normalized and not outputs.isdisjoint(
+            self._norm_inputs.in_part
+        )
         is_one = len(row.shape) == 2 and len(layout.parts) == 1
-        has_several = layout.mixed or (is_one and has_norm_of_part)
+        has_several = layout.mixed or (is_one and is_normalized_in_part)
         return TracedBranch(
             weight=name,
             in_axis=row.in_axis,
             parts=layout.parts,
             mixed=has_several and row.role != "router",  # scores meet their own choice of experts
-            normalized=True in norms,
+            normalized=is_normalized,
             head_width=row.head_width,
             role=row.role,
         )
 
-    def _norms_after(self, products: list[Use]) -> set[bool]:
-        """Return for the norms that read products whether they read all channels."""
-        read: set[Node] = set()
+    def _outputs(self, products: list[Use]) -> set[Node]:
+        """Return the products, also without moves, casts and constant factors."""
+        outputs: set[Node] = set()
         for product in products:
-            read |= {product.node, self.traced.flow.norms.base(product.node)}
-        return {self._normalized[node] for node in read if node in self._normalized}
+            outputs |= {product.node, self.traced.flow.norms.base(product.node)}
+        return outputs
 
 
 def _tied_parameters(traced: TracedModel) -> set[str]:
@@ -139,17 +155,20 @@ def _tied_parameters(traced: TracedModel) -> set[str]:
     return tied
 
 
-def _normalized_products(traced: TracedModel) -> dict[Node, bool]:
-    """Return input of a norm, which may be a sum -> whether norms read all of it."""
-    normalized: dict[Node, bool] = {}
+def _norm_inputs(traced: TracedModel) -> _NormInputs:
+    """Return the inputs of norms, and the terms of those that are sums."""
+    complete: set[Node] = set()
+    in_part: set[Node] = set()
     for source, value in _read_by_norms(traced):
-        reads_all = value.size == source.size
         nodes = [source]
         if source.op in SUMS:  # the norm follows a bias
             nodes += source.values
-        for node in nodes:
-            normalized[node] = reads_all or normalized.get(node, False)
-    return normalized
+        reads_all = value.size == source.size
+        if reads_all:
+            complete.update(nodes)
+        else:
+            in_part.update(nodes)
+    return _NormInputs(frozenset(complete), frozenset(in_part - complete))
 
 
 def _read_by_norms(traced: TracedModel) -> Iterator[tuple[Node, Node]]:
