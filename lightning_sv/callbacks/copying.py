@@ -97,25 +97,45 @@ def copying_losses(
     most = block.shape[1] // 2
     expected = f"from 2 to {most}, half of a sequence."
     expect(2 <= repeat_length <= most, "repeat_length", repeat_length, expected)
+    text = block[:, :repeat_length]
+    documents_of_text = None if documents is None else documents[:, :repeat_length]
+    by_kind = _losses_by_kind(model, block, documents)
+    return by_kind | _losses_of_copies(model, text, documents_of_text)
+
+
+def _losses_by_kind(
+    model: nn.Module, block: Int[Tensor, "B S"], documents: Int[Tensor, "B S"] | None
+) -> dict[str, float]:
+    """Return the mean loss of each kind of token, and the shares of `repeat` and `seen`."""
     losses = token_losses(model, block, documents)  # B T
-    kinds = token_kinds(block, documents)
     means = {}
-    for name, kind in kinds.items():
+    for name, kind in token_kinds(block, documents).items():
         share = kind.float().mean().item()
         if name != "unseen":
             means[f"{name}_share"] = share
         if share > 0:
             means[name] = losses[kind].mean().item()
-
-    twice = block[:, :repeat_length].repeat(1, 2)
-    documents_twice = None  # with documents, each attends to its first copy too
-    if documents is not None:
-        documents_twice = documents[:, :repeat_length].repeat(1, 2)
-    repeated = token_losses(model, twice, documents_twice)  # B, 2 * repeat_length - 1
-    means["first_copy"] = repeated[:, : repeat_length - 1].mean().item()
-    means["second_copy"] = repeated[:, repeat_length:].mean().item()
-    means["second_minus_first"] = means["second_copy"] - means["first_copy"]
     return means
+
+
+def _losses_of_copies(
+    model: nn.Module, text: Int[Tensor, "B L"], documents: Int[Tensor, "B L"] | None
+) -> dict[str, float]:
+    """Return the mean losses of the first and the second copy in a sequence of a text twice."""
+    twice = text.repeat(1, 2)
+    # The second copy has the documents of the first one, so that it attends to it.
+    documents_twice = None if documents is None else documents.repeat(1, 2)
+    losses = token_losses(model, twice, documents_twice)  # B, 2 L - 1
+
+    # Both means leave out the first token of the text, which is not predicted in the first copy.
+    length = text.shape[1]
+    first_copy = losses[:, : length - 1].mean().item()
+    second_copy = losses[:, length:].mean().item()
+    return {
+        "first_copy": first_copy,
+        "second_copy": second_copy,
+        "second_minus_first": second_copy - first_copy,
+    }
 
 
 class CopyingMonitor(HeldOutProbe):

@@ -34,6 +34,10 @@ class MetricAccumulator(StepCallback):
         is_new = trainer.global_step == 0
         if is_new:  # drop the sums of an earlier fit
             self._sums = {}
+        self._continue_sums(trainer)
+
+    def _continue_sums(self, trainer: L.Trainer) -> None:
+        """Move the sums to the device; those of a checkpoint continue on rank 0 alone."""
         device = trainer.strategy.root_device
         self._sums = {key: value.to(device) for key, value in self._sums.items()}
         if self._is_restored and not trainer.is_global_zero:

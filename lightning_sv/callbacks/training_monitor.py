@@ -48,16 +48,16 @@ class TrainingMonitor(MetricAccumulator):
 
     def __init__(self, every_n_steps: int = 10):
         super().__init__(every_n_steps)
-        #: time and step of the last write
-        self._since = (0.0, 0)
+        self._last_write_time = 0.0
+        self._last_write_step = 0
         #: seconds since the last write that do not count for the throughput, see `measuring`
         self.idle = 0.0
         self._validation_began = 0.0
-        self._tokens: float | None = None  # of a micro-batch on all devices
-        self._batches = 0  # micro-batches since the last write
+        self._tokens_per_batch: float | None = None  # in a micro-batch on all devices
+        self._n_batches = 0  # micro-batches since the last write
         self._clip_norm: float | None = None  # above which the norm of a step is clipped
-        self._flops = 0.0  # per token
-        self._peak = 0.0  # FLOP/s of all devices; 0 if not known
+        self._flops_per_token = 0.0
+        self._peak_flops = 0.0  # FLOP/s of all devices; 0 if not known
         #: learning rate of the last step, because schedulers have stepped at the end of a batch
         self.lr: float | None = None
         #: last written values; None before the first write
@@ -77,21 +77,25 @@ class TrainingMonitor(MetricAccumulator):
         lay_out(trainer)
         super().on_train_start(trainer, pl_module)
         self._restart_clock(trainer)
+        self._set_throughput_units(trainer, pl_module)
 
+    def _set_throughput_units(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Set the tokens of a micro-batch, the FLOPs of a token and the peak, if they are known."""
         data = data_of(trainer)
         settings = settings_of(pl_module)
-        self._tokens = None
+        self._tokens_per_batch = None
         if data is not None:
-            self._tokens = data.tokens_per_step / trainer.accumulate_grad_batches
+            self._tokens_per_batch = data.tokens_per_step / trainer.accumulate_grad_batches
         if data is not None and settings is not None:
-            self._flops = settings.plan.flops_per_token(data.seq_len)
+            self._flops_per_token = settings.plan.flops_per_token(data.seq_len)
             of_one_device = peak_flops(pl_module.device, trainer.precision) or 0.0
-            self._peak = of_one_device * trainer.world_size
+            self._peak_flops = of_one_device * trainer.world_size
 
     def _restart_clock(self, trainer: L.Trainer) -> None:
-        self._since = (time.perf_counter(), trainer.global_step)
+        self._last_write_time = time.perf_counter()
+        self._last_write_step = trainer.global_step
         self.idle = 0.0
-        self._batches = 0
+        self._n_batches = 0
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer
@@ -105,7 +109,7 @@ class TrainingMonitor(MetricAccumulator):
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Accumulate the loss on the device; write every n optimizer steps."""
-        self._batches += 1
+        self._n_batches += 1
         n = len(batch) if isinstance(batch, Tensor) else 1
         loss = mean_loss(trainer, pl_module, outputs)
         if loss is None:  # a training_step may return nothing
@@ -157,14 +161,15 @@ class TrainingMonitor(MetricAccumulator):
 
     def _throughput(self, trainer: L.Trainer) -> dict[str, float]:
         """Return the speed since the last write: tokens per second and MFU, or steps per second."""
-        began, first_step = self._since
-        seconds = max(1e-9, time.perf_counter() - began - self.idle)
-        if self._tokens is None:
-            return {"throughput/steps_per_s": (trainer.global_step - first_step) / seconds}
-        self.tokens_per_s = self._batches * self._tokens / seconds
+        elapsed = time.perf_counter() - self._last_write_time
+        seconds = max(1e-9, elapsed - self.idle)
+        if self._tokens_per_batch is None:
+            n_steps = trainer.global_step - self._last_write_step
+            return {"throughput/steps_per_s": n_steps / seconds}
+        self.tokens_per_s = self._n_batches * self._tokens_per_batch / seconds
         speeds = {"throughput/tokens_per_s": self.tokens_per_s}
-        if self._peak:
-            speeds[MFU] = self.tokens_per_s * self._flops / self._peak
+        if self._peak_flops:
+            speeds[MFU] = self.tokens_per_s * self._flops_per_token / self._peak_flops
         return speeds
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

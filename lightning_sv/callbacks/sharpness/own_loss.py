@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -47,19 +48,7 @@ class OwnLoss(MeasuredLoss):
         on_gpu = module.device.type == "cuda"
         devices = [module.device] if on_gpu else []
         subsets = parameter_subsets(model_of(module, self.model))
-
-        def loss() -> Any:
-            before = _versions(module)
-            value: Any = self.loss(module)
-            if _versions(module) != before:
-                expected = "one without optimizer steps"
-                hint = "In manual optimization, compute it without training_step."
-                raise ConfigError(
-                    "loss of Sharpness is a function that changes the weights; "
-                    f"expected {expected}. {hint}"
-                )
-            return value.get("loss") if isinstance(value, Mapping) else value
-
+        loss = partial(self._loss_of, module)
         with (
             evaluation_mode(module),
             metrics_kept(module),
@@ -69,6 +58,19 @@ class OwnLoss(MeasuredLoss):
             torch.autocast(module.device.type, enabled=False),
         ):
             return self.measurement.figures(subsets, loss)
+
+    def _loss_of(self, module: L.LightningModule) -> Any:
+        """Return the loss; raise ConfigError if its computation changes the weights."""
+        before = _versions(module)
+        value: Any = self.loss(module)
+        if _versions(module) != before:
+            expected = "one without optimizer steps"
+            hint = "In manual optimization, compute it without training_step."
+            raise ConfigError(
+                "loss of Sharpness is a function that changes the weights; "
+                f"expected {expected}. {hint}"
+            )
+        return value.get("loss") if isinstance(value, Mapping) else value
 
 
 def _versions(module: nn.Module) -> list[int]:
