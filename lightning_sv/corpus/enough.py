@@ -18,25 +18,27 @@ def encode_enough(job: Job, workers: int, *, shown: bool) -> int:
     Returns:
         their number
     """
-    count = 0
-    while count < len(job.parts):
-        count = _enough(job, count)
-        _encode(job, count, workers, shown=shown)
+    n_encoded = 0
+    while n_encoded < len(job.parts):
+        n_encoded = _sufficient_parts(job, n_encoded)
+        _encode(job, n_encoded, workers, shown=shown)
         # not of all parts, because another process may have published and removed them
-        if count < len(job.parts) and Selection.of_first(job, count).is_limited:
+        has_more = n_encoded < len(job.parts)
+        if has_more and Selection.of_first(job, n_encoded).is_limited:
             break
-    return count
+    return n_encoded
 
 
-def _enough(job: Job, count: int) -> int:
-    """Return a number of parts, above `count`, that should reach the limit of the corpus."""
+def _sufficient_parts(job: Job, n_encoded: int) -> int:
+    """Return a number of first parts, above `n_encoded`, that should reach the corpus's limit."""
     config = job.config
-    needed = math.inf
+    needed_bytes = math.inf
     if config.limit is not None:
-        needed = config.limit
+        needed_bytes = config.limit
     if config.max_tokens is not None:
-        needed = min(needed, _bytes_per_token(job.parts[:count]) * config.max_tokens)
-    return max(count + 1, job.first_parts(needed))
+        bytes_for_tokens = _bytes_per_token(job.parts[:n_encoded]) * config.max_tokens
+        needed_bytes = min(needed_bytes, bytes_for_tokens)
+    return max(n_encoded + 1, job.first_parts(needed_bytes))
 
 
 def _bytes_per_token(encoded: list[Part]) -> float:

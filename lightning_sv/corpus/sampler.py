@@ -195,12 +195,12 @@ class TokenLoader(DataLoader[Tensor]):
         self._epochs = epochs
         #: micro-batches after which an epoch ends
         self._last = limited(len(self.order), epochs.limit)
+        #: True if the next iteration reads the rest of `_epoch`; False if it begins the next epoch
+        self._continues = epochs.first > 0
         #: epoch that is read, -1 before the first one
-        self._epoch = epochs.first or -1
+        self._epoch = epochs.first if self._continues else -1
         #: micro-batches that were read in it
         self._read = 0
-        #: True if the next iteration continues there; False if it begins the next epoch
-        self._continues = epochs.first > 0
 
     def __iter__(self) -> Iterator[Tensor]:  # type: ignore[override]
         """Start an epoch, or continue the loaded one."""

@@ -64,25 +64,27 @@ class Selection:
     ) -> "Selection":
         """Drop duplicates, and all documents from the first on that would exceed a limit."""
         kept: list[KeptPart] = []
-        duplicates = n_bytes = n_tokens = 0
+        duplicates = 0
+        n_bytes = 0
+        n_tokens = 0
         is_limited = False
         for part, rows in zip(parts, first_of_equal(parts), strict=True):
-            kept.append(KeptPart(part, rows))
-            if is_limited:
-                rows[:] = False
+            if is_limited:  # by an earlier part
+                kept.append(KeptPart(part, np.zeros_like(rows)))
                 continue
             table = part.documents()
             lengths = table["train_tokens"].astype(np.int64) + table["val_tokens"]
-            sums_bytes = n_bytes + np.cumsum(table["n_bytes"] * rows, dtype=np.int64)
-            sums_tokens = n_tokens + np.cumsum(lengths * rows)
-
-            end = min(_end(sums_bytes, max_bytes), _end(sums_tokens, max_tokens))
+            bytes_so_far = n_bytes + np.cumsum(table["n_bytes"] * rows, dtype=np.int64)
+            tokens_so_far = n_tokens + np.cumsum(lengths * rows)
+            end = min(_n_within(bytes_so_far, max_bytes), _n_within(tokens_so_far, max_tokens))
             is_limited = end < len(table)
             duplicates += int(np.count_nonzero(~rows[:end]))
-            rows[end:] = False
             if end:
-                n_bytes = int(sums_bytes[end - 1])
-                n_tokens = int(sums_tokens[end - 1])
+                n_bytes = int(bytes_so_far[end - 1])
+                n_tokens = int(tokens_so_far[end - 1])
+
+            rows[end:] = False  # in place, because a corpus may have 100 million documents
+            kept.append(KeptPart(part, rows))
         return cls(kept, duplicates, is_limited)
 
     def total(self, column: str) -> int:
@@ -118,6 +120,6 @@ class Selection:
         return places
 
 
-def _end(sums: np.ndarray, limit: int | None) -> int:
-    """Return the first index at which a sum exceeds the limit."""
+def _n_within(sums: np.ndarray, limit: int | None) -> int:
+    """Return the number of ascending sums that do not exceed the limit."""
     return len(sums) if limit is None else int(np.searchsorted(sums, limit, side="right"))

@@ -70,15 +70,15 @@ class SplitWriter:
     def _span_tokens(self, span: Span) -> np.ndarray:
         """Return the tokens of the documents of a span that are kept."""
         kept = self.selection.parts[span.part]
-        lengths = kept.part.documents()[f"{self.split}_tokens"].astype(np.int64)
-        first = int(lengths[: span.start].sum())
-        lengths = lengths[span.start : span.stop]
-        stop = first + int(lengths.sum())
+        part_lengths = kept.part.documents()[f"{self.split}_tokens"].astype(np.int64)
+        span_lengths = part_lengths[span.start : span.stop]
+        first = int(part_lengths[: span.start].sum())
+        stop = first + int(span_lengths.sum())
         tokens = kept.part.tokens(self.split, self.dtype)[first:stop]
-        rows = kept.rows[span.start : span.stop]
-        if rows.all():
+        is_kept = kept.rows[span.start : span.stop]
+        if is_kept.all():
             return tokens
-        return tokens[np.repeat(rows, lengths)]
+        return tokens[np.repeat(is_kept, span_lengths)]
 
     def finish(self) -> SplitInfo:
         """Write the index, remove all other files, and return the split's description."""

@@ -63,7 +63,9 @@ def prediction_loader(data: DataConfig, share: RankShare) -> "DataLoader[Tensor]
     sequences, numbers = data.validation_split(data.validation_sequences)
     fewest, rest = divmod(len(numbers), share.ranks)
     size = share.micro_batch
-    while rest and fewest % size == 0:  # the sequence that some have more would be a new batch
+    # If `rest` is not 0, some devices have one sequence more. It must fit into their last batch;
+    # if all batches were full, it would be one batch more than those of other devices.
+    while rest and fewest % size == 0:
         size += 1
     mine = numbers[share.rank :: share.ranks]
     return DataLoader(sequences, batch_size=size, sampler=DeviceSampler(mine))
