@@ -100,12 +100,14 @@ class _Queue:
         return env
 
     def collect_ended(self) -> None:
-        """Remove the children that have ended, and note failures."""
+        """Show the progress of all children, remove those that have ended, and note failures."""
         for child in list(self.running):
-            if not child.poll():
+            has_ended = child.has_ended()
+            child.show()
+            if not has_ended:
                 continue
             self.running.remove(child)
-            reason = child.failure()
+            reason = child.finish()
             if reason:
                 self._fail(child.job, reason)
 
@@ -151,22 +153,28 @@ class _Child:
                 start_new_session=True,
             )
 
-    def poll(self) -> bool:
-        """Show the progress; return True if the process has ended."""
-        ended = self.process.poll() is not None
+    def has_ended(self) -> bool:
+        """Return True if the process has ended."""
+        return self.process.poll() is not None
+
+    def show(self) -> None:
+        """Update the bar by the steps that the run has written."""
         progress = read_progress(self.job.progress)
         if progress is not None:
             self.fraction = progress.fraction
             text = f"step {progress.step}/{progress.total}"
             self.progress.update(self.task, completed=self.fraction, steps=text)
-        return ended
 
-    def failure(self) -> str | None:
-        """Print that the run is done, or return the reason of its failure."""
-        title = self.job.title
-        code = self.process.returncode
+    def finish(self) -> str | None:
+        """Remove the bar; print that the run is done, or return the reason of its failure.
+
+        Raises:
+            RunError: a signal stopped the run
+        """
         self.progress.remove_task(self.task)
         self.job.progress.unlink(missing_ok=True)
+        title = self.job.title
+        code = self.process.returncode
         if code == 0 and is_complete(self.job.run_dir):
             seconds = time.monotonic() - self.start
             self.progress.console.print(f"{title}: done in {seconds:.0f} s", markup=False)

@@ -72,25 +72,25 @@ def _resumed_dir(ckpt_path: str) -> Path:
 def _new_dir(base: Path, create: bool) -> Path:
     """Return `base`, with a number if it exists.
 
-    `create` also wins it against runs that start at the same time.
+    With `create`, the directory is made, so that a run that starts now gets a different one.
     """
     path = base
     number = 1
-    while not _is_won(path, create):
+    while not _take(path, create):
         number += 1
         path = base.with_name(f"{base.name}-{number}")
     return path
 
 
-def _is_won(path: Path, create: bool) -> bool:
-    """Return True if the path is free; with `create` it is a new directory of this process."""
+def _take(path: Path, create: bool) -> bool:
+    """Return True if the path is free; with `create`, make it, and return False if another did."""
     if path.exists():
         return False
     if not create:
         return True
     try:
         path.mkdir(parents=True)
-    except FileExistsError:
+    except FileExistsError:  # by a run that starts at the same time
         return False
     return True
 
