@@ -22,7 +22,7 @@ from rich.console import Console
 
 from lightning_sv.atomic import write_atomically
 from lightning_sv.corpus import Tokenizer, is_remote
-from lightning_sv.errors import ConfigError, StoppedError, expect, expect_known
+from lightning_sv.errors import ConfigError, StoppedError, expect
 from lightning_sv.json_text import json_text
 from lightning_sv.lit.checkpoint.atomic_io import AtomicCheckpointIO
 from lightning_sv.lit.checkpoint.compat import (
@@ -36,7 +36,7 @@ from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.init_from import read_start, with_sizes
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.run_parser import RunParser
+from lightning_sv.lit.run_parser import RunParser, command_of
 from lightning_sv.lit.signals import StopSignals, exit_code
 from lightning_sv.lit.summary import (
     hyperparameters,
@@ -76,7 +76,6 @@ from lightning_sv.settings.words import underscored
 
 log = logging.getLogger(__name__)
 
-COMMANDS = ("fit", "validate")
 #: keys of a single start of a run, which its config.yaml does not have, and their values in it
 _ONLY_THIS_START = {"run_dir": None, "ckpt_path": None, "allow_lr_jump": False}
 #: settings of a resumed run that its checkpoint does not have
@@ -139,6 +138,7 @@ class PretrainCLI(LightningCLI):
     def __init__(
         self,
         model_class: type[PretrainModule] = PretrainModule,
+        *,
         args: Sequence[str] | None = None,
     ):
         if args is not None:  # the caller handles errors, and requeues a stopped job
@@ -155,8 +155,7 @@ class PretrainCLI(LightningCLI):
         quiet_libraries()
         prepare_process()
         atexit.register(leave_group)
-        self.command = args[0] if args else ""
-        expect_known("command", self.command, COMMANDS)
+        self.command = command_of(program, args)
         self._signals = StopSignals()
         with ExitStack() as self._cleanup:
             super().__init__(

@@ -9,12 +9,16 @@ from typing import Any
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
+from lightning_sv.errors import ConfigError, expect_known
 from lightning_sv.settings.overrides import config_files
 from lightning_sv.settings.parse import Parser
 from lightning_sv.settings.replaced_lists import dropped_entries
 
 log = logging.getLogger(__name__)
 
+COMMANDS = ("fit", "validate")
+_USAGE = "{program} {{fit,validate}} --config FILE [--config FILE ...] [--KEY VALUE ...]"
+_MORE_HELP = "`fit --help` explains the most used keys, `fit --help_all` all of them."
 _HELP = """usage: {prog} --config FILE [--config FILE ...] [--KEY VALUE ...]
 
 FILE is a YAML file, or a name in conf/experiment, e.g. tiny-unified. Its comments explain the keys.
@@ -44,6 +48,26 @@ def _represent_enum(dumper: Any, value: Enum) -> Any:
 
 # the default of Timer's interval is an enum, which a config could not hold
 yaml.add_multi_representer(Enum, _represent_enum, yaml.SafeDumper)
+
+
+def command_of(program: str, words: Sequence[str]) -> str:
+    """Return the command, the first word of a script's arguments; print the usage for `--help`.
+
+    Raises:
+        ConfigError: the first word is no command
+        SystemExit: after the usage, with code 0
+    """
+    first = words[0] if words else ""
+    usage = _USAGE.format(program=program)
+    if first in ("-h", "--help"):
+        print(f"usage: {usage}\n\n{_MORE_HELP}")
+        sys.exit(0)
+    if not first:
+        raise ConfigError(f"the command is missing; expected fit or validate. Usage: {usage}")
+    if first.startswith("-"):
+        raise ConfigError(f"the first word is {first}; expected fit or validate. Usage: {usage}")
+    expect_known("command", first, COMMANDS)
+    return first
 
 
 class RunParser(Parser, LightningArgumentParser):

@@ -83,7 +83,7 @@ def test_cli_with_an_own_optimizer_records_no_rate_of_the_settings(
     run_args: list[str], tmp_path: Path, refused: Refused
 ) -> None:
     run = tmp_path / "run"
-    PretrainCLI(OwnStep, ["fit", *run_args, "--trainer.max_steps", "2", "--run_dir", str(run)])
+    PretrainCLI(OwnStep, args=["fit", *run_args, "--trainer.max_steps", "2", "--run_dir", str(run)])
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["lr"], summary["own_optimizer"]) == (None, "OwnStep") and not (
         run / "parameters.csv"
@@ -96,11 +96,11 @@ def test_cli_with_an_own_optimizer_records_no_rate_of_the_settings(
         assert "model_class" in said and "script" in said
     again = ["fit", "--config", str(config), "--run_dir", str(run), "--ckpt_path", "last"]
     with pytest.raises(ConfigError, match="model_class"):
-        PretrainCLI(OwnLoss, again)
+        PretrainCLI(OwnLoss, args=again)
     config.write_text(
         config.read_text().replace("model_class: OwnStep\n", "")
     )  # of an earlier version
-    assert PretrainCLI(OwnStep, again).summary == summary
+    assert PretrainCLI(OwnStep, args=again).summary == summary
     assert main(["export", str(run), str(tmp_path / "out")]) == 0
     assert "learning rate" not in (tmp_path / "out/README.md").read_text()
 
@@ -172,7 +172,7 @@ def test_cli_without_val_loss_keeps_the_events(run_args: list[str], tmp_path: Pa
     with pytest.raises(ConfigError, match="val/loss"):
         PretrainCLI(
             OwnLoss,
-            ["fit", *run_args, "--trainer.max_steps", "2", "--run_dir", str(tmp_path / "run")],
+            args=["fit", *run_args, "--trainer.max_steps", "2", "--run_dir", str(tmp_path / "run")],
         )
     assert list((tmp_path / "run").glob("*tfevents*"))
 
@@ -193,7 +193,9 @@ def test_cli_with_an_own_model_is_not_read_as_the_backbone(
 ) -> None:
     run = tmp_path / "run"
     last = ["--ckpt_path", str(run / "checkpoints/last.ckpt")]
-    PretrainCLI(HalfResidual, ["fit", *run_args, "--trainer.max_steps", "2", "--run_dir", str(run)])
+    PretrainCLI(
+        HalfResidual, args=["fit", *run_args, "--trainer.max_steps", "2", "--run_dir", str(run)]
+    )
     said = capsys.readouterr().out
     assert "the model is that of HalfResidual" in said and "generate" not in said
     loss = json.loads((run / "summary.json").read_text())["val_loss"]
@@ -205,8 +207,30 @@ def test_cli_with_an_own_model_is_not_read_as_the_backbone(
     )
     for words in commands:
         assert "that of HalfResidual" in refused(*words)
-    PretrainCLI(HalfResidual, ["validate", "--config", str(run / "config.yaml"), *last])
+    PretrainCLI(HalfResidual, args=["validate", "--config", str(run / "config.yaml"), *last])
     assert f"val/loss {loss:.4f}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_derived_cli_help_names_the_commands(
+    word: str, own: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        own(word)
+    said, errors = capsys.readouterr()
+    assert (end.value.code, errors) == (0, "")
+    assert said.startswith("usage: train.py {fit,validate} --config FILE")
+
+
+@pytest.mark.parametrize("words", [[], ["--config", "tiny-unified", "fit"]])
+def test_derived_cli_without_a_command_prints_the_usage(
+    words: list[str], own: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        own(*words)
+    said = capsys.readouterr().err
+    assert end.value.code == 2
+    assert "expected fit or validate" in said and "train.py {fit,validate} --config" in said
 
 
 WRONG = [
@@ -240,7 +264,7 @@ def test_derived_cli_wrong_words_or_failed_run_are_one_error(
 
 def test_cli_called_from_python_raises(run_args: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"model\.optim\.lr"):
-        PretrainCLI(PretrainModule, ["fit", *run_args, "--model.optim.lr", "nan"])
+        PretrainCLI(PretrainModule, args=["fit", *run_args, "--model.optim.lr", "nan"])
 
 
 CALLBACKS = callbacks.__name__
