@@ -11,6 +11,7 @@ from lightning_sv.nn import next_token_loss
 from lightning_sv.plan.allocated_bytes import AllocatedBytes
 from lightning_sv.scale.fast import cross_entropy, linear_cross_entropy
 from lightning_sv.scale.fast.eager import CHUNK_ELEMENTS
+from lightning_sv.scale.fast.gram import inverse_rms_of_product
 from tests.conftest import EVERY_BUILD, perturbed
 from tests.tolerances import assert_near
 
@@ -112,6 +113,23 @@ def test_linear_cross_entropy_in_bf16_is_as_accurate_as_plain(
         assert plain < min(0.01, 10 * error)  # both products are in bf16
     if road == "in chunks":
         torch.testing.assert_close(*with_graph, rtol=1e-5, atol=1e-7)
+
+
+def test_inverse_rms_of_product_is_finite_if_rounding_makes_squares_negative() -> None:
+    """In bf16, with a direction of W 300 times as long as the others."""
+    direction = F.normalize(torch.randn(64), dim=0)
+    weight = (torch.randn(512, 64) + 300 * direction).requires_grad_()
+    x = torch.randn(2048, 64, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        r = inverse_rms_of_product(x, weight, None, EPS)
+        with torch.no_grad():
+            by_definition = inverse_rms_of_product(x, weight, None, EPS)
+    is_clamped = by_definition.detach() > 0.99 * EPS**-0.5
+    assert is_clamped.any() and torch.equal(r, by_definition)
+
+    grad_x, grad_weight = torch.autograd.grad(r.sum(), (x, weight))
+    assert r.isfinite().all() and grad_x.isfinite().all() and grad_weight.isfinite().all()
+    assert torch.equal(grad_x[is_clamped.squeeze(-1)], torch.zeros(int(is_clamped.sum()), 64))
 
 
 @pytest.mark.parametrize("road", ROAD)
