@@ -15,6 +15,7 @@ from lightning_sv.nn import RouterConfig, router_loss
 from lightning_sv.nn.dispatch import combine, dispatch, layout, weights_by_row
 from lightning_sv.nn.moe import MixtureOfExperts
 from lightning_sv.optim import OptimConfig, build_optimizer, parameter_table, role_groups
+from lightning_sv.scale import definitions
 from lightning_sv.scale.fast import eager, swiglu
 from tests.conftest import EVERY_BUILD, MOE, gammas, perturbed, thinned
 from tests.scale.test_branch import leaf, rms, scaled
@@ -222,6 +223,17 @@ def test_dispatch_and_combine_equal_plain_indexing(routing: tuple[Tensor, int]) 
         torch.testing.assert_close(
             torch.autograd.grad(ours, leaves, grad), torch.autograd.grad(theirs, leaves, grad)
         )
+
+
+def test_swiglu_gradient_of_transposed_weights_equals_definition() -> None:
+    gate, up = leaf(4, 6, 3), leaf(4, 6, 3)
+    weight = leaf(6, 4).detach().T.requires_grad_()
+    grad = torch.randn(4, 6, 3).double()
+    found, expected = (
+        torch.autograd.grad(function(gate, up, weight), weight, grad)
+        for function in (swiglu, definitions.swiglu)
+    )
+    torch.testing.assert_close(found, expected)
 
 
 def test_dispatch_combine_and_swiglu_pass_gradgradcheck(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,8 @@ class _SwiGLU(torch.autograd.Function):
         grad = grads[0].contiguous()
         grad_gate = torch.empty_like(grad)
         grad_up = torch.empty_like(grad)
-        grad_weight = torch.empty_like(weight)
+        # contiguous, so that its reshape below is a view
+        grad_weight = torch.empty_like(weight, memory_format=torch.contiguous_format)
         given = (rows_of(grad), rows_of(gate), rows_of(up), weight.reshape(-1, 1))
         results = (rows_of(grad_gate), rows_of(grad_up), grad_weight.reshape(-1, 1))
         for dy, g, u, w, dg, du, dw in row_chunks(*given, *results):
