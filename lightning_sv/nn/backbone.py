@@ -170,7 +170,8 @@ class Backbone(nn.Module):
             documents: (B, T) document number of each position, to restrict attention to the same
                 document; None to attend across documents
             targets: (B, T) token ids, shifted by one position: return their `next_token_loss`
-                instead of the logits, computed in chunks
+                instead of the logits, computed in chunks. Every target is a token id; ignored
+                targets, such as -100, are not supported
             with_routing: if True, also return the routing of each mixture of experts, in the order
                 of the blocks; an empty list for a dense model
         """

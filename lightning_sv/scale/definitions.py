@@ -92,6 +92,7 @@ def next_token_loss(
 
     Args:
         logits: (..., vocab_size), of any float dtype
-        targets: (...) token ids, one position ahead of the inputs
+        targets: (...) token ids, one position ahead of the inputs. Every target is a token id:
+            `linear_cross_entropy` does not support ignored targets, such as -100
     """
     return F.cross_entropy(upcast(logits.flatten(0, -2)), targets.flatten())

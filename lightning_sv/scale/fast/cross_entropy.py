@@ -61,7 +61,8 @@ def linear_cross_entropy(
 ) -> Float[Tensor, ""]:
     """Return the mean cross-entropy of gamma_out * Norm(W (gamma_in * x)) in nats, in float32.
 
-    A gamma of None is 1. Without `norm_eps` there is no norm.
+    A gamma of None is 1. Without `norm_eps` there is no norm. Every target is a token id; ignored
+    targets, such as -100, are not supported.
     """
     gram_from = GRAM_FROM if x.device.type in CHUNK_ELEMENTS else GRAM_FROM_ON_GPU
     if norm_eps is not None and targets.numel() >= gram_from * x.shape[-1]:

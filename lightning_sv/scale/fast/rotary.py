@@ -17,7 +17,10 @@ def rotate(
     x: Float[Tensor, "B T H d_head"],
     tables: tuple[Float[Tensor, "T 1 half"], Float[Tensor, "T 1 half"]],
 ) -> Float[Tensor, "B T H d_head"]:
-    """Rotate the channel pairs (i, i + d_head/2) of x (B, T, H, d_head) by the position's angle."""
+    """Rotate the channel pairs (i, i + d_head/2) of x (B, T, H, d_head) by the position's angle.
+
+    Computed in x's dtype, as transformers does.
+    """
     cos, sin = (table.to(x.dtype) for table in tables)
     if uses_definition():
         return definitions.rotate(x, cos, sin)
