@@ -50,11 +50,11 @@ class StopSignals:
     no Ctrl-C with a checkpoint.
 
     Attributes:
-        received: last signal that asked this process to stop
+        received: signals that asked this process to stop
     """
 
     def __init__(self) -> None:
-        self.received: int | None = None
+        self.received: set[int] = set()
         self._prints = False
         self._before: dict[int, Any] = {}
         #: signal that announces the end of a SLURM job's time
@@ -64,7 +64,7 @@ class StopSignals:
 
     def is_received(self) -> bool:
         """Return True if a signal asked this process to stop."""
-        return self.received is not None
+        return bool(self.received)
 
     def listen(self, trainer: L.Trainer) -> None:
         """Replace Lightning's handlers, before the trainer installs them.
@@ -102,7 +102,7 @@ class StopSignals:
         self._before = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = number
+        self.received.add(number)
         if number != signal.SIGINT:
             return
         # The default handler also ends code that hangs outside Python.
@@ -115,11 +115,13 @@ class StopSignals:
         """Stop the run after the last step, whose checkpoint is written: a collective.
 
         Raises:
-            StoppedError: always; with requeue if any device received a signal that requeues the job
+            StoppedError: always; with requeue if any device received a signal that requeues the
+                job, and none received Ctrl-C
         """
-        announced = any_rank(trainer, self.received in self._requeueing)
-        interrupted = any_rank(trainer, self.received == signal.SIGINT)
-        hung_up = any_rank(trainer, self.received == signal.SIGHUP)
+        # SLURM may send SIGTERM soon after the signal that requeues.
+        announced = any_rank(trainer, bool(self.received & self._requeueing))
+        interrupted = any_rank(trainer, signal.SIGINT in self.received)
+        hung_up = any_rank(trainer, signal.SIGHUP in self.received)
         requeues = announced and not interrupted and "SLURM_JOB_ID" in os.environ
         code = STOPPED
         if interrupted:

@@ -6,12 +6,14 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from lightning_sv import PretrainModule
 from lightning_sv.errors import StoppedError
-from lightning_sv.lit.signals import REQUEUE_ON_SIGTERM, exit_code
+from lightning_sv.lit.signals import HUNG_UP, REQUEUE_ON_SIGTERM, StopSignals, exit_code
 from tests.conftest import argv, write_run_args
 from tests.faults.conftest import Tally
 from tests.faults.test_kill import start_in_a_write
@@ -79,23 +81,24 @@ def counted(*row: object) -> object:
 
 
 @pytest.mark.parametrize(
-    ("number", "environment", "plugin", "requeued"),
+    ("numbers", "environment", "plugin", "requeued"),
     [
-        counted(signal.SIGTERM, {}, [], None),
-        counted(signal.SIGTERM, SRUN, [], None),
-        counted(signal.SIGTERM, PREEMPTED, [], "12"),
-        counted(signal.SIGUSR1, BATCH, [], "12"),
-        counted(signal.SIGUSR1, SRUN, [], "12"),
-        counted(signal.SIGUSR1, ARRAY, [], "12_3"),
-        (signal.SIGUSR1, SRUN, KEEP, None),
-        (signal.SIGALRM, SRUN, KEEP_ALARM, None),
-        (signal.SIGALRM, SRUN, ALARM, "12"),
-        (signal.SIGUSR1, SRUN, ALARM, None),
-        (signal.SIGTERM, SRUN, ALARM, None),
+        counted((signal.SIGTERM,), {}, [], None),
+        counted((signal.SIGTERM,), SRUN, [], None),
+        counted((signal.SIGTERM,), PREEMPTED, [], "12"),
+        counted((signal.SIGUSR1,), BATCH, [], "12"),
+        counted((signal.SIGUSR1,), SRUN, [], "12"),
+        counted((signal.SIGUSR1,), ARRAY, [], "12_3"),
+        ((signal.SIGUSR1,), SRUN, KEEP, None),
+        ((signal.SIGALRM,), SRUN, KEEP_ALARM, None),
+        ((signal.SIGALRM,), SRUN, ALARM, "12"),
+        ((signal.SIGUSR1,), SRUN, ALARM, None),
+        ((signal.SIGTERM,), SRUN, ALARM, None),
+        ((signal.SIGUSR1, signal.SIGTERM), SRUN, [], "12"),
     ],
 )
 def test_fit_signalled_stops_or_requeues_and_resumes_exactly(
-    number: int, environment: dict[str, str], plugin: list[str], requeued: str | None,
+    numbers: tuple[int, ...], environment: dict[str, str], plugin: list[str], requeued: str | None,
     whole: tuple[list[str], Path], tmp_path: Path, scontrol: Path, tally: Tally,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -104,7 +107,8 @@ def test_fit_signalled_stops_or_requeues_and_resumes_exactly(
 
     def send(self: PretrainModule, batch: object, batch_idx: int) -> None:
         if self.global_step == 1:
-            os.kill(os.getpid(), number)
+            for number in numbers:
+                os.kill(os.getpid(), number)
 
     with monkeypatch.context() as patch:
         for name, value in environment.items():
@@ -117,8 +121,29 @@ def test_fit_signalled_stops_or_requeues_and_resumes_exactly(
     assert run_fit([*args, "--ckpt_path", "last"], run) == 0
     different = differences(load(uninterrupted), load(run))
     effect = "to a process" if requeued is None else "requeued by SLURM"
-    tally(f"{signal.Signals(number).name}, {effect}", not different, different)
+    names = " and ".join(signal.Signals(number).name for number in numbers)
+    tally(f"{names}, {effect}", not different, different)
     same_curves(uninterrupted, run)
+
+
+@pytest.mark.parametrize(
+    ("received", "code", "requeue"),
+    [
+        ({signal.SIGUSR1, signal.SIGTERM}, STOPPED, True),
+        ({signal.SIGUSR1, signal.SIGINT}, INTERRUPTED, False),
+        ({signal.SIGTERM, signal.SIGHUP}, HUNG_UP, False),
+    ],
+)
+def test_stop_after_several_signals(
+    received: set[int], code: int, requeue: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    signals = StopSignals()
+    signals.received = received
+    trainer: Any = SimpleNamespace(world_size=1, global_step=3)
+    with pytest.raises(StoppedError) as stopped:
+        signals.stop(trainer)
+    assert (stopped.value.code, stopped.value.requeue) == (code, requeue)
 
 
 @pytest.mark.faults
