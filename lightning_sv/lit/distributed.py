@@ -39,10 +39,15 @@ def join_ranks(trainer: L.Trainer) -> "partial[None]":
         strategy.check_replicas()
     if getattr(strategy, "_timeout", None) == default_pg_timeout:
         strategy._timeout = _TIMEOUT  # type: ignore[attr-defined]
-    environment = getattr(strategy, "cluster_environment", None)
-    if isinstance(environment, LightningEnvironment) and trainer.local_rank:  # a child of rank 0
+    if is_child(trainer):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     return partial(_leave, trainer)
+
+
+def is_child(trainer: L.Trainer) -> bool:
+    """Return True if Lightning's own launcher started this process, from the node's first one."""
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    return isinstance(environment, LightningEnvironment) and trainer.local_rank > 0
 
 
 def _check_processes(trainer: L.Trainer) -> None:

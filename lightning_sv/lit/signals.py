@@ -14,6 +14,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from lightning_sv.errors import StoppedError
+from lightning_sv.lit.distributed import is_child
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +129,9 @@ class StopSignals:
             code = INTERRUPTED
         elif hung_up:
             code = HUNG_UP
+        if is_child(trainer):
+            # Lightning kills the first process as soon as a child has a different exit code.
+            code = 0
         raise StoppedError(trainer.global_step, code, requeues)
 
 

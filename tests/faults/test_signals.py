@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 
 from lightning_sv import PretrainModule
 from lightning_sv.errors import StoppedError
@@ -140,10 +141,30 @@ def test_stop_after_several_signals(
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     signals = StopSignals()
     signals.received = received
-    trainer: Any = SimpleNamespace(world_size=1, global_step=3)
     with pytest.raises(StoppedError) as stopped:
-        signals.stop(trainer)
+        signals.stop(rank_of_two(0))
     assert (stopped.value.code, stopped.value.requeue) == (code, requeue)
+
+
+def rank_of_two(rank: int) -> Any:
+    """Return the parts of a Trainer that a stop reads, with Lightning's own launcher."""
+    strategy = SimpleNamespace(
+        cluster_environment=LightningEnvironment(),
+        reduce_boolean_decision=lambda decision, all: decision,
+    )
+    return SimpleNamespace(world_size=2, local_rank=rank, global_step=3, strategy=strategy)
+
+
+def test_stop_of_a_child_of_lightnings_launcher_does_not_kill_the_first_rank() -> None:
+    """The launcher kills it if a child exits with a different code than 0."""
+    signals = StopSignals()
+    signals.received = {signal.SIGTERM}
+    codes = []
+    for rank in range(2):
+        with pytest.raises(StoppedError) as stopped:
+            signals.stop(rank_of_two(rank))
+        codes.append(exit_code(stopped.value))
+    assert codes == [STOPPED, 0]
 
 
 @pytest.mark.faults
