@@ -17,9 +17,10 @@ from lightning_sv.scale import (
     ScaledLinear,
     ScaleOptions,
     ScaleStrategy,
+    definitions,
     normalize,
 )
-from lightning_sv.scale.fast import inverse_rms_of_product, scaled_product
+from lightning_sv.scale.fast import effective_weight, inverse_rms_of_product, scaled_product
 from lightning_sv.scale.vector import HeadShared
 from tests.conftest import EVERY_BUILD, gammas, perturbed
 
@@ -135,6 +136,32 @@ def test_scaled_product_backward_saves_only_its_arguments() -> None:
     saved = saved_for_backward(lambda: scaled_product(*arguments))
     known = {t.untyped_storage().data_ptr() for t in arguments}
     assert saved and {t.untyped_storage().data_ptr() for t in saved} <= known
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("lead", [(), (3,)])
+def test_effective_weight_and_gradients_equal_definition_bitwise(
+    lead: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    width = torch.promote_types(dtype, torch.float32)
+    inputs = [leaf(*lead, OUT, D, dtype=dtype), *(leaf(*lead, d, dtype=width) for d in (D, OUT))]
+    weight = torch.randn(*lead, OUT, D, dtype=width)
+    results = []
+    for form in (effective_weight, definitions.effective_weight):
+        value = form(*inputs)
+        results.append((value, *torch.autograd.grad(value, inputs, weight)))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+    if dtype is torch.float64:
+        assert torch.autograd.gradgradcheck(effective_weight, inputs)
+
+
+def test_effective_weight_backward_saves_no_copy_of_the_matrix() -> None:
+    weight = leaf(64, 32)
+    gamma_in = leaf(32)
+    gamma_out = leaf(64)
+    saved = saved_for_backward(lambda: effective_weight(weight, gamma_in, gamma_out))
+    large = {t.untyped_storage().data_ptr() for t in saved if t.numel() == weight.numel()}
+    assert large == {weight.data_ptr()}
 
 
 def test_scaled_product_small_change_of_gamma_survives_bf16() -> None:

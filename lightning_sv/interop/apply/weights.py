@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.roles.types import ModelRole
 from lightning_sv.scale import ScaleVector, normalize
-from lightning_sv.scale.definitions import effective_weight
+from lightning_sv.scale.fast import effective_weight
 
 #: `zero_`, `normal_`, ...; `+=` and `weight[i] =`
 _CHANGES = re.compile(

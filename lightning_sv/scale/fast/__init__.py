@@ -18,7 +18,7 @@ gradients and second derivatives in float64.
 """
 
 from lightning_sv.scale.fast.cross_entropy import linear_cross_entropy
-from lightning_sv.scale.fast.fold import scaled_product
+from lightning_sv.scale.fast.fold import effective_weight, scaled_product
 from lightning_sv.scale.fast.gram import inverse_rms_of_product
 from lightning_sv.scale.fast.grouped import Rows, grouped_product
 from lightning_sv.scale.fast.norm import normalize
@@ -27,6 +27,7 @@ from lightning_sv.scale.fast.swiglu import normed_swiglu, swiglu
 
 __all__ = [
     "Rows",
+    "effective_weight",
     "grouped_product",
     "inverse_rms_of_product",
     "linear_cross_entropy",

@@ -6,6 +6,8 @@ The left side scales activations: O(tokens (d_in + d_out)), and each branch keep
 right side scales the matrix: O(d_out d_in) for any number of tokens. Both have the same
 derivatives. Autograd would keep the folded matrix, 1.2 GB for Llama-1B, which FSDP could not
 release; so forward saves (x, W, gammas), and backward folds again.
+
+`effective_weight` is the matrix alone, for models whose own code computes the product.
 """
 
 from typing import Any
@@ -15,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import lightning_sv.scale.definitions as definitions
-from lightning_sv.scale.definitions import effective_weight, product_dtype
+from lightning_sv.scale.definitions import product_dtype
 from lightning_sv.scale.fast.eager import rows_of, uses_definition, without_autocast
 from lightning_sv.scale.shapes import Float
 
@@ -53,7 +55,7 @@ class _FoldedProduct(torch.autograd.Function):
         (grad,) = grads
         x, weight, gamma_in, gamma_out = ctx.saved_tensors
         with without_autocast(x):
-            folded = effective_weight(weight, gamma_in, gamma_out).to(ctx.dtype)
+            folded = definitions.effective_weight(weight, gamma_in, gamma_out).to(ctx.dtype)
             grad_x = (grad @ folded).to(x.dtype)
             grad_folded = rows_of(grad).T @ rows_of(x.to(ctx.dtype))  # (d_out, d_in)
             return grad_x, *fold_gradients(
@@ -69,11 +71,59 @@ def fold_gradients(
     dW = diag(gamma_out) grad diag(gamma_in); with P = grad * W, dgamma_in = P^T gamma_out and
     dgamma_out = P gamma_in. `grad` has the shape of W, (d_out, d_in).
     """
-    grad_weight = effective_weight(grad, gamma_in, gamma_out)
+    grad_weight = definitions.effective_weight(grad, gamma_in, gamma_out)
     product = grad * weight
     grad_in = grad_out = None
     if gamma_in is not None:
         grad_in = product.sum(0) if gamma_out is None else gamma_out @ product
     if gamma_out is not None:
         grad_out = product.sum(-1) if gamma_in is None else product @ gamma_in
+    return grad_weight, grad_in, grad_out
+
+
+def effective_weight(
+    weight: Float[Tensor, "*batch_dims d_out d_in"],
+    gamma_in: Float[Tensor, "*batch_dims d_in"] | None = None,
+    gamma_out: Float[Tensor, "*batch_dims d_out"] | None = None,
+) -> Float[Tensor, "*batch_dims d_out d_in"]:
+    """Return diag(gamma_out) W diag(gamma_in); a gamma of None is 1.
+
+    With both gammas autograd would save W diag(gamma_in), a copy of W.
+    """
+    if gamma_in is None or gamma_out is None or uses_definition():
+        return definitions.effective_weight(weight, gamma_in, gamma_out)
+    return _EffectiveWeight.apply(weight, gamma_in, gamma_out)
+
+
+class _EffectiveWeight(torch.autograd.Function):
+    """Saves its inputs; twice differentiable as `_FoldedProduct`."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, gamma_in: Tensor, gamma_out: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, gamma_in, gamma_out)
+        return definitions.effective_weight(weight, gamma_in, gamma_out)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        return effective_weight_gradients(grad, *ctx.saved_tensors)
+
+
+def effective_weight_gradients(
+    grad: Tensor, weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the gradients of W and the gammas from that of `effective_weight`, as autograd's.
+
+    In contrast to `fold_gradients` it takes leading axes, such as experts: `grad` has the shape of
+    W, (*batch_dims, d_out, d_in).
+    """
+    grad_weight = grad
+    grad_in = grad_out = None
+    if gamma_out is not None:
+        inner = definitions.effective_weight(weight, gamma_in, None)
+        grad_out = (grad * inner).sum(-1)  # (*batch_dims, d_out)
+        grad_weight = grad_weight * gamma_out.unsqueeze(-1)
+    if gamma_in is not None:
+        grad_in = (grad_weight * weight).sum(-2)  # (*batch_dims, d_in)
+        grad_weight = grad_weight * gamma_in.unsqueeze(-2)
     return grad_weight, grad_in, grad_out

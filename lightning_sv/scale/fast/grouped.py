@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 from lightning_sv.scale.definitions import effective_weight, product_dtype
 from lightning_sv.scale.fast.eager import without_autocast
+from lightning_sv.scale.fast.fold import effective_weight_gradients
 
 #: Fold the weights from this many scaled activations (both sides) per weight entry; below, scale
 #: the activations: break-even on a CPU at 30 rows per expert for 128 x 88, at 100 for 256 x 352.
@@ -105,7 +106,7 @@ class _GroupedProduct(torch.autograd.Function):
                 ).to(x.dtype)
             if any(ctx.needs_input_grad[5:]):
                 grad_folded = grouped_mm_wgrad(grad, x.to(ctx.dtype), ends, ctx.filled)
-                factor_gradients = _fold_gradients(
+                factor_gradients = effective_weight_gradients(
                     grad_folded.to(weight.dtype), weight, gamma_in, gamma_out
                 )
         return grad_x, None, None, None, None, *factor_gradients
@@ -131,22 +132,6 @@ def _scaled_product(
     if gamma_out is not None:
         y = (y * gamma_out[rows.expert]).to(dtype)  # (R, d_out)
     return y
-
-
-def _fold_gradients(
-    grad_folded: Tensor, weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the gradients of the factors from that of their effective weight, (E, d_out, d_in)."""
-    grad_weight = grad_folded
-    grad_in = grad_out = None
-    if gamma_out is not None:
-        inner = effective_weight(weight, gamma_in, None)
-        grad_out = (grad_folded * inner).sum(-1)  # (E, d_out)
-        grad_weight = grad_weight * gamma_out.unsqueeze(-1)
-    if gamma_in is not None:
-        grad_in = (grad_weight * weight).sum(-2)  # (E, d_in)
-        grad_weight = grad_weight * gamma_in.unsqueeze(-2)
-    return grad_weight, grad_in, grad_out
 
 
 @torch.library.custom_op("lightning_sv::grouped_mm", mutates_args=())
