@@ -29,7 +29,7 @@ from lightning_sv.roles.example_inputs import example_of
 from tests.conftest import thinned
 from tests.roles.families import FAMILIES, Family, find
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*scale vectors; the function:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:apply_strategy has:UserWarning")
 #: families of every run: pre-norm, fused, 1 + w, LayerNorm's biases, experts, latents, state
 #: spaces, no vectors
 FEW = {
@@ -204,6 +204,14 @@ def test_apply_strategy_dnp_outside_plain_linear_is_dp(name: str, words: list[st
     normed = {module.plain_name for module in model.modules() if isinstance(module, OutputNorm)}
     assert layers.isdisjoint(normed)
     assert report.same_function == (not normed)
+    assert f"{report}".startswith("hg+dp, asked for hg+dnp: ") == (not normed)
+
+
+def test_apply_strategy_dnp_with_normalized_queries_and_keys_noted() -> None:
+    report = apply_strategy(named("qwen3"), "dnp")
+    noted = {name for name, note in report.notes if "already normalized" in note}
+    words = {name.split(".")[-2] for name in noted}
+    assert words == {"q_proj", "k_proj"}
 
 
 def test_apply_strategy_generation_with_cache_same_tokens() -> None:
@@ -527,7 +535,9 @@ def test_fold_applied_lora_merge_refused_before_right_after() -> None:
 
 def test_apply_strategy_stacked_rows_of_experts_have_own_vectors() -> None:
     model = named("qwen3_moe")
-    report = apply_strategy(model, "hg+dp")
+    with pytest.warns(UserWarning, match="has a note on .*gate_up_proj") as warned:
+        report = apply_strategy(model, "hg+dp")
+    assert "\n" not in str(warned[0].message)
     axes = {
         name: max(p.ndim for p in model.get_submodule(name).parameters()) for name in report.vectors
     }

@@ -91,7 +91,8 @@ def test_page_example_for_muon_chooses_by_role() -> None:
         .partition("### Rules by number of axes")[2]
     )
     model = find("qwen3_moe").build()
-    report = apply_strategy(model, "hg+dp+or+iwd")
+    with pytest.warns(UserWarning, match="has a note on"):
+        report = apply_strategy(model, "hg+dp+or+iwd")
     names: dict[str, Any] = {"torch": torch, "model": model, "tokens": None}
     exec(page.partition("```python\n")[2].partition("```")[0], names)
     optimizers = [names["muon"], names["adamw"]]
@@ -114,6 +115,7 @@ def test_param_groups_of_compiled_model_needs_no_example(build: Any) -> None:
     ]
 
 
+@pytest.mark.filterwarnings("ignore:apply_strategy has:UserWarning")  # stacked experts
 @pytest.mark.parametrize("strategy", ["hg+dp+or", "hg+dp+or+iwd", "hg+dp+nowd"])
 def test_decay_report_without_policy_agrees_with_groups_without_policy(
     model: nn.Module, strategy: str

@@ -76,7 +76,7 @@ def apply_strategy(
         ConfigError: the model cannot have this strategy; it is unchanged
 
     Warns:
-        UserWarning: some vectors deviate from the strategy
+        UserWarning: the report has notes, such as deviations from the strategy
     """
     words, options = expand_preset(strategy, ScaleOptions())
     parsed = ScaleStrategy.parse(words)
@@ -97,8 +97,8 @@ def apply_strategy(
         after = _checked_outputs(traced, change, before)
         notes = (*placements.notes, *notes_on_model(traced, parsed, norms))
         report = _report(change, notes, dp_at, relative_difference(before, after))
-        if report.notes:
-            warnings.warn(str(report), stacklevel=2)
+        if report.warning is not None:
+            warnings.warn(report.warning, stacklevel=2)
         undo.pop_all()  # all is well: keep the changes
     return report
 
@@ -185,7 +185,7 @@ def _check(model: nn.Module) -> None:
         _check_kind(module, name)
     for key, parameter in model.named_parameters():
         has_values = not parameter.is_meta and not is_fake(parameter)
-        wanted = "one with weights. Load them first."
+        wanted = "one with weights. Load or initialize them first."
         expect(has_values, "model", f"without values ({key})", wanted)
     if getattr(model, "is_quantized", False):
         raise ConfigError(f"this {name} is quantized; apply the strategy before quantization.")

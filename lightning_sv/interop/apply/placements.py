@@ -22,6 +22,10 @@ from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.scale import ScaleStrategy
 from lightning_sv.scale.strategy import Placement
 
+_KEEPS_ITS_NORM = (
+    "its output is already normalized, so it keeps that norm and its vector, which heads may share"
+)
+
 
 class Gamma(Enum):
     """What becomes of the vector of a norm."""
@@ -193,6 +197,7 @@ class Placements:
         if not self._takes_norm(branch):
             return replace(self.row, scale_in=scale_in, norm_out=False)
         if branch.normalized:
+            self._note(branch.weight, _KEEPS_ITS_NORM)
             return replace(self.row, scale_in=scale_in, norm_out=False, scale_out=False)
         return replace(self.row, scale_in=scale_in, norm_out=self._allows_norm(branch))
 
@@ -212,7 +217,7 @@ class Placements:
         weight = self.named[branch.weight]
         is_one = weight.ndim == 2 and len(branch.parts) == 1
         if branch.mixed or not is_one:
-            return "it holds several matrices"
+            return "it holds several matrices; for dnp give each its own nn.Linear"
         layer = type(self.model.get_submodule(branch.weight.rpartition(".")[0]))
         if layer is not nn.Linear:
             name = layer.__name__.removeprefix("Parametrized")

@@ -1,6 +1,7 @@
 """What `apply_strategy` reports."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from lightning_sv.scale import ScaleStrategy
@@ -33,19 +34,42 @@ class Report(NamedTuple):
 
     def __str__(self) -> str:
         effect = "the function is preserved" if self.same_function else "the function changes"
+        counts = f"{self._label}: {len(self.vectors)} scale vectors"
+        head = f"{counts}; {effect}, outputs differ by {self.difference:.1e}"
+        return "\n".join([head, *self._lines])
+
+    @property
+    def warning(self) -> str | None:
+        """One line for a warning; None if the report has no notes."""
+        n = len(self._lines)
+        if not n:
+            return None
+        names = [name for name, _ in self.notes]
+        first = _first_of(list(dict.fromkeys([*names, *self.stacked])))
+        count = "a note" if n == 1 else f"{n} notes"
+        return f"apply_strategy has {count} on {first}; print the report that it returns."
+
+    @property
+    def _label(self) -> str:
+        """The strategy that the model has, and the given one if that is different."""
         exceptions = ",".join(f"{name}=dp" for name in self.dp_at)
-        label = f"{self.strategy}[{exceptions}]" if exceptions else str(self.strategy)
-        counts = f"{label}: {len(self.vectors)} scale vectors"
-        rows = [f"{counts}; {effect}, outputs differ by {self.difference:.1e}"]
+        given = f"{self.strategy}[{exceptions}]" if exceptions else str(self.strategy)
+        has_no_norm = self.strategy.placement == "dnp" and self.same_function
+        if not has_no_norm:
+            return given
+        return f"{replace(self.strategy, placement='dp')}, asked for {given}"
+
+    @property
+    def _lines(self) -> list[str]:
+        """One line per deviation, and one on stacked experts."""
         names: dict[str, list[str]] = {}
         for name, note in self.notes:
             names.setdefault(note, []).append(name)
-        for note, alike in names.items():
-            rows.append(f"  {_first_of(alike)}: {note}")
+        lines = [f"  {_first_of(alike)}: {note}" for note, alike in names.items()]
         if self.stacked:
             what = "a row per expert, and so two axes; choose what decays, and what Muon updates"
-            rows.append(f"  {_first_of(self.stacked)}: {what}, by role")
-        return "\n".join(rows)
+            lines.append(f"  {_first_of(self.stacked)}: {what}, by role")
+        return lines
 
 
 def _first_of(names: Sequence[str]) -> str:
