@@ -12,7 +12,8 @@ from itertools import chain
 from lightning_sv.roles.types import ModelParameter
 
 _LEGEND = """n: number of tensors. folds: whether the matrices that read it can absorb it.
-to: the value that decay approaches. {policy}: whether it decays under {policy}."""
+to: the value that decay approaches. {policy}: whether it decays under {policy}.
+fixed: it does not train."""
 _FOLDS = {None: "", True: "yes", False: "no"}
 
 
@@ -37,8 +38,15 @@ def parameter_table(parameters: Iterable[ModelParameter], policy: str) -> str:
     """Return a table with one row per kind of parameter, below its module."""
     kinds: dict[tuple[object, ...], list[ModelParameter]] = defaultdict(list)
     for parameter in parameters:
-        kind = (parameter.shape, parameter.role, parameter.redundant, parameter.decays_to)
-        kinds[family(parameter.name), *kind].append(parameter)
+        kind = (
+            family(parameter.name),
+            parameter.shape,
+            parameter.role,
+            parameter.redundant,
+            parameter.decays_to,
+            parameter.trained,
+        )
+        kinds[kind].append(parameter)
     modules: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for alike in kinds.values():
         modules[_module(alike[0].name)].append(_row(alike, policy))
@@ -60,8 +68,14 @@ def _row(alike: Sequence[ModelParameter], policy: str) -> tuple[str, ...]:
         label = f"  {label}"
     shape = "x".join(map(str, first.shape))
     to = "" if first.decays_to is None else f"{first.decays_to:g}"
-    decays = "yes" if first.decays(policy) else "no"
-    return (label, f"{len(alike)}", shape, first.role, _FOLDS[first.redundant], to, decays)
+    decay = _decay(first, policy)
+    return (label, f"{len(alike)}", shape, first.role, _FOLDS[first.redundant], to, decay)
+
+
+def _decay(parameter: ModelParameter, policy: str) -> str:
+    if not parameter.trained:
+        return "fixed"
+    return "yes" if parameter.decays(policy) else "no"
 
 
 def _below_modules(modules: dict[str, list[tuple[str, ...]]], lines: list[str]) -> list[str]:

@@ -49,6 +49,14 @@ def test_roles_control_characters_removed(capsys: pytest.CaptureFixture[str]) ->
         assert "weight" in out and not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", out)
 
 
+def test_roles_table_fixed_parameter_has_a_row_of_its_own() -> None:
+    trained = ModelParameter("layers.0.norm.weight", (2,), "input", True, 0.0)
+    fixed = ModelParameter("layers.1.norm.weight", (2,), "input", True, 0.0, trained=False)
+    rows = [line.split() for line in f"{Roles((trained, fixed))}".splitlines()]
+    decays = [row[-1] for row in rows if row[:1] == ["norm.weight"]]
+    assert decays == ["yes", "fixed"]
+
+
 @pytest.mark.parametrize(
     "name", thinned(["t5", "llava", "gemma3", "whisper", "vit"], ["t5", "whisper"])
 )
