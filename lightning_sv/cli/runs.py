@@ -68,10 +68,11 @@ def _print(rows: Iterable[Mapping[str, Any]]) -> None:
     console.print(table)
 
 
-def _loss(row: Mapping[str, Any]) -> Any:
-    """Return the loss of a run, or why it has none."""
+def _loss(row: Mapping[str, Any]) -> str | None:
+    """Return the loss of a run with four decimals, or why it has none."""
     if row["complete"]:
-        return row["val_loss"]
+        loss = row["val_loss"]
+        return None if loss is None else f"{loss:.4f}"
     return "diverged" if row["diverged"] else "not complete"
 
 

@@ -30,6 +30,8 @@ from lightning_sv.runs.tags import TRAIN_LOSS, VAL_LOSS
 
 log = logging.getLogger(__name__)
 
+#: what an error expects, with a hint
+_A_RUN = "the directory of a run, e.g. runs/tiny/hg+dp+or-seed0. `lightning-sv runs` lists them."
 #: column of results.csv with `Run.late_train_loss`
 LATE_TRAIN_LOSS = "train_loss_last_tenth"
 
@@ -152,13 +154,10 @@ def _listed(tag: str, tags: Collection[str]) -> str:
 def _check_directory(directory: Path, *, complete: bool) -> None:
     """Check that a folder has the files of a run."""
     if not directory.is_dir():
-        expected = "the directory of a run. Check the path."
-        raise ConfigError(f"{directory} is not a folder; expected {expected}")
+        raise ConfigError(f"{directory} is not a folder; expected {_A_RUN}")
     has_files = is_begun(directory) or is_complete(directory)
     if not has_files and not event_files(directory):
-        found = f"a folder without {CONFIG} and scalars"
-        hint = "`lightning-sv runs` lists those in runs/."
-        raise ConfigError(f"{directory} is {found}; expected that of a run. {hint}")
+        raise ConfigError(f"{directory} has no {CONFIG} and no event file; expected {_A_RUN}")
     if complete:
         _check_complete(directory)
 

@@ -181,7 +181,7 @@ def test_runs_command_lists_settings_and_losses(
     assert json.loads(shown.out) == [{"run": name, "data": "stdlib", **row} for name, row in rows]
     lines = told("runs", "runs/tiny").splitlines()[1:]
     assert len(lines) == 2
-    assert lines[0].split() == f"runs/tiny/a stdlib {shown_label} 0.006 12 4.602".split()
+    assert lines[0].split() == f"runs/tiny/a stdlib {shown_label} 0.006 12 4.6024".split()
 
 
 def test_runs_command_cuts_no_path_that_another_program_reads(
