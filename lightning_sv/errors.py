@@ -45,25 +45,34 @@ def expect(ok: bool, key: str, value: object, expected: str) -> None:
 
 
 #: annotation of a field -> classes of its values, and how a message names them
-_NUMBERS: dict[Any, tuple[tuple[type, ...], str]] = {
+NUMBERS: dict[Any, tuple[tuple[type, ...], str]] = {
     int: ((Integral,), "an integer"),
     int | None: ((Integral, NoneType), "an integer or None"),
     float: ((Real,), "a number"),
     float | None: ((Real, NoneType), "a number or None"),
+    int | float | None: ((Real, NoneType), "a number or None"),
 }
 
 
 def expect_number(key: str, value: object, kind: Any) -> None:
     """Raise `ConfigError` if `kind`, an annotation, is a number and the value is not."""
-    if kind not in _NUMBERS:
+    if kind not in NUMBERS:
         return
-    classes, expected = _NUMBERS[kind]
+    classes, expected = NUMBERS[kind]
     if isinstance(value, classes):
         return
     hint = ""
-    if isinstance(value, str):
+    if isinstance(value, str) and _is_number(value):
         hint = " Remove the quotes; YAML also reads 1e-3 as text, and 1.0e-3 as a number."
     raise ConfigError(f"{key} is {value!r}; expected {expected}.{hint}")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def expect_numbers(prefix: str, config: Any) -> None:

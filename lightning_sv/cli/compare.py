@@ -48,7 +48,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
 def _parser() -> PlainParser:
     text = (
         "Compare strategies with a baseline A in pairs of runs with the same seed and data order. "
-        "Other arguments are passed to `fit` of each arm (--config, any key)."
+        "Other arguments are passed to `fit` of each arm: --model NAME, --config FILE, any key."
     )
     parser = PlainParser("compare", text, json="Print the differences as JSON on stdout.")
     parser.add_argument("--baseline", required=True, help="Strategy A, usually llama.")

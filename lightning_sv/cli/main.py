@@ -22,15 +22,15 @@ from lightning_sv.runs.output import LastingStream, discard, lasting_output, mes
 log = logging.getLogger(__name__)
 
 COMMANDS = {
-    "fit": "train a model (LightningCLI: --config, any key, --print_config, --ckpt_path)",
-    "validate": "validation loss of a checkpoint (LightningCLI)",
+    "fit": "train a model: --model NAME or --config FILE, and any key of its config",
+    "validate": "validation loss of a run or of a checkpoint",
     "prepare": "convert text to tokens and shards",
     "params": "count the parameters of a model by role, next to the paper's numbers",
     "plan": "estimate memory, hours, checkpoint size and data of a run",
     "compare": "train strategies in pairs with a baseline and compare them",
     "sweep": "train on a grid of learning rates and initial stds, and fit the optimum",
     "paper": "train the runs of the paper's figures, evaluate its claims, write a report",
-    "presets": "list the models, corpora and experiments that --config takes by name",
+    "presets": "list the names that --model, --data, other options and --config take",
     "runs": "list runs: data, strategy, rate, steps, loss",
     "report": "draw your own runs: a page, pictures, CSV",
     "generate": "continue a prompt with a trained model",

@@ -17,12 +17,16 @@ from lightning_sv.settings.words import underscored
 #: keys of `model` that determine its parameters and their decay; the others are ignored
 MODEL_KEYS = {"backbone", "scale", "scale_options", "optim"}
 
+_USAGE = """lightning-sv params --model NAME [--scale STRATEGY] [--KEY VALUE ...]
+       lightning-sv params --config FILE [--config FILE ...] [--KEY VALUE ...]"""
+
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, count and print the parameters; return the exit code."""
     parser = Parser(
         prog="lightning-sv params",
-        description="Count parameters by role.",
+        usage=_USAGE,
+        description="Count parameters by role. `lightning-sv presets` lists the names of models.",
         parser_mode="omegaconf+",
     )
     parser.add_argument("--config", action="config", help="YAML of a model or a run; repeatable.")

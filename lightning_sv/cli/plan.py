@@ -41,7 +41,9 @@ def run(argv: list[str]) -> int:
 
 def _parser() -> PlainParser:
     text = "Estimate GPU memory, hours, checkpoint size and data of a run. "
-    text += "Other arguments are those of `fit`."
+    text += (
+        "Give the run as to `fit`: --model NAME, e.g. --model llama-1b, or --config FILE, any key."
+    )
     parser = PlainParser("plan", text, json="Print the plan as JSON.")
     parser.add_argument(
         "--gpus", type=number(int, 1, 1_000_000), required=True, help="Number of GPUs."

@@ -1,4 +1,4 @@
-"""`lightning-sv presets`: list the config files that --config takes by name."""
+"""`lightning-sv presets`: list the names of config files."""
 
 from collections.abc import Sequence
 from itertools import takewhile
@@ -11,22 +11,21 @@ from lightning_sv.settings.plain_parser import PlainParser
 #: folder of conf/ -> heading
 _HEADINGS = {
     "experiment": "complete experiments, e.g. lightning-sv fit --config tiny-unified",
-    "model": "models, after base, an optimizer and a schedule",
-    "data": "corpora",
-    "optim": "optimizers",
-    "schedule": "schedules",
-    "trainer": "machines",
-    "probes": "measurements",
-    "scale": "scale vectors",
-    "conf": "layer below all others",
+    "model": "models, e.g. lightning-sv fit --model tiny",
+    "data": "corpora: --data NAME",
+    "optim": "optimizers: --optim NAME",
+    "schedule": "schedules of the learning rate: --schedule NAME",
+    "trainer": "machines: --trainer NAME",
+    "probes": "measurements: --probes NAME",
+    "scale": "scale vectors: --config NAME",
+    "conf": "layer below all others: --config NAME",
 }
 
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, list the presets; return the exit code."""
-    parser = PlainParser(
-        "presets", "List the presets of --config.", json="Print name and file of each as JSON."
-    )
+    text = "List the names that --model, --data, other options of `fit` and --config take."
+    parser = PlainParser("presets", text, json="Print name and file of each as JSON.")
     options = parser.parse_args(argv)
     files = presets()
     if options.json:
@@ -39,7 +38,7 @@ def run(argv: list[str]) -> int:
 
 def _print(heading: str, files: Sequence[Path]) -> None:
     if files:
-        print(f"{heading}:")
+        print(f"{heading}")
     for path in files:
         print(f"  {path.stem:26} {_summary(path)}")
 

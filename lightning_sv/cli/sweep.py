@@ -66,7 +66,8 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
 def _parser() -> PlainParser:
     text = (
         "Train strategies at all combinations of learning rates and initial stds, and fit the "
-        "optimum of each. Other arguments are passed to `fit` of each run (--config, any key)."
+        "optimum of each. Other arguments are passed to `fit` of each run: --model NAME, "
+        "--config FILE, any key."
     )
     parser = PlainParser("sweep", text, json="Print the numbers as JSON on stdout.")
     parser.add_argument(

@@ -117,7 +117,9 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
             summary; otherwise a warning is logged
     """
     directory = Path(run_dir)
-    _check_directory(directory, complete=complete)
+    check_run_directory(directory)
+    if complete:
+        _check_complete(directory)
     summary = read_summary(directory)
     config = read_config(directory)
     points, cut = read_points(directory)
@@ -151,15 +153,13 @@ def _listed(tag: str, tags: Collection[str]) -> str:
     return f"{listed} and {n_others} others" if n_others else listed
 
 
-def _check_directory(directory: Path, *, complete: bool) -> None:
-    """Check that a folder has the files of a run."""
+def check_run_directory(directory: Path) -> None:
+    """Raise `ConfigError` if a folder has no files of a run."""
     if not directory.is_dir():
         raise ConfigError(f"{directory} is not a folder; expected {_A_RUN}")
     has_files = is_begun(directory) or is_complete(directory)
     if not has_files and not event_files(directory):
         raise ConfigError(f"{directory} has no {CONFIG} and no event file; expected {_A_RUN}")
-    if complete:
-        _check_complete(directory)
 
 
 def _check_complete(directory: Path) -> None:

@@ -30,7 +30,7 @@ def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dic
         if key.endswith("+") and key in keys:
             hint = "Put the others into a YAML file."
             raise ConfigError(f"{command}: --{key} is set twice; expected one. {hint}")
-        keys[key] = _value(key, text, command)
+        keys[key] = option_value(key, text, command)
     return files, keys
 
 
@@ -42,7 +42,7 @@ def _remove_overridden(keys: dict[str, Any], file: Path) -> None:
         keys.pop(overridden, None)
 
 
-def _value(key: str, text: str, command: str) -> Any:
+def option_value(key: str, text: str, command: str) -> Any:
     """Return the value of a key, read by OmegaConf as in config files: 1e-3 is a number."""
     if key in EXPANSIONS and text != "null":  # a path may look like a number
         return text
@@ -77,21 +77,24 @@ def with_config_paths(words: Iterable[str]) -> list[str]:
     return resolved
 
 
-def given_keys(words: Iterable[str]) -> list[str]:
-    """Return the keys that words and their config files set, all of which must be valid YAML."""
-    keys: list[str] = []
+def given_values(words: Iterable[str]) -> dict[str, Any]:
+    """Return key -> value of words and their config files, all of which must be valid YAML."""
+    values: dict[str, Any] = {}
     for option in options_of(words):
-        keys += _keys_of(option)
-    return keys
+        values |= _values_of(option)
+    return values
 
 
-def _keys_of(option: Option) -> Iterable[str]:
-    """Return the keys that an option sets, which may be a config file or a section."""
+def _values_of(option: Option) -> dict[str, Any]:
+    """Return the values that an option sets, which may be a config file or a section."""
     if option.name == "config":
         return read_leaves(option.text)
     if option.name in SECTIONS:
         return leaves(_section(f"--{option.name}", option.text), f"{option.name}.")
-    return [option.name.removesuffix("+")] if option.name else []
+    if not option.name:
+        return {}
+    key = option.name.removesuffix("+")
+    return {key: option.value}
 
 
 def _section(name: str, value: str) -> dict[str, Any]:

@@ -2,20 +2,20 @@
 
 import math
 from argparse import SUPPRESS, Action, ArgumentError
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import NUMBERS, ConfigError, expect, expect_number
 from lightning_sv.settings.data import DataConfig
-from lightning_sv.settings.overrides import given_keys, with_config_paths
+from lightning_sv.settings.overrides import given_values, option_value, with_config_paths
 from lightning_sv.settings.paths import EXPANSIONS
 from lightning_sv.settings.sections import CALLBACKS, SECTIONS, without_empty
 from lightning_sv.settings.trainer import TRAINER_DEFAULTS, Plain
 from lightning_sv.settings.unknown_keys import closest_key
-from lightning_sv.settings.words import underscored, values_of
+from lightning_sv.settings.words import underscored
 from lightning_sv.settings.yaml_file import parse_yaml
 
 #: largest seed that NumPy accepts
@@ -41,13 +41,15 @@ class Parser(ArgumentParser):
     def parse_args(self, args: Sequence[str], **kwargs: Any) -> Any:
         """Check that every config file is valid YAML, parse, and expand paths."""
         words = with_config_paths(underscored(args))
-        keys = given_keys(words)
+        values = given_values(words)
         try:
             config = super().parse_args(words, **kwargs)
         except ConfigError:
             raise
         except _WRONG as error:
-            raise ConfigError(f"{error}{self._hint(keys, words)}") from error
+            self._check_model(values)
+            self._check_types(values)
+            raise ConfigError(f"{error}{self._hint(values)}") from error
         self._check_sections(config)
         self._check_values(config)
         _expand_paths(config)
@@ -76,8 +78,39 @@ class Parser(ArgumentParser):
         """Return the keys and sections of the parser."""
         return sorted({action.dest for action in self._actions} - {"help", "config"})
 
-    def _hint(self, keys: Iterable[str], words: Sequence[str]) -> str:
-        """Return a suggestion for the first unknown key, or for words without a config file."""
+    @property
+    def model_options(self) -> str:
+        """Options that give a model, for an error."""
+        return "--model NAME, e.g. --model tiny, or --config FILE"
+
+    def _check_model(self, keys: Iterable[str]) -> None:
+        """Raise ConfigError if the parser reads a model, and no key sets one."""
+        reads_a_model = "model.backbone" in self.known_keys()
+        has_model = any(key.startswith("model.backbone.") for key in keys)
+        if reads_a_model and not has_model:
+            expected = f"{self.model_options}. `lightning-sv presets` lists the names."
+            raise ConfigError(f"no model is given; expected {expected}")
+
+    def _check_types(self, values: Mapping[str, Any]) -> None:
+        """Raise ConfigError if a value is not the number or the word that its key expects.
+
+        jsonargparse has refused it too, in lines that name Python's types.
+        """
+        for action in self._actions:
+            if action.dest in values:
+                kind = getattr(action, "_typehint", None)
+                self._check_type(action.dest, values[action.dest], kind)
+
+    def _check_type(self, key: str, value: Any, kind: Any) -> None:
+        if get_origin(kind) is Literal:
+            words = get_args(kind)
+            expect(value in words, key, value, f"one of {' '.join(map(str, words))}.")
+        if kind in NUMBERS:
+            number = option_value(key, value, self.prog) if isinstance(value, str) else value
+            expect_number(key, number, kind)
+
+    def _hint(self, keys: Iterable[str]) -> str:
+        """Return a suggestion for the first unknown key."""
         unknown = [key for key in keys if not self._is_known(key)]
         if "model_class" in unknown:  # recorded by a subclass of PretrainCLI
             return ". The config is that of a script with its own model class: use that script."
@@ -85,9 +118,6 @@ class Parser(ArgumentParser):
             near = closest_key(key, self.known_keys())
             if near is not None:
                 return f". Did you mean {near!r}?"
-        reads_a_run = "model.backbone" in self.known_keys()
-        if reads_a_run and not values_of(words, "config"):
-            return ". Start from a complete config, e.g. --config tiny-unified."
         return ""
 
     def _is_known(self, key: str) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lightning_sv import PretrainCLI, PretrainModule
 from lightning_sv.__main__ import main
+from lightning_sv.cli.names import DEFAULTS
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.run_arguments import run_parser
 from lightning_sv.runs.directory import read_config
@@ -31,16 +32,21 @@ def test_fit_help_is_short_or_complete(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     said = []
-    for word in ("--help", "--help_all"):
+    for words in ("fit --help", "fit --help_all", "validate --help"):
         with pytest.raises(SystemExit) as end:
-            main(["fit", word])
+            main(argv(words))
         assert end.value.code == 0
         said.append(capsys.readouterr().out)
-    short, full = said
-    assert len(short.splitlines()) <= 24 and "fit --help_all" in short
+    short, full, validate = said
+    assert len(short.splitlines()) <= 36 and "fit --help_all" in short
+    assert validate.startswith("usage: lightning-sv validate RUN ")
     listed = set(re.findall(r"--([\w.]+)", full))
-    only_short = {"dry_run"}  # it is read before the parser, which has the keys of a run
-    assert set(re.findall(r"^  --([\w.]+)", short, re.MULTILINE)) - only_short <= listed
+    shown = set(re.findall(r"^  --([\w.]+)", short + validate, re.MULTILINE))
+    names = {*DEFAULTS, "scale"}
+    assert names <= shown
+    # they are read before the parser, which has the keys of a run
+    read_before = {*names, "dry_run", "trust_module"}
+    assert shown - read_before <= listed
     assert {key for key in run_parser().known_keys() if "." in key} - SECTIONS <= listed
 
 
@@ -231,6 +237,19 @@ def test_derived_cli_without_a_command_prints_the_usage(
     said = capsys.readouterr().err
     assert end.value.code == 2
     assert "expected fit or validate" in said and "train.py {fit,validate} --config" in said
+
+
+def test_derived_cli_takes_no_names(
+    own: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        own("fit", "--help")
+    help_text = capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        own("fit")
+    error = capsys.readouterr().err
+    assert "no model is given; expected --config FILE" in error
+    assert "--model NAME" not in help_text + error
 
 
 WRONG = [

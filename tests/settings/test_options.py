@@ -79,7 +79,13 @@ SWEEP = argv("sweep --scale hg --lr 0.1")
 GENERATE = ["generate", "r"]
 #: a corpus that does not exist, of a complete config
 ABSENT_CORPUS = f"{shlex.join(CONFIG)} --data.corpus.dir no_corpus"
-WITHOUT_CONFIG = ("fit", "plan --gpus 1", "compare --baseline llama --arms nop")
+WITHOUT_CONFIG = (
+    "fit",
+    "fit --trainer cpu",
+    "params",
+    "plan --gpus 1",
+    "compare --baseline llama --arms nop",
+)
 #: command, wrong words, and what the error names
 WRONG: list[tuple[list[str], str, str]] = [
     (FIT, "--model.lr 0.1", "model.optim.lr"),
@@ -87,11 +93,12 @@ WRONG: list[tuple[list[str], str, str]] = [
     (DRY, "--trainer.max_step 3", "trainer.max_steps"),  # no abbreviation
     (DRY, "--model.optim '{weight_deacy: 1}'", "model.optim.weight_decay"),
     (FIT, "--model.optim.lr nan", "model.optim.lr"),
-    (DRY, "--data.seq_len x", "data.seq_len"),
+    (DRY, "--data.seq_len x", "data.seq_len is 'x'; expected an integer."),
     (FIT, "--data.seq_len null", "data.seq_len"),
     (FIT, "--allow_lr_jump maybe", "allow_lr_jump"),
     (FIT, "--model.optim.name math:pi --model.optim.lr 1", "model.optim.name"),
-    (FIT, "--model.compile all", "model.compile"),
+    (DRY, "--model.compile all", "model.compile is all; expected one of none model block."),
+    (DRY, "--trainer.gradient_clip_val x", "trainer.gradient_clip_val is 'x'; expected a number"),
     (DRY, "--model.scale unifed", "unifed"),
     (FIT, "--trainer.callbacks+=Nonsense", "trainer.callbacks"),
     (FIT, "--trainer.callbacks no_module.C", "no_module"),
@@ -133,7 +140,10 @@ WRONG: list[tuple[list[str], str, str]] = [
     (argv("sweep --scale llama"), ABSENT_CORPUS, "--lr"),
     (argv("sweep --scale llama --lr -1 2 3"), ABSENT_CORPUS, "lr"),
     # without a config
-    *((argv(command), "", "tiny-unified") for command in WITHOUT_CONFIG),
+    *(
+        (argv(command), "", "no model is given; expected --model NAME")
+        for command in WITHOUT_CONFIG
+    ),
     (["train"], "", "fit"),
     (["fit"], "--config llama-1", "llama-1b"),
     (["fit"], "--config runs/no_such_run/config.yaml", "no_such_run"),
