@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from datetime import timedelta
 from functools import partial
 
 import lightning as L
@@ -13,13 +12,10 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from torch import distributed
-from torch.distributed.constants import default_pg_timeout
 
 from lightning_sv.errors import ConfigError, StoppedError
 from lightning_sv.lit.fsdp import FullyShardedStrategy, check_strategy
 
-#: timeout of a collective; Lightning's 30 minutes cost many GPU-hours
-_TIMEOUT = timedelta(minutes=10)
 _PR_SET_PDEATHSIG = 1
 #: whether this process has failed and others may be waiting for it in a collective
 _failed = False
@@ -28,8 +24,8 @@ _failed = False
 def join_ranks(trainer: L.Trainer) -> "partial[None]":
     """Take the trainer's rank, and return an exit handler.
 
-    The process exits with its parent, and the time of collectives is limited. Lightning reads RANK
-    or SLURM_PROCID even if the run has a single process.
+    The process exits with its parent. Lightning reads RANK or SLURM_PROCID even if the run has a
+    single process.
     """
     rank_zero_only.rank = trainer.global_rank  # type: ignore[attr-defined]
     _check_processes(trainer)
@@ -37,8 +33,6 @@ def join_ranks(trainer: L.Trainer) -> "partial[None]":
     check_strategy(strategy)
     if isinstance(strategy, FullyShardedStrategy):
         strategy.check_replicas()
-    if getattr(strategy, "_timeout", None) == default_pg_timeout:
-        strategy._timeout = _TIMEOUT  # type: ignore[attr-defined]
     if is_child(trainer):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     return partial(_leave, trainer)

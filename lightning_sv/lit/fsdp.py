@@ -25,7 +25,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -70,8 +69,8 @@ class FullyShardedStrategy(ModelParallelStrategy):
             (`lightning_sv.runs.sharded_checkpoint`), which resumes on every number of devices. To
             resume under a different strategy, your own Trainer needs the plugin
             `lit.checkpoint.atomic_io.AtomicCheckpointIO`
-        timeout: longest time that a rank waits for the others; null for ten minutes in the command
-            line, else torch's
+        timeout: longest time that a rank waits for the others, because Lightning's 30 minutes cost
+            many GPU-hours; null for the default of torch
     """
 
     def __init__(
@@ -80,13 +79,13 @@ class FullyShardedStrategy(ModelParallelStrategy):
         keep_gathered: bool = False,
         replicas: int = 1,
         save_distributed_checkpoint: bool = False,
-        timeout: timedelta | None = None,
+        timeout: timedelta | None = timedelta(minutes=10),
     ):
         super().__init__(
             tensor_parallel_size=1,
             save_distributed_checkpoint=save_distributed_checkpoint,
             process_group_backend=process_group_backend,
-            timeout=timeout or default_pg_timeout,
+            timeout=timeout,
         )
         self.keep_gathered = keep_gathered
         self.replicas = replicas

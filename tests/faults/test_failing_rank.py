@@ -13,10 +13,11 @@ from pathlib import Path
 
 import lightning as L
 import pytest
-from lightning.pytorch.strategies import DDPStrategy
+import yaml
+from jsonargparse import ArgumentParser
+from lightning.pytorch.strategies import Strategy
 
 from lightning_sv.lit.distributed import join_ranks
-from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.runs.directory import read_summary
 from tests.conftest import argv
 from tests.faults.conftest import Tally
@@ -73,14 +74,20 @@ def test_fit_failing_rank_ends_the_job(fails: str, short_args: list[str], tmp_pa
     assert fine, (code, output)
 
 
-def test_join_ranks_without_timeout_has_ten_minutes() -> None:
-    """A strategy with a timeout keeps it."""
-    hour = timedelta(hours=1)
-    ten = timedelta(minutes=10)
-    for kind in (DDPStrategy, FullyShardedStrategy):
-        for strategy, wanted in ((kind(), ten), (kind(timeout=hour), hour)):
-            join_ranks(L.Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False))
-            assert strategy._timeout == wanted
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(("given", "minutes"), [({}, 10), ({"timeout": "0:30:00"}, 30)])
+def test_timeout_is_ten_minutes_or_the_given_one(
+    name: str, given: dict[str, str], minutes: int
+) -> None:
+    """Also if it is given as the 30 minutes that are Lightning's default."""
+    shipped = yaml.safe_load(STRATEGIES[name].read_text())["trainer"]["strategy"]
+    shipped["init_args"] |= given
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(Strategy, "strategy")
+    config = parser.parse_object({"strategy": shipped})
+    strategy = parser.instantiate(config).strategy
+    join_ranks(L.Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False))
+    assert strategy._timeout == timedelta(minutes=minutes)
 
 
 @pytest.mark.faults
