@@ -1,6 +1,7 @@
 """Sampling text from a trained backbone."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +51,7 @@ def generate(
     *,
     context: int,
     mask_documents: bool = False,
+    broadcast: Callable[[int], int] = int,
 ) -> str:
     """Return the continuation of `prompt`, without the prompt.
 
@@ -60,6 +62,8 @@ def generate(
         sampling: sampling options
         context: number of previous tokens the model sees, normally the training length
         mask_documents: restrict attention to the document, as in training
+        broadcast: returns the first device's token on all devices of a sharded model. Rounding may
+            differ between them, and all need the same number of forward passes
     """
     generator = torch.Generator().manual_seed(sampling.seed)
     start = [tokenizer.eot, *tokenizer.encode(prompt)]
@@ -68,7 +72,7 @@ def generate(
         tokens = torch.tensor([ids[-context:]], device=model.embed.weight.device)
         documents = document_ids(tokens, tokenizer.eot) if mask_documents else None
         logits = model(tokens, documents)[0, -1, : tokenizer.vocab_size].float().cpu()
-        token = _draw(logits, sampling, generator)
+        token = broadcast(_draw(logits, sampling, generator))
         if token == tokenizer.eot:
             break
         ids.append(token)

@@ -76,4 +76,5 @@ class TextSamples(L.Callback):
             sampling,
             context=data.seq_len,
             mask_documents=settings.mask_documents,
+            broadcast=trainer.strategy.broadcast,
         )

@@ -174,6 +174,12 @@ def test_own_trainer_fully_sharded(short_corpus: Path, tmp_path: Path) -> None:
     launch("tests.lit.ranks", "own_trainer", str(tmp_path), str(short_corpus), logs=tmp_path)
 
 
+def test_text_samples_of_ranks_that_draw_different_tokens(
+    short_corpus: Path, tmp_path: Path
+) -> None:
+    launch("tests.lit.ranks", "sampled_text", str(short_corpus), logs=tmp_path, seconds=120)
+
+
 def test_own_trainer_and_fabric_with_default_samplers_split_the_batch_once(
     short_corpus: Path, tmp_path: Path
 ) -> None:
