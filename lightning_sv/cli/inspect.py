@@ -37,8 +37,11 @@ _COLUMNS: dict[str, tuple[int, str, Callable[[VectorStatistics], float | None]]]
 _LEGEND = """= 1: exactly at its initial value. distinct: different values per vector.
 dead: below 5% of the median size; outliers: above 8 times it.
 balance: median of ln(γ² / ‖w‖²), with w the weights that multiply a channel.
-agreement: correlation of ln ‖w‖ between branches that share γ; if it is low,
+agreement: correlation of ln ‖w‖ between branches that share γ"""
+_ADVICE = """; if it is low,
 one γ per branch (hg) may help."""
+_FOLDED = """. Each
+shared γ is 1, as before training and after folding, so this is no advice."""
 
 
 def run(argv: list[str]) -> int:
@@ -59,7 +62,7 @@ def run(argv: list[str]) -> int:
         vectors = [row._asdict() for row in rows]
         print(json_text({"model": name, "vectors": vectors, "notes": notes}))
         return 0
-    lines = [f"{name}: scale vectors", *_table(families), _LEGEND, *notes]
+    lines = [f"{name}: scale vectors", *_table(families), _legend(rows), *notes]
     print(printable("\n".join(lines)))
     if options.png is not None:
         print(f"drawn: {options.png}")
@@ -126,6 +129,15 @@ def _table(families: dict[str, list[VectorStatistics]]) -> list[str]:
             lines += ["", f"{path}: {role}, {'folds' if folds else 'stays'}"]
             lines += map(_row, _parts(alike))
     return [*lines, ""]
+
+
+def _legend(rows: Sequence[VectorStatistics]) -> str:
+    """Return the legend, with advice only if the branches of a norm read a trained vector."""
+    shared = [row for row in rows if row.agreement is not None]
+    if not shared:
+        return f"{_LEGEND}."
+    are_ones = all(row.at_start == 1 for row in shared)
+    return _LEGEND + (_FOLDED if are_ones else _ADVICE)
 
 
 def _parts(rows: Sequence[VectorStatistics]) -> list[Sequence[VectorStatistics]]:

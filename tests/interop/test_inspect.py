@@ -299,6 +299,9 @@ def test_inspect_shows_run_or_folder(
     assert all(
         row["at_start"] == 1 and row["folds"] for row in said["vectors"]
     )  # folding leaves ones
+    assert "(hg) may help" not in told("inspect", str(tmp_path / "hf"))
+    named("llama").save_pretrained(tmp_path / "trained")
+    assert "(hg) may help" in told("inspect", str(tmp_path / "trained"))
 
 
 def test_inspect_names_a_run_as_its_summary(tmp_path: Path, corpus: Path, answer: Answer) -> None:
