@@ -434,7 +434,7 @@ def test_trainer_resumed_run_same_bits(strategy: str, tmp_path: Path) -> None:
 @FOREIGN
 def test_own_model_page_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs/own-model.md").read_text().partition("### FSDP2")[0]
+    page = (ROOT / "docs/own-model.md").read_text().partition("### Fold before")[0]
     uses = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(uses) == 4 and all(len(use.split("\n\n")[-1].splitlines()) <= 3 for use in uses)
     model = named("llama")
@@ -444,6 +444,21 @@ def test_own_model_page_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         exec("".join(uses), {"torch": torch, "model": model, "tokens": ids})
         again = AutoModelForCausalLM.from_pretrained("plain").eval()
         assert (again(ids).logits - before).norm() < ROUNDING * before.norm()
+
+
+@FOREIGN
+def test_own_model_page_loads_an_unfolded_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/own-model.md").read_text().partition("### Fold before")[2]
+    (code, *_) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    model = named("llama")
+    apply_strategy(model, "unified")
+    model.save_pretrained("unfolded")
+    names: dict[str, Any] = {"model": model, "apply_strategy": apply_strategy}
+    exec(code, names)
+    assert torch.equal(names["again"].eval()(IDS).logits, model(IDS).logits)
 
 
 @FOREIGN
