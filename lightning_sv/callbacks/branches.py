@@ -15,6 +15,7 @@ from lightning_sv.callbacks.step_callback import StepCallback
 from lightning_sv.errors import ConfigError
 from lightning_sv.optim import full_tensor
 from lightning_sv.scale import output_norms, scaled_linears
+from lightning_sv.scale.vector import HeadShared
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,14 @@ class ScaledBranch:
         weight: (*batch_dims, d_out, d_in); None for a norm
         vectors: side ('in', 'out') -> its `ScaleVector`, or a function that returns gamma
         path: name if several branches have the same `name`
+        has_output_norm: if True, a norm stands between W and gamma_out (`dnp`)
     """
 
     name: str
     weight: Tensor | None
     vectors: dict[str, Callable[[], Tensor]]
     path: str
+    has_output_norm: bool = False
 
     def gammas(self) -> dict[str, Tensor]:
         """Return side -> gamma; a collective for sharded vectors."""
@@ -42,15 +45,22 @@ def scaled_branches(model: nn.Module) -> list[ScaledBranch]:
     """Return every branch of `model`, then every output norm, then those of `apply_strategy`."""
     branches = []
     for path, linear, (scale_in, scale_out) in scaled_linears(model):
-        branches.append(_branch(path, linear.weight, {"in": scale_in, "out": scale_out}))
+        branch = _branch(path, linear.weight, {"in": scale_in, "out": scale_out})
+        branches.append(replace(branch, has_output_norm=linear.norm_width is not None))
     for path, norm in output_norms(model):
         branches.append(_branch(path, None, {"out": norm.scale}))
     for prefix, module, applied in applied_strategies(model):
-        for path, suffix, weight, sides in applied.branches(module):
-            branches.append(_branch(path, weight, sides, suffix, prefix))
+        for part in applied.branches(module):
+            branch = _branch(part.path, part.matrix, part.sides, part.suffix, prefix)
+            branches.append(replace(branch, has_output_norm=part.has_output_norm))
 
     names = unique_names({branch.path: branch.name for branch in branches})
     return [replace(branch, name=names[branch.path]) for branch in branches]
+
+
+def of_one_head(vector: Any) -> Any:
+    """Return the vector of a head if all heads share it, otherwise the vector itself."""
+    return vector.vector if isinstance(vector, HeadShared) else vector
 
 
 def unique_names(name_of: Mapping[str, str]) -> dict[str, str]:

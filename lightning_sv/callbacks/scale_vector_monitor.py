@@ -12,12 +12,12 @@ from lightning_sv.callbacks.branches import (
     BranchCallback,
     ScaledBranch,
     means_over_layers,
+    of_one_head,
     scaled_branches,
 )
 from lightning_sv.callbacks.measuring import measuring
 from lightning_sv.callbacks.tensorboard_layout import Pages, add_curve, branch_curves
 from lightning_sv.optim import full_tensor
-from lightning_sv.scale.vector import HeadShared
 
 #: side -> axis of W along which an entry of gamma has its w_j
 _AXES = {"in": -2, "out": -1}
@@ -28,10 +28,13 @@ def scale_vector_figures(model: nn.Module) -> dict[str, Tensor]:
 
     Per side, in for gamma_in and out for gamma_out (with rows for columns on the output side):
 
-    - drift: rms of gamma - 1, zero at initialization; beta, if there is one
+    - drift: rms of gamma - gamma_0, with gamma_0 the initial value of new models: 1, or
+      `initial_gamma_out`; beta, if there is one
     - imbalance: mean over columns j of |gamma_j^2 - ||w_j||^2| / (gamma_j^2 + ||w_j||^2). w_j has
       the columns of all branches and experts that share gamma. Weight decay of both keeps it small
-      (paper, Section 2.2)
+      (paper, Section 2.2). There gamma is a parameter: the parameters of `or` and `er` are alpha
+      and beta, so decay acts on other quantities. Under `dnp` a norm stands between W and
+      gamma_out, so nothing balances them, and there is no imbalance of that side
 
     With `share_heads`, gamma_out is the vector of one head, and w_j has the rows of all heads that
     it scales. Means over experts; 'mean/...' over layers. Norms without branches have one side and
@@ -49,7 +52,8 @@ def scale_vector_figures(model: nn.Module) -> dict[str, Tensor]:
 
 def _vector_figures(gamma: Tensor, vector: Any) -> dict[str, Tensor]:
     """Return drift, and beta if there is one."""
-    figures = {"drift": (gamma.double() - 1).square().mean(-1).sqrt()}
+    initial = getattr(vector, "initial", 1.0)  # a function that returns gamma has no such value
+    figures = {"drift": (gamma.double() - initial).square().mean(-1).sqrt()}
     beta = getattr(vector, "magnitude", None)
     if beta is not None:
         figures["beta"] = full_tensor(beta)
@@ -57,7 +61,7 @@ def _vector_figures(gamma: Tensor, vector: Any) -> dict[str, Tensor]:
 
 
 def _imbalances(model: nn.Module) -> dict[str, Tensor]:
-    """Return the imbalance of every side of every branch.
+    """Return the imbalance of every side of every branch whose vector scales W directly.
 
     Branches that share a vector share its value.
     """
@@ -70,6 +74,9 @@ def _imbalances(model: nn.Module) -> dict[str, Tensor]:
 
     out: dict[str, Tensor] = {}
     for (_, side), branches in sharing.items():
+        is_after_a_norm = side == "out" and any(branch.has_output_norm for branch in branches)
+        if is_after_a_norm:
+            continue
         value = _imbalance(branches, side)
         for branch in branches:
             out[f"{branch.name}/imbalance_{side}"] = value
@@ -110,13 +117,9 @@ def _scaled(model: nn.Module) -> list[ScaledBranch]:
     branches = []
     for branch in scaled_branches(model):
         if branch.vectors:
-            own = {side: _of_one_head(vector) for side, vector in branch.vectors.items()}
+            own = {side: of_one_head(vector) for side, vector in branch.vectors.items()}
             branches.append(replace(branch, vectors=own))
     return branches
-
-
-def _of_one_head(vector: Any) -> Any:
-    return vector.vector if isinstance(vector, HeadShared) else vector
 
 
 def _squared_lengths(weight: Tensor, side: str, gamma: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.callbacks import branch_norms
+from lightning_sv.callbacks import branch_norms, scale_vector_figures
 from lightning_sv.callbacks.sharpness import parameter_subsets
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop import apply_strategy, fake_model, fold_applied, weight_decay_roles
@@ -168,6 +168,15 @@ def test_apply_strategy_callbacks_read_every_matrix_and_vector(name: str, strate
     if name == "llama" and strategy != "ap+er":
         for site in ("q_proj", "up_proj", "lm_head"):  # with the vector that its matrix reads
             assert not vectors["input"].isdisjoint(map(id, subsets[site]))
+
+
+def test_imbalance_of_an_applied_strategy_is_left_out_behind_its_output_norms() -> None:
+    model = named("llama", 0.1)
+    apply_strategy(model, "hg+dnp", dp_at="lm_head")
+    figures = scale_vector_figures(model)
+    assert "layer0/q_proj/imbalance_in" in figures and "layer0/q_proj/drift_out" in figures
+    assert "layer0/q_proj/imbalance_out" not in figures
+    assert "head/lm_head/imbalance_out" in figures
 
 
 def test_branch_norms_of_branches_with_one_name_have_their_paths() -> None:

@@ -98,11 +98,11 @@ def _members_of_group(group: BranchGroup) -> Iterator[Member]:
 def applied_vectors(model: nn.Module) -> Iterator[Member]:
     """Yield the name of a matrix that `apply_strategy` changed, and parameters of its vectors."""
     for _, module, applied in applied_strategies(model):
-        for path, _, weight, sides in applied.branches(module):
-            if weight is None:  # a norm
+        for branch in applied.branches(module):
+            if branch.matrix is None:  # a norm
                 continue
-            _, _, name = path.rpartition(".")
-            for vector in sides.values():
+            _, _, name = branch.path.rpartition(".")
+            for vector in branch.sides.values():
                 yield name, _parameters_of(vector)
 
 

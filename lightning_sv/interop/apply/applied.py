@@ -20,7 +20,7 @@ from lightning_sv.interop.apply.weights import (
     scaled_modules,
 )
 from lightning_sv.interop.groups import unwrapped
-from lightning_sv.scale import ScaleStrategy, ScaleVector
+from lightning_sv.scale import ScaleStrategy
 from lightning_sv.scale.vector import Role
 
 #: attribute of an applied model with its `Applied`
@@ -41,12 +41,14 @@ class AppliedBranch(NamedTuple):
         suffix: number of the matrix, if the layer has several
         matrix: (*batch_dims, d_out, d_in)
         sides: 'in' and 'out' -> a ScaleVector, or a function that returns gamma
+        has_output_norm: if True, a norm stands between the matrix and the vector of 'out' (`dnp`)
     """
 
     path: str
     suffix: str
     matrix: Tensor | None
     sides: dict[str, Any]
+    has_output_norm: bool = False
 
 
 class Applied(NamedTuple):
@@ -112,12 +114,13 @@ def _branches_of(
     rows = weight if matrix.in_axis == weight.ndim - 1 else weight.mT
     blocks = rows.split(matrix.parts, -2)  # (*batch_dims, width, d_in) each
     parts = _scaled_parts(matrix, scaled)
-    scale_after = _scale_after(matrix, scaled)
+    output_norm = _output_norm(matrix, scaled)
+    scale_after = None if output_norm is None else output_norm.scale
     path = matrix.weight.removesuffix(".weight")
     for i, (block, part) in enumerate(zip(blocks, parts, strict=True)):
         suffix = f"{i}" if len(blocks) > 1 else ""
         sides = {"in": part.scale_in or norm_gamma, "out": part.scale_out or scale_after}
-        yield AppliedBranch(path, suffix, block, sides)
+        yield AppliedBranch(path, suffix, block, sides, output_norm is not None)
 
 
 def _scaled_parts(matrix: TracedBranch, scaled: dict[str, Scaled]) -> Iterable[Any]:
@@ -128,10 +131,10 @@ def _scaled_parts(matrix: TracedBranch, scaled: dict[str, Scaled]) -> Iterable[A
     return [_PLAIN] * len(matrix.parts)
 
 
-def _scale_after(matrix: TracedBranch, scaled: dict[str, Scaled]) -> ScaleVector | None:
-    """Return the vector after the norm of a layer's output; None without either."""
+def _output_norm(matrix: TracedBranch, scaled: dict[str, Scaled]) -> OutputNorm | None:
+    """Return the norm that the strategy added after a layer."""
     norm = scaled.get(matrix.weight.rpartition(".")[0])
-    return norm.scale if isinstance(norm, OutputNorm) else None
+    return norm if isinstance(norm, OutputNorm) else None
 
 
 def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
