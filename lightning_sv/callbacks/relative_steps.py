@@ -7,7 +7,12 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.callbacks.branches import BranchCallback, means_over_layers, scaled_branches
+from lightning_sv.callbacks.branches import (
+    BranchCallback,
+    means_over_layers,
+    of_one_head,
+    scaled_branches,
+)
 from lightning_sv.callbacks.measuring import measuring
 from lightning_sv.callbacks.run_state import was_skipped
 from lightning_sv.callbacks.tensorboard_layout import (
@@ -18,6 +23,7 @@ from lightning_sv.callbacks.tensorboard_layout import (
     branch_curves,
 )
 from lightning_sv.optim import PARAMETER_ROLES, full_tensor
+from lightning_sv.scale import OriginalSpaceScale
 
 #: name of a measurement -> tensors that change together
 Tensors = dict[str, tuple[Tensor, ...]]
@@ -25,9 +31,10 @@ _KINDS = ("W", "gamma_in", "gamma_out", "alpha_in", "alpha_out")
 
 
 def branch_tensors(model: nn.Module) -> Tensors:
-    """Return W, gamma and, under `or` and `er`, alpha of every branch, keyed 'layer0/q_proj/W'.
+    """Return W, gamma and, under `or`, alpha of every branch, keyed 'layer0/q_proj/W'.
 
-    gamma is computed from its parameters. A collective for sharded vectors.
+    gamma is computed from its parameters. The alpha of `er` is left out: it is a logarithm, whose
+    change is already relative to gamma. A collective for sharded vectors.
     """
     tensors: Tensors = {}
     for branch in scaled_branches(model):
@@ -36,9 +43,9 @@ def branch_tensors(model: nn.Module) -> Tensors:
         for side, gamma in branch.gammas().items():
             tensors[f"{branch.name}/gamma_{side}"] = (gamma,)
         for side, vector in branch.vectors.items():
-            alpha = getattr(vector, "alpha", None)
-            if isinstance(alpha, nn.Parameter):
-                tensors[f"{branch.name}/alpha_{side}"] = (alpha,)
+            own = of_one_head(vector)
+            if isinstance(own, OriginalSpaceScale):
+                tensors[f"{branch.name}/alpha_{side}"] = (own.alpha,)
     return tensors
 
 
@@ -55,10 +62,20 @@ def role_tensors(trainer: L.Trainer) -> Tensors:
     return tensors
 
 
-def relative_change(before: tuple[Tensor, ...], after: tuple[Tensor, ...]) -> Tensor:
-    """Return ||after - before|| / ||before|| over all entries; a collective if sharded."""
-    changes = [_wide(now) - _wide(then) for now, then in zip(after, before, strict=True)]
-    return _norm(changes) / _norm([_wide(then) for then in before])
+def relative_changes(before: Tensors, after: Tensors) -> dict[str, Tensor]:
+    """Return ||after - before|| / ||before|| of each measurement, over all entries.
+
+    Omit those with ||before|| = 0, such as the parameters of `offset` and `er` before the first
+    step. A collective if sharded.
+    """
+    changes: dict[str, Tensor] = {}
+    for key, earlier in before.items():
+        size = _norm([_wide(then) for then in earlier])
+        if size == 0:
+            continue
+        pairs = zip(after[key], earlier, strict=True)
+        changes[key] = _norm([_wide(now) - _wide(then) for now, then in pairs]) / size
+    return changes
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -90,7 +107,10 @@ class RelativeSteps(BranchCallback):
     gamma_in and alpha_in: of a branch; mean/q_proj/... averages over layers. With weight decay
     included. Under `dnp` the function does not depend on the norm of W, and under `or` not on that
     of alpha, so there it is the effective learning rate (arXiv:1706.05350). A skipped step is not
-    logged.
+    logged. A step from values that are all 0 has no relative size, and is not logged either.
+
+    Roles measure parameters as they are stored: gamma - 1 under `offset`, logarithms under `er`.
+    Both start at 0, so their relative step says little; read that of gamma.
 
     While a measured step runs, the callback keeps a copy of the parameters.
 
@@ -143,8 +163,7 @@ class RelativeSteps(BranchCallback):
         if not before or was_skipped(pl_module):
             return
         with torch.no_grad(), measuring(trainer):
-            after = self._tensors(trainer)
-            changes = {key: relative_change(before[key], after[key]) for key in before}
+            changes = relative_changes(before, self._tensors(trainer))
             changes |= means_over_layers(changes)
         self.write(trainer, changes)
 

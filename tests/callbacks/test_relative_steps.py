@@ -1,6 +1,7 @@
 """Relative steps and the share of clipped steps, against weights copied before and after each
 step."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_sv import PretrainModule, TokenDataModule
+from lightning_sv import Backbone, PretrainModule, ScaleOptions, TokenDataModule
 from lightning_sv.callbacks import RelativeSteps, TrainingMonitor
+from lightning_sv.callbacks.relative_steps import branch_tensors
 from lightning_sv.optim import OptimConfig
 from tests.lit.own_trainer import MIXTURE, SIZES, rows, trainer
 
@@ -94,6 +96,26 @@ def test_relative_steps_are_those_of_the_weights(
             expected = relative(weights[step - 1], weights[step], names)
             assert float(row[f"relative_step/{key}"]) == pytest.approx(expected, rel=1e-5), key
         assert float(row["relative_step/layer0/q_proj/gamma_in"]) > 0
+
+
+@pytest.mark.parametrize("scale", ["hg+dp+er", "hg+dp+offset"])
+def test_relative_steps_from_zero_are_not_logged(corpus: Path, tmp_path: Path, scale: str) -> None:
+    fit(corpus, tmp_path, RelativeSteps(1), scale=scale)
+    logged = [row for row in rows(tmp_path) if row["relative_step/role/matrix"]]
+    steps = []
+    for row in logged:
+        figures = {key: float(value) for key, value in row.items() if value and "relative" in key}
+        assert all(map(math.isfinite, figures.values())) and not any("alpha" in k for k in figures)
+        assert "relative_step/layer0/q_proj/gamma_in" in figures
+        if "relative_step/role/input" in figures:
+            steps.append(int(row["step"]))
+    assert steps == [2, 3, 4]
+
+
+def test_branch_tensors_of_a_vector_shared_by_heads_have_its_alpha() -> None:
+    model = Backbone(SIZES, "hg+dnp+or", ScaleOptions(share_heads=["q_proj"]))
+    (alpha,) = branch_tensors(model)["layer0/q_proj/alpha_out"]
+    assert alpha is model.layers[0].attn.qkv.q_proj.scale_out.vector.alpha
 
 
 @pytest.mark.parametrize(("scale", "limit"), [("mean", None), ("none", 1e9), ("all", 1e-9)])
