@@ -23,9 +23,11 @@ def branch_norms(model: nn.Module) -> dict[str, Tensor]:
 
     W: Frobenius norm of the weight; gamma_in, gamma_out: Euclidean norm over sqrt(width), so 1 at
     initialization; effective: Frobenius norm of diag(gamma_out) W diag(gamma_in) (paper, Section
-    3.4). The head's branch is keyed 'head/lm_head/...'. 'mean/q_proj/...' averages over layers.
-    For experts, the mean is returned, plus 'layer0/expert_up_proj/effective/expert3' for each.
-    Norms without branches (Q/K-norm, Post-Norm) are keyed 'layer0/q_norm/gamma'.
+    3.4). Under `dnp` the norm after W removes its length, so W and effective say nothing about the
+    function; read gamma_out. The head's branch is keyed 'head/lm_head/...'. 'mean/q_proj/...'
+    averages over layers. For experts, the mean is returned, plus
+    'layer0/expert_up_proj/effective/expert3' for each. Norms without branches (Q/K-norm, Post-Norm)
+    are keyed 'layer0/q_norm/gamma'.
     """
     out: dict[str, Tensor] = {}
     with torch.no_grad():
