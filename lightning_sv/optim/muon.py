@@ -99,6 +99,10 @@ class Muon(Optimizer):
     M <- mu M + (1 - mu) G
     W <- (1 - lr wd) W - lr 0.2 sqrt(max(m, n)) NS((1 - mu) G + mu M)
 
+    NS normalizes the momentum. A matrix whose gradient is 0, such as that of an expert without
+    tokens, therefore moves on at the full rate, in the direction of its last momentum, until that
+    has decayed far below `NS_EPS`: a few hundred steps at mu = 0.95.
+
     Source: arXiv:2502.16982, Section 2.2; M is (1 - mu) times theirs, which does not change NS.
     Shapes: parameters (..., m, n); matrices along the leading axes (experts) are updated
         independently.
