@@ -30,7 +30,8 @@ class Sharpness(StepCallback):
     validation split, on an eager float32 copy of the weights. Training may therefore be compiled,
     sharded, in bfloat16 and with fused attention. The loss excludes a router's auxiliary loss; the
     selection of experts has zero curvature. lambda_max is computed by Lanczos (its error bounds the
-    distance to an eigenvalue; if stopped early, the value is too low; see `curvature.lanczos`),
+    distance to an eigenvalue; if it exceeds 1% of the value, lambda_max is only a lower bound; see
+    `curvature.lanczos`),
     trace and ||H||_F^2 by Hutchinson, with the same random vectors each time. Also logged:
     sharpness/{loss, seconds, products, sequences, skipped}. A measurement does not change the
     random state, weights or gradients of the run. Rank 0 computes while the others wait. Memory:
@@ -68,7 +69,7 @@ class Sharpness(StepCallback):
         points: int = 9,
         budget: float = 0.05,
         sequences: int = 1,
-        lanczos_steps: int = 7,
+        lanczos_steps: int = 20,
         hutchinson_probes: int = 2,
         loss: Loss | None = None,
         model: str | None = None,
