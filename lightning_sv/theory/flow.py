@@ -32,9 +32,11 @@ TIMES = np.concatenate([np.geomspace(0.01, 0.5, 25), np.linspace(0.52, 8, 188)])
 #: fraction of the initial loss below which a residual is within the integrator's error
 FLOOR = 1e-14
 
-#: largest error of a loss ratio: at early times, and up to `FLOOR`
-MARGIN = 1e-9
-EQUAL = 1e-3
+#: largest error of a ratio of losses early, when both are large; only there is a ratio close to 1
+#: that stays below it
+EARLY_ERROR = 1e-9
+#: largest error of a ratio of losses down to `FLOOR`
+RATIO_ERROR = 1e-3
 
 #: evaluations of the gradient after which a flow is stiff; those of the claims take at most 1,800
 STIFF = 20_000
@@ -152,7 +154,8 @@ class _GradientFlow:
 
     def solve(self, at: Array) -> Any:
         """Integrate with the method for smooth flows; if it is slow, with that for stiff flows."""
-        for method, limit in (("DOP853", STIFF), ("LSODA", 4 * STIFF)):
+        limits = {"DOP853": STIFF, "LSODA": 4 * STIFF}  # LSODA differentiates the gradient too
+        for method, limit in limits.items():
             with suppress(_Stiff):
                 return self._integrate(at, method, limit)
         raise ConfigError(
@@ -192,13 +195,19 @@ def power_series(student: Student, teacher: Any, order: int) -> list[Array]:
     """
     expect(order >= 0, "the order", order, "at least 0.")
     target = exact(_matrix(teacher))
-    shapes = student.initial(*target.shape)
-    known = [[x] for x in exact(join(shapes))]
+    start = student.initial(*target.shape)
+    known = [[x] for x in exact(join(start))]  # coefficients found so far, a list per parameter
     for k in range(order):
-        theta = split(np.array([PowerSeries(c) for c in known]), shapes)
-        for coefficients, g in zip(known, student.gradient(theta, target), strict=True):
-            coefficients.append(-coefficient(g, k) / (k + 1))
-    return split(np.array([PowerSeries(c) for c in known]), shapes)
+        # parameters cut off after t^k determine the gradient up to t^k
+        gradient = student.gradient(_series_blocks(known, start), target)
+        for coefficients, slope in zip(known, gradient, strict=True):
+            coefficients.append(-coefficient(slope, k) / (k + 1))
+    return _series_blocks(known, start)
+
+
+def _series_blocks(coefficients: list[list[Fraction]], like: list[Array]) -> list[Array]:
+    """Return the series of all parameters as blocks with the shapes of `like`."""
+    return split(np.array([PowerSeries(c) for c in coefficients]), like)
 
 
 def loss_series(student: Student, teacher: Any, order: int) -> PowerSeries:
@@ -213,32 +222,45 @@ def loss_series(student: Student, teacher: Any, order: int) -> PowerSeries:
     return (residual * residual).sum() / 2
 
 
-class Curve(NamedTuple):
-    """A quantity as a function of the flow's time."""
+class LossRatio(NamedTuple):
+    """L_student(t) / L_baseline(t) at times of the flow."""
 
-    times: Array
-    values: Array
+    times: Array  #: (T,)
+    values: Array  #: (T,)
 
     @property
-    def peak(self) -> tuple[float, float]:
-        """Largest value and its time."""
-        k = int(self.values.argmax())
-        return float(self.values[k]), float(self.times[k])
+    def largest(self) -> float:
+        """Largest ratio."""
+        return float(self.values.max())
+
+    @property
+    def time_of_largest(self) -> float:
+        """Time of the largest ratio."""
+        return float(self.times[self.values.argmax()])
+
+    @property
+    def stays_below_one(self) -> bool:
+        """True if the student's loss is the lower one at all times."""
+        return self.largest < 1 - EARLY_ERROR
+
+    @property
+    def exceeds_one(self) -> bool:
+        """True if the student's loss is the higher one at some time, beyond the error."""
+        return self.largest > 1 + RATIO_ERROR
 
     def first_above(self, level: float) -> float:
-        """Return the first time at which the value exceeds `level`, linear between times.
+        """Return the first time at which the ratio exceeds `level`, linear between times.
 
-        It is infinite if the value never does.
+        It is infinite if the ratio never does.
         """
-        above = self.values > level
-        if not above.any():
+        above = np.flatnonzero(self.values > level)
+        if not above.size:
             return float("inf")
-        k = int(above.argmax())
-        return float(
-            np.interp(level, self.values[k - 1 : k + 1], self.times[k - 1 : k + 1])
-            if k
-            else self.times[0]
-        )
+        k = int(above[0])
+        if k == 0:
+            return float(self.times[0])
+        around = slice(k - 1, k + 1)
+        return float(np.interp(level, self.values[around], self.times[around]))
 
 
 def loss_ratio(
@@ -247,8 +269,9 @@ def loss_ratio(
     teacher: Any,
     times: Array = TIMES,
     *,
-    initial: tuple[list[Array] | None, list[Array] | None] = (None, None),
-) -> Curve:
+    student_start: list[Array] | None = None,
+    baseline_start: list[Array] | None = None,
+) -> LossRatio:
     """Return L_student(t) / L_baseline(t), while the baseline's loss is above rounding.
 
     Args:
@@ -256,18 +279,20 @@ def loss_ratio(
         baseline: student of the denominator
         teacher: W*, shape (c, d)
         times: increasing, > 0
-        initial: parameters of both at t = 0; None for their own
+        student_start: parameters of the student at t = 0; None for its own
+        baseline_start: parameters of the baseline at t = 0; None for its own
     """
-    ours = flow(student, teacher, times, initial=initial[0]).loss
-    theirs = flow(baseline, teacher, times, initial=initial[1]).loss
-    alive = theirs > FLOOR * 0.5 * float((_matrix(teacher).astype(float) ** 2).sum())
+    ours = flow(student, teacher, times, initial=student_start).loss
+    theirs = flow(baseline, teacher, times, initial=baseline_start).loss
+    loss_of_zero = 0.5 * float((_matrix(teacher).astype(float) ** 2).sum())
+    alive = theirs > FLOOR * loss_of_zero
     expect(
         bool(alive.any()),
         "the baseline's loss",
         "0 or a rounding error",
         "a loss above that at the first time.",
     )
-    return Curve(np.asarray(times)[alive], ours[alive] / theirs[alive])
+    return LossRatio(np.asarray(times)[alive], ours[alive] / theirs[alive])
 
 
 def difference_series(
@@ -279,34 +304,37 @@ def difference_series(
     ).coefficients
 
 
-def stays_below(student: Student, baseline: Student, teacher: Any) -> tuple[bool, Curve]:
-    """Return whether L_student(t) < L_baseline(t) for all t > 0, and the ratio of losses.
+def starts_below(student: Student, baseline: Student, teacher: Any) -> bool:
+    """Return whether L_student(t) < L_baseline(t) just after t = 0.
 
-    Exact just after t = 0, by the first coefficient that is not 0; integrated afterwards up to the
-    precision of floats.
+    The first coefficient of the difference that is not 0 decides, up to t⁴; it is exact, where the
+    difference of integrated losses would be a rounding error.
     """
-    curve = loss_ratio(student, baseline, teacher)
-    first = next((c for c in difference_series(student, baseline, teacher, 4) if c), Fraction(0))
-    return first < 0 and curve.peak[0] < 1 - MARGIN, curve
+    for coefficient_of_difference in difference_series(student, baseline, teacher, 4):
+        if coefficient_of_difference:
+            return coefficient_of_difference < 0
+    return False
 
 
 def _matrix(teacher: Any) -> Array:
+    """Return W* (c, d) of a `Teacher` or of rows of numbers; raise `ConfigError` for others."""
     given = getattr(teacher, "matrix", teacher)
     try:
         matrix = np.asarray(given)
-        fits = matrix.ndim == 2 and matrix.size > 0 and matrix.dtype.kind in "biufO"
-        fits = fits and bool(np.isfinite(matrix.astype(float)).all())
-    # rows of different lengths, or an entry that is not a number
-    except (
-        TypeError,
-        ValueError,
-        OverflowError,
-    ):
-        fits = False
+        is_valid = matrix.ndim == 2 and matrix.size > 0 and _are_real_and_finite(matrix)
+    # rows of different lengths, an entry that is not a number, or one too large for a float
+    except (TypeError, ValueError, OverflowError):
+        is_valid = False
     expect(
-        fits,
+        is_valid,
         "the teacher",
         reprlib.repr(given),
         "a matrix (outputs, inputs) of real, finite numbers.",
     )
     return matrix
+
+
+def _are_real_and_finite(entries: Array) -> bool:
+    # booleans, integers, floats, and objects such as Fractions; not complex numbers or text
+    is_real = entries.dtype.kind in "biufO"
+    return is_real and bool(np.isfinite(entries.astype(float)).all())

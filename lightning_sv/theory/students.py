@@ -48,6 +48,7 @@ class Student(ABC):
 
     def rate(self, blocks: list[Array], teacher: Array) -> float:
         """Return dL/dt of the flow: −∇L · `gradient`, which is −‖∇L‖² of the gradient flow."""
+        # a subclass may move along a different gradient than that of L
         return float(-Student.gradient(self, blocks, teacher) @ self.gradient(blocks, teacher))
 
 
@@ -98,8 +99,12 @@ def exponential(alpha: Any, beta: Any) -> Any:
 
 
 def branch_of(c: int) -> Array:
-    """Return the branch of each of c rows under HG, (c,); two branches have half of them each."""
-    return np.arange(c) * min(2, c) // c
+    """Return the branch of each of c rows under HG, (c,): 0 for the first half, and then 1.
+
+    Of an odd number of rows branch 0 has one more; a single row is one branch.
+    """
+    n_branches = min(2, c)
+    return np.arange(c) * n_branches // c
 
 
 #: name -> student; ap, dp and f have scale vectors after W, on both sides and before it (paper,
@@ -144,7 +149,10 @@ class Teacher(NamedTuple):
 
     @property
     def matching(self) -> bool:
-        """True for at most one nonzero entry per row and column: the condition of DP (iii)."""
+        """True for at most one nonzero entry per row and column, and at least one in all.
+
+        It is the condition of DP (iii).
+        """
         support = self.matrix != 0
         per_column = support.sum(0)
         per_row = support.sum(1)
@@ -174,3 +182,9 @@ TEACHERS = (
     Teacher("balanced 2×2", ((1, 0), (1, Fraction(-7, 5)), (0, Fraction(1, 5)))),
     Teacher("balanced 3×3", ((1, 2, 2), (2, 1, -2), (2, -2, 1))),
 )
+
+
+def named_teacher(name: str) -> Teacher:
+    """Return the teacher of `TEACHERS` with this name."""
+    (teacher,) = (teacher for teacher in TEACHERS if teacher.name == name)
+    return teacher

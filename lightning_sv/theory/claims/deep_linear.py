@@ -8,14 +8,14 @@ Shapes: c outputs, d inputs, m = min(c, d) hidden units.
 from collections.abc import Mapping
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lightning_sv.theory.claims.base import TIME, Finding, Line, Panel, claim, ratio_panel
 from lightning_sv.theory.flow import FLOOR, TIMES, flow, loss_ratio
 from lightning_sv.theory.series import Array
-from lightning_sv.theory.students import STUDENTS, TEACHERS, Student
+from lightning_sv.theory.students import STUDENTS, TEACHERS, Student, named_teacher
 
 _SOURCE = 'Appendix C.1, "Comparison with Arora et al."'
 _dln = partial(claim, "dln", _SOURCE)
@@ -81,7 +81,19 @@ def singular_value(times: Array, target: float, start: float) -> Array:
     return np.asarray(target / (1 + (target / start - 1) * np.exp(-2 * target * times)))
 
 
-def end_rates(teacher: Array) -> tuple[float, float]:
+class EndRates(NamedTuple):
+    """Decay rates of the residuals at the end, −½ d log L / dt."""
+
+    scaled: float  #: of f
+    deep: float  #: of a DLN
+
+    @property
+    def ratio(self) -> float:
+        """DLN over f: above 1, the DLN ends faster."""
+        return self.deep / self.scaled
+
+
+def end_rates(teacher: Array) -> EndRates:
     """Return the final decay rates of the residuals of f and of an aligned DLN.
 
     The teacher is σ u vᵀ, of rank one.
@@ -91,18 +103,30 @@ def end_rates(teacher: Array) -> tuple[float, float]:
     column, always for a large teacher with several nonzero columns.
     """
     squares = (np.asarray(teacher, dtype=float) ** 2).sum(0)
-    return float(np.sqrt(1 + 4 * squares[squares > 0].min())), 2 * float(np.sqrt(squares.sum()))
+    slowest = squares[squares > 0].min()
+    return EndRates(float(np.sqrt(1 + 4 * slowest)), 2 * float(np.sqrt(squares.sum())))
 
 
 @_dln("overhead", "m = min(c, d)")
 def _overhead() -> Finding:
     """γ adds d parameters, a second layer c·m + m·d − c·d."""
+    agrees = True
+    for c, d in ((64, 64), (64, 16), (16, 64), (1, 4)):
+        m = min(c, d)
+        scaled = _n_parameters(_F, c, d) - c * d
+        deep = _n_parameters(DeepLinear(), c, d) - c * d
+        agrees = agrees and scaled == d and deep == c * m + m * d - c * d
+
     d = 64
-    plain, scaled, deep = (
-        sum(block.size for block in student.initial(d, d)) for student in (_G, _F, DeepLinear())
-    )
-    note = f"c = d = {d}: {scaled - plain} and {deep - plain} parameters more than {plain}"
-    return Finding(d, scaled - plain, None, scaled - plain == d and deep == 2 * d * d, note)
+    plain = _n_parameters(_G, d, d)
+    scaled = _n_parameters(_F, d, d) - plain
+    deep = _n_parameters(DeepLinear(), d, d) - plain
+    note = f"c = d = {d}: {scaled} and {deep} parameters more than {plain}"
+    return Finding(d, scaled, None, agrees, note)
+
+
+def _n_parameters(student: Student, c: int, d: int) -> int:
+    return sum(block.size for block in student.initial(c, d))
 
 
 @claim("dln", "Arora et al. (2018), Theorem 1, two layers", "K", "W_2ᵀ W_2 = W_1 W_1ᵀ")
@@ -188,28 +212,29 @@ def _closed_form() -> Finding:
 @_dln("early", f"DLN from 0.1 on the diagonals, t = {EARLY}")
 def _early() -> Finding:
     """early on L_f < L_g < L_DLN: scale vectors help from the start, a DLN when A has grown."""
-    behind = []
+    in_order = []
     overtakes = []
     lines = []
     for teacher in TEACHERS:
-        curve = loss_ratio(DeepLinear(), _G, teacher.matrix)
-        scaled = loss_ratio(_F, _G, teacher.matrix, TIMES[:2])
-        behind.append(float(np.interp(EARLY, curve.times, curve.values)) > 1 > scaled.values[-1])
-        ahead = (curve.values < 1) & (curve.times > EARLY)
-        overtakes.append(float(curve.times[ahead.argmax()]) if ahead.any() else np.inf)
+        deep = loss_ratio(DeepLinear(), _G, teacher)
+        deep_early = float(np.interp(EARLY, deep.times, deep.values))
+        scaled_early = loss_ratio(_F, _G, teacher, np.array([EARLY])).largest
+        in_order.append(scaled_early < 1 < deep_early)
+        ahead = (deep.values < 1) & (deep.times > EARLY)
+        overtakes.append(float(deep.times[ahead.argmax()]) if ahead.any() else np.inf)
         if teacher.name in ("scalar", "small row", "row (3, 1)", "full 2×2", "balanced 3×3"):
-            lines.append(Line(f"DLN, {teacher.name}", *curve))
-    lines.append(Line("f, full 2×2", *loss_ratio(_F, _G, TEACHERS[4].matrix)))
+            lines.append(Line(f"DLN, {teacher.name}", *deep))
+    lines.append(Line("f, full 2×2", *loss_ratio(_F, _G, named_teacher("full 2×2"))))
     panel = ratio_panel(
         "Against g: f ahead at once, the DLN late or never", "", "g", lines, (1e-4, 1e4)
     )
     never = sum(np.isinf(t) for t in overtakes)
     note = (
-        f"DLN behind g at t = {EARLY}, f ahead, for {sum(behind)} of {len(TEACHERS)} teachers; "
+        f"DLN behind g at t = {EARLY}, f ahead, for {sum(in_order)} of {len(TEACHERS)} teachers; "
         f"it overtakes g from t = {min(overtakes):.2f} on at the earliest, "
         f"up to t = {TIMES[-1]:g} not at all for {never}"
     )
-    return Finding(len(TEACHERS), float(sum(behind)), None, all(behind), note, (panel,))
+    return Finding(len(TEACHERS), float(sum(in_order)), None, all(in_order), note, (panel,))
 
 
 @claim(
@@ -220,32 +245,23 @@ def _early() -> Finding:
 )
 def _regimes() -> Finding:
     """W* = σ u vᵀ: a DLN ends faster than f iff 4σ²(1 − min_j v_j²) > 1, v_j ≠ 0."""
-    rng = np.random.default_rng(0)
-    cases: list[Array] = [np.array([[x]]) for x in (0.5, 1.0, 2.0)]
-    while len(cases) < 40:
-        left = rng.standard_normal(rng.integers(1, 4))
-        right = rng.standard_normal(rng.integers(1, 5))
-        teacher = np.outer(left, right)
-        scaled, deep = end_rates(teacher * rng.uniform(0.4, 2) / np.linalg.norm(teacher))
-        # slower ones have not arrived; equal ones decide nothing
-        if deep > 0.5 and abs(np.log(deep / scaled)) > 0.05:
-            cases.append(teacher * deep / (2 * np.linalg.norm(teacher)))
+    teachers = _rank_one_teachers()
     predicted = []
     measured = []
     wrong = 0
     worst = 0.0
-    for teacher in cases:
+    for teacher in teachers:
         stated = end_rates(teacher)
         small = balanced(teacher / np.linalg.norm(teacher) * 0.01)
-        found = []
-        for student, initial in ((_F, None), (DeepLinear(), small)):
-            run = flow(student, teacher, np.linspace(0.5, 25, 250), initial=initial)
-            last = int(np.flatnonzero(run.loss > 1e4 * FLOOR * run.loss[0])[-1])
-            found.append(-student.rate(run.states[last], teacher) / (2 * run.loss[last]))
-        predicted.append(stated[1] / stated[0])
-        measured.append(found[1] / found[0])
-        wrong += int((predicted[-1] > 1) != (measured[-1] > 1))
-        worst = max(worst, *(abs(a / b - 1) for a, b in zip(found, stated, strict=True)))
+        integrated = EndRates(
+            scaled=_integrated_end_rate(_F, teacher, None),
+            deep=_integrated_end_rate(DeepLinear(), teacher, small),
+        )
+        predicted.append(stated.ratio)
+        measured.append(integrated.ratio)
+        wrong += int((stated.ratio > 1) != (integrated.ratio > 1))
+        errors = [abs(a / b - 1) for a, b in zip(integrated, stated, strict=True)]
+        worst = max(worst, *errors)
     panel = Panel(
         "Which ends the faster: a DLN above 1, f below",
         "$2\\sigma \\,/\\, \\min_j \\sqrt{1 + 4\\|w^*_j\\|^2}$: the closed form",
@@ -258,10 +274,34 @@ def _regimes() -> Finding:
     )
     share = float(np.mean(np.array(predicted) > 1))
     note = (
-        f"{len(cases)} teachers of rank one, aligned start of size 0.01, "
+        f"{len(teachers)} teachers of rank one, aligned start of size 0.01, "
         f"DLN faster in {share:.0%}; {wrong} against "
         "the closed form; error: largest of a rate, where the losses meet rounding"
     )
     return Finding(
         "iff 4σ²(1 − min v_j²) > 1", float(wrong), worst, not wrong and worst < 0.1, note, (panel,)
     )
+
+
+def _rank_one_teachers() -> list[Array]:
+    """Return 40 teachers of rank one: three scalars, and random ones of norm 0.4 to 2."""
+    rng = np.random.default_rng(0)
+    teachers: list[Array] = [np.array([[x]]) for x in (0.5, 1.0, 2.0)]
+    while len(teachers) < 40:
+        left = rng.standard_normal(rng.integers(1, 4))
+        right = rng.standard_normal(rng.integers(1, 5))
+        product = np.outer(left, right)
+        rates = end_rates(product * rng.uniform(0.4, 2) / np.linalg.norm(product))
+        arrives = rates.deep > 0.5  # until the end of the integration
+        decides = abs(np.log(rates.ratio)) > 0.05  # equal rates decide nothing
+        if arrives and decides:
+            sigma = rates.deep / 2
+            teachers.append(product * sigma / np.linalg.norm(product))
+    return teachers
+
+
+def _integrated_end_rate(student: Student, teacher: Array, initial: list[Array] | None) -> float:
+    """Return −½ d log L / dt at the last time at which the loss is far above rounding."""
+    run = flow(student, teacher, np.linspace(0.5, 25, 250), initial=initial)
+    last = int(np.flatnonzero(run.loss > 1e4 * FLOOR * run.loss[0])[-1])
+    return -student.rate(run.states[last], teacher) / (2 * run.loss[last])

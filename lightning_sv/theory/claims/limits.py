@@ -6,12 +6,13 @@ These statements are expected to fail; one that holds is CONTRADICTED.
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
 from lightning_sv.theory.claims.base import TIME, Finding, Line, Panel, claim, ratio_panel
 from lightning_sv.theory.claims.shared_checks import PAIRINGS, State
-from lightning_sv.theory.flow import EQUAL, FLOOR, TIMES, Curve, flow, loss_ratio
+from lightning_sv.theory.flow import FLOOR, TIMES, LossRatio, flow, loss_ratio
 from lightning_sv.theory.series import Array
 from lightning_sv.theory.students import STUDENTS, Student
 
@@ -35,18 +36,17 @@ def _in_parentheses(texts: Iterable[str]) -> str:
     return f"({', '.join(texts)})"
 
 
-def _anywhere(name: str, blocks: list[Array], teacher: Array) -> Finding:
-    """Count violations of (i) in random states; the given state is a small counterexample."""
+def _anywhere(name: str, example: State) -> Finding:
+    """Count violations of (i) in random states; `example` is a small counterexample."""
     pairing = PAIRINGS[name]
     rng = np.random.default_rng(0)
     rates = pairing.rates([pairing.random(rng) for _ in range(RANDOM_STATES)])
-    violated = rates.violate
+    violated = rates.violated
     ratio = rates.student / rates.standard
     share = float(violated.mean())
-    _, student, standard = (float(x[0]) for x in pairing.rates([State(blocks, teacher)]))
-    some = np.arange(RANDOM_STATES) < 2000  # enough for a picture
-    fast = some & ~violated
-    slow = some & violated
+    is_drawn = np.arange(RANDOM_STATES) < 2000  # enough for a picture
+    fast = is_drawn & ~violated
+    slow = is_drawn & violated
     panel = pairing.panel(
         f"{name.upper()} (i): off the trajectory {pairing.student.name} can be slower",
         [
@@ -62,62 +62,79 @@ def _anywhere(name: str, blocks: list[Array], teacher: Array) -> Finding:
         limits=(0.03, 300),
     )
     guarded = violated[rates.guard >= 1].sum()
+    w, *scales = example.blocks
+    at_example = pairing.rates([example])
     note = (
         f"share of {RANDOM_STATES:,} random states that violate it ({guarded} of them guarded); "
-        f"for example W* = {words(teacher)}, W = {words(blocks[0])}, scale parameters "
-        f"{', '.join(words(block) for block in blocks[1:])}: {student:g} against f's {standard:g}"
+        f"for example W* = {words(example.teacher)}, W = {words(w)}, scale parameters "
+        f"{', '.join(map(words, scales))}: {at_example.student[0]:g} against f's "
+        f"{at_example.standard[0]:g}"
     )
     error = float(np.sqrt(share * (1 - share) / RANDOM_STATES))
     return Finding(0.0, share, error, share == 0, note, (panel,))
 
 
-def _any_teacher(name: str, largest: int, also: Array) -> Finding:
+class _TeacherCase(NamedTuple):
+    """A teacher, and L_student / L_f on the way to it."""
+
+    teacher: Array
+    ratio: LossRatio
+
+
+def _any_teacher(name: str, largest: int, smaller_example: Array) -> Finding:
     """Search all teachers (a, b), 1 ≤ b ≤ a ≤ largest, by increasing norm.
 
-    They are columns, or rows if `also` is one.
+    They are columns, or rows if `smaller_example` is one. That is a counterexample of a smaller
+    norm, whose entries are not whole numbers.
 
-    Signs and order of the entries do not matter: all flows are equivariant under them. Rows (a, a)
-    are omitted, because they are balanced.
+    Signs and order of the entries do not matter: all flows are equivariant under them.
     """
     student = STUDENTS[name]
-    holding: list[tuple[Array, Curve]] = []
-    failing: list[tuple[Array, Curve]] = []
-    for teacher in _whole_number_teachers(largest, also.shape):
-        curve = loss_ratio(student, _F, teacher, np.linspace(0.02, 4, 200))
-        cases = failing if curve.peak[0] > 1 + EQUAL else holding
-        cases.append((teacher, curve))
+    holding: list[_TeacherCase] = []
+    failing: list[_TeacherCase] = []
+    for teacher in _whole_number_teachers(largest, smaller_example.shape):
+        ratio = loss_ratio(student, _F, teacher, np.linspace(0.02, 4, 200))
+        cases = failing if ratio.exceeds_one else holding
+        cases.append(_TeacherCase(teacher, ratio))
     if not failing:
-        return _without_counterexample([curve for _, curve in holding])
+        return _without_counterexample([case.ratio for case in holding])
 
-    searched = len(failing) + len(holding)
-    other = also, loss_ratio(student, _F, also, np.linspace(0.01, 12, 600))
-    shown = [*holding[:1], *failing[:3], other]
-    lines = [Line(f"W* = {words(teacher)}", *curve) for teacher, curve in shown]
+    longer = np.linspace(0.01, 12, 600)
+    smaller = _TeacherCase(smaller_example, loss_ratio(student, _F, smaller_example, longer))
+    shown = [*holding[:1], *failing[:3], smaller]
+    lines = [Line(f"W* = {words(case.teacher)}", *case.ratio) for case in shown]
     title = f"{name.upper()} (iii): for other teachers {student.name} can fall behind"
     panel = ratio_panel(title, student.name, "f", lines, (0.05, 20))
-    teacher, curve = failing[0]
+    first = failing[0]
+    n_searched = len(failing) + len(holding)
     note = (
-        f"{len(failing)} of {searched} whole-number teachers fail; smallest {words(teacher)}: "
-        f"{_course(curve)}; smaller in norm {words(also)}: {_course(other[1])}"
+        f"{len(failing)} of {n_searched} whole-number teachers fail; "
+        f"smallest {words(first.teacher)}: {_describe(first.ratio)}; "
+        f"smaller in norm {words(smaller.teacher)}: {_describe(smaller.ratio)}"
     )
-    panels = (panel, _decay_panel(student, teacher))
-    return Finding("< 1", curve.peak[0], None, agrees=False, note=note, panels=panels)
+    panels = (panel, _decay_panel(student, first.teacher))
+    return Finding("< 1", first.ratio.largest, None, agrees=False, note=note, panels=panels)
 
 
-def _without_counterexample(curves: Sequence[Curve]) -> Finding:
+def _without_counterexample(ratios: Sequence[LossRatio]) -> Finding:
     """Return the finding of a limit that no case shows: its statement holds."""
-    largest = max(curve.peak[0] for curve in curves)
-    note = f"none of {len(curves)} cases fails"
+    largest = max(ratio.largest for ratio in ratios)
+    note = f"none of {len(ratios)} cases fails"
     return Finding("< 1", largest, None, agrees=True, note=note)
 
 
 def _whole_number_teachers(largest: int, shape: tuple[int, ...]) -> list[Array]:
-    """Return the teachers (a, b), 1 ≤ b ≤ a ≤ largest, by increasing norm; rows lack (a, a)."""
-    is_column = shape[0] > 1
+    """Return the teachers (a, b), 1 ≤ b ≤ a ≤ largest, by increasing norm.
+
+    Rows lack (a, a), because they are balanced, so that OR (iii) holds for them.
+    """
+    is_row = shape[0] == 1
     pairs = []
     for a in range(1, largest + 1):
-        for b in range(1, a + is_column):
-            pairs.append((a, b))
+        for b in range(1, a + 1):
+            is_balanced = is_row and a == b
+            if not is_balanced:
+                pairs.append((a, b))
     pairs.sort(key=lambda pair: pair[0] ** 2 + pair[1] ** 2)
     return [np.array(pair, dtype=float).reshape(shape) for pair in pairs]
 
@@ -138,10 +155,11 @@ def _decay_panel(student: Student, teacher: Array) -> Panel:
     return Panel(title, TIME, r"$-\frac{1}{2}\, d\log L / dt$, per unit of t", lines)
 
 
-def _course(curve: Curve) -> str:
-    ratio, at = curve.peak
-    end = ", still rising where the losses meet rounding" if at == curve.times[-1] else ""
-    return f"above 1 from t = {curve.first_above(1):.2f}, {ratio:.2f} at t = {at:.2f}{end}"
+def _describe(ratio: LossRatio) -> str:
+    """Return since when a ratio is above 1, and its largest value."""
+    at = ratio.time_of_largest
+    end = ", still rising where the losses meet rounding" if at == ratio.times[-1] else ""
+    return f"above 1 from t = {ratio.first_above(1):.2f}, {ratio.largest:.2f} at t = {at:.2f}{end}"
 
 
 @_limit(
@@ -149,7 +167,8 @@ def _course(curve: Curve) -> str:
 )
 def _double_anywhere() -> Finding:
     """dL_φ/dt ≤ dL_f/dt at any state with γ = γb, W_f = diag(γa) W_φ."""
-    return _anywhere("dp", [np.zeros((1, 1)), np.array([0.5]), np.ones(1)], np.array([[0.5]]))
+    blocks = [np.zeros((1, 1)), np.array([0.5]), np.ones(1)]
+    return _anywhere("dp", State(blocks, teacher=np.array([[0.5]])))
 
 
 @_limit(
@@ -167,9 +186,8 @@ def _double_any_teacher() -> Finding:
 )
 def _original_anywhere() -> Finding:
     """dL_ψ/dt ≤ dL_f/dt at any state with W_f = W_ψ, γ = β Norm(α)."""
-    return _anywhere(
-        "or", [np.array([[0, 0.5]]), np.array([1, 0.5]), np.array([0.5])], np.array([[0, 0.5]])
-    )
+    blocks = [np.array([[0, 0.5]]), np.array([1, 0.5]), np.array([0.5])]
+    return _anywhere("or", State(blocks, teacher=np.array([[0, 0.5]])))
 
 
 @_limit(
@@ -187,34 +205,55 @@ def _original_any_teacher() -> Finding:
 )
 def _nonzero_start() -> Finding:
     """L_f(t) < L_g(t) for every t > 0 from the same W(0), γ(0) = 1."""
-    cases = _nonzero_starts()
-    failing = [case for case in cases if case[2].peak[0] > 1 + EQUAL]
+    cases = _scalar_cases()
+    failing = [case for case in cases if case.ratio.exceeds_one]
     if not failing:
-        return _without_counterexample([curve for _, _, curve in cases])
+        return _without_counterexample([case.ratio for case in cases])
 
-    lines = [Line(f"W(0) = {w:g}, W* = {target:g}", *curve) for w, target, curve in failing[:4]]
+    lines = [Line(case.label, *case.ratio) for case in failing[:4]]
     panel = ratio_panel("Theorem 1 needs W(0) = 0", "f", "g", lines, (0.01, 100))
-    w, target, curve = failing[0]
+    first = failing[0]
     note = (
         f"{len(failing)} of {len(cases)} scalar cases fail; "
-        f"smallest W(0) = {w:g}, W* = {target:g}: {_course(curve)}"
+        f"smallest {first.label}: {_describe(first.ratio)}"
     )
-    return Finding("< 1", curve.peak[0], None, agrees=False, note=note, panels=(panel,))
+    return Finding("< 1", first.ratio.largest, None, agrees=False, note=note, panels=(panel,))
 
 
-def _nonzero_starts() -> list[tuple[float, float, Curve]]:
-    """Return W(0), W* and L_f(t) / L_g(t), by |W(0)| + |W*|.
+class _ScalarCase(NamedTuple):
+    """Scalar W(0) and W*, and L_f / L_g from there."""
 
-    Starts at the teacher are left out, because both losses are 0.
+    start: float
+    target: float
+    ratio: LossRatio
+
+    @property
+    def label(self) -> str:
+        """W(0) and W* as text."""
+        return f"W(0) = {self.start:g}, W* = {self.target:g}"
+
+
+def _scalar_cases() -> list[_ScalarCase]:
+    """Return all cases, by |W(0)| + |W*|.
+
+    Starts at the teacher are left out, because both losses are 0. Negative starts mirror positive
+    ones.
     """
     steps = np.arange(1, 5) / 2
     targets = np.concatenate([steps, -steps])
+    times = TIMES[TIMES < 5]
     cases = []
-    for w, target in product(steps, targets):
-        if w != target:
-            start = np.array([[w]])
-            initial = [start, np.ones(1)], [start]
-            times = TIMES[TIMES < 5]
-            curve = loss_ratio(_F, STUDENTS["g"], [[target]], times, initial=initial)
-            cases.append((w, target, curve))
-    return sorted(cases, key=lambda case: case[0] + abs(case[1]))
+    for start, target in product(steps, targets):
+        if start == target:
+            continue
+        w = np.array([[start]])
+        ratio = loss_ratio(
+            _F,
+            STUDENTS["g"],
+            [[target]],
+            times,
+            student_start=[w, np.ones(1)],
+            baseline_start=[w],
+        )
+        cases.append(_ScalarCase(start, target, ratio))
+    return sorted(cases, key=lambda case: case.start + abs(case.target))
