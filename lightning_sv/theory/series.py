@@ -31,19 +31,20 @@ def _lifted(
 
     def lifted(self: "PowerSeries", other: object) -> "PowerSeries":
         if isinstance(other, Rational | float):
-            other = PowerSeries([other, *[0] * (len(self.coefficients) - 1)])
-        return operation(self, other) if isinstance(other, PowerSeries) else NotImplemented
+            zeros = [0] * (len(self.coefficients) - 1)
+            other = PowerSeries([other, *zeros])
+        if not isinstance(other, PowerSeries):
+            return NotImplemented
+        return operation(self, other)
 
     return lifted
 
 
 def _fraction(x: Rational | float) -> Fraction:
+    if not isinstance(x, Rational):
+        return Fraction(float(x))
     # numpy's integers would stay inside the Fraction and overflow
-    return (
-        Fraction(int(x.numerator), int(x.denominator))
-        if isinstance(x, Rational)
-        else Fraction(float(x))
-    )
+    return Fraction(int(x.numerator), int(x.denominator))
 
 
 def split(values: Array, like: Sequence[Array]) -> list[Array]:
@@ -107,11 +108,13 @@ def check_analytic(function: Callable[..., Any], blocks: Sequence[Array]) -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
         slope = np.asarray(value(theta + 1j * TINY * direction)).imag / TINY
-    ahead = value(theta + 1e-5 * direction)
-    behind = value(theta - 1e-5 * direction)
-    error = np.linalg.norm(slope - (ahead - behind) / 2e-5)
-    size = np.linalg.norm(slope)
-    if error > 1e-5 * size + 1e-9 * np.linalg.norm(ahead):
+    step = 1e-5
+    ahead = value(theta + step * direction)
+    behind = value(theta - step * direction)
+    error = np.linalg.norm(slope - (ahead - behind) / (2 * step))
+    truncation = 1e-5 * np.linalg.norm(slope)
+    rounding = 1e-9 * np.linalg.norm(ahead)
+    if error > truncation + rounding:
         wanted = "one without np.abs, np.linalg.norm and assignments into real arrays."
         raise ConfigError(f"the function of the parameters is not analytic; expected {wanted}")
 
@@ -223,6 +226,7 @@ class PowerSeries:
 
 
 def _root(x: Fraction) -> Fraction:
+    """Return the rational root of a positive square; raise `ConfigError` if it has none."""
     root = Fraction(math.isqrt(max(x.numerator, 0)), math.isqrt(x.denominator))
     expect(
         bool(root) and root * root == x,

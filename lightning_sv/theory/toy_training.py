@@ -20,7 +20,9 @@ from lightning_sv.theory.series import Array
 
 #: modules whose sources are the text; the last tenth is held out
 TEXT = ("argparse", "ast", "inspect", "typing", "doctest", "tarfile", "pdb", "pydoc")
+#: initial std of the matrices that a run does not vary
 STD = 0.08
+#: sequences per step, of LENGTH tokens each
 SEQUENCES = 8
 LENGTH = 32
 
@@ -29,7 +31,7 @@ class ShortRun(NamedTuple):
     """Measurements during T steps, for the k matrices q, k, v, gate, up of every block."""
 
     radii: Array  #: rms of their entries before every step and after the last, (T + 1, k)
-    steps: Array  #: ‖ΔW‖ / ‖W‖ of every step, including decay, (T, k)
+    relative_steps: Array  #: ‖ΔW‖ / ‖W‖ of every step, including decay, (T, k)
     loss: float  #: final loss on held-out text, in nats per byte
 
 
@@ -64,24 +66,39 @@ def batches(steps: int) -> Tensor:
     return windows(steps * SEQUENCES, 0).view(steps, SEQUENCES, -1)
 
 
-def small_model(
-    strategy: str, factor: float, head: bool = False, eps: float = 1e-5
-) -> tuple[Backbone, list[Tensor]]:
-    """Return a Llama and its matrices that read a normalized input, times a factor.
+class SmallModel(NamedTuple):
+    """A Llama, and those of its matrices that read a normalized input."""
 
-    Equal seeds give equal matrices under every strategy. The returned ones are scale-invariant
-    under dnp.
+    backbone: Backbone
+    readers: list[Tensor]  #: scale-invariant under dnp
+
+
+def small_model(
+    strategy: str, factor: float, *, with_head: bool = False, eps: float = 1e-5
+) -> SmallModel:
+    """Return a Llama whose readers are multiplied by a factor.
+
+    Equal seeds give equal matrices under every strategy.
+
+    Args:
+        strategy: strategy of the scale vectors
+        factor: number by which q, k, v, gate and up are multiplied
+        with_head: if True, the lm_head is one of the readers too
+        eps: ε of the norms
     """
     config = BackboneConfig(
         d_model=32, n_layer=2, n_head=2, vocab_size=256, init_std=STD, norm_eps=eps
     )
     model = Backbone(config, strategy)
     linears = [module for module in model.modules() if isinstance(module, ScaledLinear)]
-    readers: list[Tensor] = [module.weight for module in linears if head or module.role == "matrix"]
+    readers: list[Tensor] = []
+    for module in linears:
+        if with_head or module.role == "matrix":
+            readers.append(module.weight)
     with torch.no_grad():
         for weight in readers:
             weight.mul_(factor)
-    return model, readers
+    return SmallModel(model, readers)
 
 
 def take_step(
@@ -133,46 +150,54 @@ def _relative_changes(old: list[Tensor], new: list[Tensor]) -> list[float]:
 
 
 def losses_of_rescaled(strategy: str, factor: float, steps: int = 8) -> Array:
-    """Return losses, (steps,), of a float64 run with its readers rescaled by c.
+    """Return the losses of a float64 run whose readers and their rates are multiplied by `factor`.
 
-    Their matrices and rates are multiplied by c, their decay by 1/c.
-
-    The ε of the norms and of AdamW are negligible, so matrices behind a norm are scale-invariant up
-    to rounding. Powers of 2 for c cause no rounding.
+    Their decay is divided by it. The ε of the norms and of AdamW are negligible, so matrices behind
+    a norm are scale-invariant up to rounding. Powers of 2 cause no rounding. Shape: (steps,).
     """
-    model, scaled = small_model(strategy, factor, head=True, eps=1e-30)
+    model, readers = small_model(strategy, factor, with_head=True, eps=1e-30)
     model.double()
-    others = [p for p in model.parameters() if all(p is not weight for weight in scaled)]
+    others = [p for p in model.parameters() if all(p is not weight for weight in readers)]
     rate = 0.006
     decay = 0.1
-    groups = [{"params": scaled, "lr": factor * rate, "weight_decay": decay / factor}]
+    groups = [{"params": readers, "lr": factor * rate, "weight_decay": decay / factor}]
     groups += [{"params": others, "lr": rate, "weight_decay": decay}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-30)
     return np.array([take_step(model, optimizer, batch) for batch in batches(steps)])
 
 
-def simulate_radius(start: float, rates: Array, decay: float) -> tuple[Array, Array]:
+class NoiseRun(NamedTuple):
+    """Measurements of a vector W during T steps on noise."""
+
+    radii: Array  #: rms of its entries before every step and after the last, (T + 1,)
+    relative_steps: Array  #: ‖ΔW‖ / ‖W‖ of every step, without its decay, (T,)
+
+
+def simulate_radius(start: float, learning_rates: Array, decay: float) -> NoiseRun:
     """Run AdamW (β = 0.9, 0.95, no ε) on scale-invariant noise.
 
     The loss is ⟨ξ_t, W/‖W‖⟩ with fresh ξ_t ~ N(0, I_n).
 
-    Return r before every step and after the last, (T + 1,), and ‖ΔW‖ / ‖W‖ of every step without
-    its decay, (T,).
+    Args:
+        start: initial rms of W
+        learning_rates: learning rate of each step, (T,)
+        decay: weight decay λ
     """
     n = 4000
     rng = np.random.default_rng(0)
     w = torch.tensor(rng.standard_normal(n))
     w *= start * n**0.5 / w.norm()
     optimizer = torch.optim.AdamW([w], betas=(0.9, 0.95), eps=0.0, weight_decay=decay)
-    radius = [start]
-    steps = []
-    for rate in rates:
+    radii = [start]
+    relative_steps = []
+    for rate in learning_rates:
         before = w.clone()
         length = w.norm()
         noise = torch.tensor(rng.standard_normal(n))
-        w.grad = (noise - w * (w @ noise) / length**2) / length
+        w.grad = (noise - w * (w @ noise) / length**2) / length  # orthogonal to W
         optimizer.param_groups[0]["lr"] = float(rate)
         optimizer.step()
-        steps.append(float((w - (1 - rate * decay) * before).norm() / length))
-        radius.append(float(w.norm()) / n**0.5)
-    return np.array(radius), np.array(steps)
+        update = w - (1 - rate * decay) * before
+        relative_steps.append(float(update.norm() / length))
+        radii.append(float(w.norm()) / n**0.5)
+    return NoiseRun(np.array(radii), np.array(relative_steps))

@@ -105,9 +105,9 @@ def test_radii_have_their_limits() -> None:
 
 def test_simulate_radius_follows_the_law() -> None:
     long = np.full(600, 0.01)
-    radius, moves = toy_training.simulate_radius(0.2, long, 0.1)
-    assert radius[300:] == pytest.approx(radii(0.2, long, 0.1)[300:], rel=0.05)
-    assert moves[300:].mean() == pytest.approx(
+    run = toy_training.simulate_radius(0.2, long, 0.1)
+    assert run.radii[300:] == pytest.approx(radii(0.2, long, 0.1)[300:], rel=0.05)
+    assert run.relative_steps[300:].mean() == pytest.approx(
         relative_steps(0.2, long, 0.1)[300:].mean(), rel=0.08
     )
 

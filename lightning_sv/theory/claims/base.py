@@ -21,9 +21,8 @@ class Line(NamedTuple):
     y: Array | Sequence[float]  #: shape (N,)
     marks: bool = False  #: if True, marks instead of a line
     spread: Array | None = None  #: half-width of a band, shape (N,)
-    colour: str | None = (
-        None  #: name in `plots.style.PALETTE` or of matplotlib; None for the next unused one
-    )
+    #: name in `plots.style.PALETTE` or of matplotlib; None for the next unused one
+    colour: str | None = None
 
 
 class Panel(NamedTuple):
@@ -43,10 +42,12 @@ def ratio_panel(
     title: str, ours: str, theirs: str, lines: Sequence[Line], limits: tuple[float, float]
 ) -> Panel:
     """Return log-log axes for L_ours(t) / L_theirs(t), with TeX indices that may be empty."""
-    upper, lower = (f"L_{{{index}}}(t)" if index else "L(t)" for index in (ours, theirs))
-    return Panel(
-        title, TIME, f"${upper} \\,/\\, {lower}$", lines, scale="xy", level=1.0, limits=limits
-    )
+    ratio = f"${_loss_symbol(ours)} \\,/\\, {_loss_symbol(theirs)}$"
+    return Panel(title, TIME, ratio, lines, scale="xy", level=1.0, limits=limits)
+
+
+def _loss_symbol(index: str) -> str:
+    return f"L_{{{index}}}(t)" if index else "L(t)"
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,8 @@ class Finding:
 
     stated: float | str  #: the paper's number, or its inequality in a few characters
     measured: float  #: our number
-    error: (
-        float | None
-    )  #: difference of the two, or the uncertainty of ours; None if neither is meaningful
+    #: difference of the two, or the uncertainty of ours; None if neither is meaningful
+    error: float | None
     agrees: bool  #: True if the measurement confirms the statement
     note: str = ""  #: one line of details
     panels: tuple[Panel, ...] = ()  #: panels of the picture
@@ -73,9 +73,8 @@ class Claim:
     statement: str  #: the statement as a formula
     conditions: str  #: conditions of this check
     check: Callable[[], Finding]  #: function that measures
-    expected: Literal["holds", "fails"] = (
-        "holds"  #: 'fails' for a limit: a statement with a known counterexample
-    )
+    #: 'fails' for a limit: a statement with a known counterexample
+    expected: Literal["holds", "fails"] = "holds"
 
 
 class Result(NamedTuple):

@@ -114,8 +114,12 @@ _CONDITIONS = (
 )
 #: colours of the metrics without and with decay
 _COLOURS = (("vermillion", "orange", "sky"), ("blue", "green", "black"))
-_Z = float(ndtri(0.99))  # one-sided
-_Z2 = float(ndtri(0.995))  # two-sided
+# places of μ = 0 and μ > 0 in `NoisyTraining.mus`, and on the second axis of `Paths`
+_NO_DECAY = 0
+_DECAY = 1
+# normal quantiles of 99% intervals
+_Z_ONE_SIDED = float(ndtri(0.99))
+_Z_TWO_SIDED = float(ndtri(0.995))
 
 
 def growth(late: Array, early: Array) -> tuple[float, float]:
@@ -133,38 +137,49 @@ def _paths() -> Paths:
     return simulate(_SETTING)
 
 
+def _standard_error(values: Array) -> Array:
+    """Return the standard error of the mean over paths, (..., p) -> (...)."""
+    return np.asarray(values.std(-1, ddof=1) / np.sqrt(values.shape[-1]))
+
+
 def _mean_line(label: str, times: Array, values: Array, colour: str) -> Line:
-    spread = _Z2 * values.std(-1, ddof=1) / np.sqrt(values.shape[-1])
+    """Return the mean over paths with a 99% band; values (T, p)."""
+    spread = _Z_TWO_SIDED * _standard_error(values)
     return Line(label, times, values.mean(-1), spread=spread, colour=colour)
 
 
-def _bounds(paths: Paths) -> tuple[Array, Array]:
-    d = len(_SETTING.target)
-    return _SETTING.bound(_SETTING.mus[1], d, paths.times), _SETTING.bound(
-        _SETTING.lam, 0.0, paths.times
-    )
+def _gamma_bound(times: Array) -> Array:
+    """Return the bound on E‖γ‖² with decay, (T,); γ starts at 1."""
+    return _SETTING.bound(_SETTING.mus[_DECAY], len(_SETTING.target), times)
+
+
+def _w_bound(times: Array) -> Array:
+    """Return the bound on E‖w‖², (T,); w starts at 0."""
+    return _SETTING.bound(_SETTING.lam, 0.0, times)
 
 
 @claim("weight-decay", _SOURCE, "μ = 0: γ", _CONDITIONS)
 def _no_decay_grows() -> Finding:
     """E‖γ(4T)‖² / E‖γ(T)‖² > 1.5: unbounded."""
     paths = _paths()
+    gamma = paths.gamma[:, _NO_DECAY]  # (T, p)
     quarter = len(paths.times) // 4
-    ratio, error = growth(paths.gamma[-1, 0], paths.gamma[quarter, 0])
+    ratio, error = growth(gamma[-1], gamma[quarter])
     panel = Panel(
         "Without decay of γ (μ = 0) its norm grows",
         TIME,
         r"$E\|\gamma\|^2$, band: 99% interval",
         [
-            _mean_line("μ = 0", paths.times, paths.gamma[:, 0], "vermillion"),
-            _mean_line(f"μ = {_SETTING.mus[1]}", paths.times, paths.gamma[:, 1], "blue"),
-            Line("the proof's bound, μ > 0", paths.times, _bounds(paths)[0], colour="green"),
+            _mean_line("μ = 0", paths.times, gamma, "vermillion"),
+            _mean_line(f"μ = {_SETTING.mus[_DECAY]}", paths.times, paths.gamma[:, _DECAY], "blue"),
+            Line(
+                "the proof's bound, μ > 0", paths.times, _gamma_bound(paths.times), colour="green"
+            ),
         ],
     )
-    low = ratio - _Z * error
-    means = ", ".join(
-        f"{paths.gamma[np.searchsorted(paths.times, t), 0].mean():.1f}" for t in (0, 30, 100, 400)
-    )
+    low = ratio - _Z_ONE_SIDED * error
+    records = np.searchsorted(paths.times, (0, 30, 100, 400))
+    means = ", ".join(f"{mean:.1f}" for mean in gamma[records].mean(-1))
     note = f"99% lower bound {low:.2f}; E‖γ‖² at t = 0, 30, 100, 400: {means}"
     return Finding("> 1.5", ratio, error, low > 1.5, note, (panel,))
 
@@ -174,11 +189,10 @@ def _no_decay_sharpens() -> Finding:
     """λ_max, Tr, ‖·‖_F of ∇²L at 4T / those at T > 1.5."""
     paths = _paths()
     quarter = len(paths.times) // 4
-    without_decay = _SETTING.mus.index(0.0)
     growths = {}
-    for metric, values in paths.sharpness.items():  # (times, mus, paths)
-        growths[metric] = growth(values[-1, without_decay], values[quarter, without_decay])
-    lows = {metric: ratio - _Z * error for metric, (ratio, error) in growths.items()}
+    for metric, values in paths.sharpness.items():  # (T, k, p)
+        growths[metric] = growth(values[-1, _NO_DECAY], values[quarter, _NO_DECAY])
+    lows = {metric: ratio - _Z_ONE_SIDED * error for metric, (ratio, error) in growths.items()}
     weakest = min(lows, key=lambda metric: lows[metric])
     ratio, error = growths[weakest]
     note = "99% lower bounds: " + ", ".join(f"{metric} {low:.2f}" for metric, low in lows.items())
@@ -209,41 +223,62 @@ def _decay_settles() -> Finding:
     paths = _paths()
     window = _SETTING.end / 2
     late = paths.times >= window
-    settled = []
-    found = {}
-    for label, recorded in {"‖γ‖²": paths.gamma, **paths.sharpness}.items():
-        values = recorded[late, 1]
-        each = np.polyfit(paths.times[late], values, 1)[0]
-        slope = float(each.mean())
-        error = float(each.std(ddof=1) / np.sqrt(each.size))
-        # an interval that covers zero must be narrow: drift over the window within 10% of the level
-        narrow = (abs(slope) + _Z2 * error) * window < 0.1 * values.mean()
-        settled.append(abs(slope) < _Z2 * error and narrow)
-        found[label] = (slope, error, float(values.mean()))
+    times = paths.times[late]
+    gamma = _trend(times, paths.gamma[late, _DECAY])
+    metrics = {}
+    for metric, values in paths.sharpness.items():
+        metrics[metric] = _trend(times, values[late, _DECAY])
     others = ", ".join(
-        f"{label} {found[label][0]:.1e} ± {found[label][1]:.1e}" for label in paths.sharpness
+        f"{metric} {trend.slope:.1e} ± {trend.error:.1e}" for metric, trend in metrics.items()
     )
     note = (
         f"slope of E‖γ‖² from t = {window:g} and its standard error; "
         "holds when 0 lies in the 99% interval of every "
-        f"slope; level {found['‖γ‖²'][2]:.2f}; {others}"
+        f"slope; level {gamma.level:.2f}; {others}"
     )
-    return Finding(0.0, found["‖γ‖²"][0], found["‖γ‖²"][1], all(settled), note)
+    settled = all(trend.is_settled(window) for trend in (gamma, *metrics.values()))
+    return Finding(0.0, gamma.slope, gamma.error, settled, note)
+
+
+class _Trend(NamedTuple):
+    """Linear trend of a quantity over time, as the mean over paths."""
+
+    slope: float  #: per unit of t
+    error: float  #: standard error of the slope
+    level: float  #: mean of the quantity
+
+    def is_settled(self, window: float) -> bool:
+        """Return True if the 99% interval of the slope covers 0, and is narrow.
+
+        Narrow: the drift over the window is within 10% of the level. A wide interval would cover 0
+        too.
+        """
+        half = _Z_TWO_SIDED * self.error
+        covers_zero = abs(self.slope) < half
+        is_narrow = (abs(self.slope) + half) * window < 0.1 * self.level
+        return covers_zero and is_narrow
+
+
+def _trend(times: Array, values: Array) -> _Trend:
+    """Fit a line to each path; times (T,), values (T, p)."""
+    slopes = np.polyfit(times, values, 1)[0]  # (p,)
+    return _Trend(float(slopes.mean()), float(_standard_error(slopes)), float(values.mean()))
 
 
 @claim("weight-decay", "Appendix C.2, eq. (Grönwall)", "bounds", _CONDITIONS)
 def _below_bounds() -> Finding:
     """E‖γ‖² and E‖w‖² below the proof's bounds."""
     paths = _paths()
-    gamma_bound, w_bound = _bounds(paths)
+    gamma_bound = _gamma_bound(paths.times)
+    w_bound = _w_bound(paths.times)
     shares = []
     for values, bound in (
-        (paths.gamma[:, 1], gamma_bound),
-        (paths.w[:, 0], w_bound),
-        (paths.w[:, 1], w_bound),
+        (paths.gamma[:, _DECAY], gamma_bound),
+        (paths.w[:, _NO_DECAY], w_bound),
+        (paths.w[:, _DECAY], w_bound),
     ):
-        upper = values.mean(-1) + _Z * values.std(-1, ddof=1) / np.sqrt(values.shape[-1])
-        shares.append(float((upper[1:] / bound[1:]).max()))
+        upper = values.mean(-1) + _Z_ONE_SIDED * _standard_error(values)
+        shares.append(float((upper[1:] / bound[1:]).max()))  # at t = 0 both are the start
     names = "E‖γ‖² (μ > 0) {:.2f}, E‖w‖² (μ = 0) {:.2f}, E‖w‖² (μ > 0) {:.2f}"
     note = "largest share of the bound reached: " + names.format(*shares)
     return Finding("< 1", max(shares), None, max(shares) < 1, note)
