@@ -10,6 +10,7 @@ nothing is assumed about the scatter of seeds.
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,18 @@ FEW_PAIRS = 3
 Losses = Mapping[Hashable, Mapping[int, float]]
 
 
+class Contrast(NamedTuple):
+    """A difference of two arms of a block model.
+
+    Attributes:
+        mean: A - B, nats per token
+        relative_variance: its variance over that of one run; 2 / n for n pairs alone
+    """
+
+    mean: float
+    relative_variance: float
+
+
 class BlockModel:
     """The least-squares fit of loss = arm + seed + residual to finite losses."""
 
@@ -42,7 +55,8 @@ class BlockModel:
         # shortest solution
         self._inverse: NDArray[np.floating] = np.linalg.pinv(design)
         self._effects = self._inverse @ y
-        self._known = self._inverse @ design
+        # projection that leaves exactly those contrasts unchanged that the losses determine
+        self._determined = self._inverse @ design
         residuals = y - design @ self._effects
         # nats per token: bound on the rounding errors of float64 in a sum of a few thousand terms
         self._rounding = 1e-12 * math.sqrt(float(y @ y))
@@ -58,8 +72,8 @@ class BlockModel:
         return self.squares / self.df if self.df else 0.0
 
     @property
-    def scattered(self) -> list[Hashable]:
-        """Arms of two or more runs."""
+    def replicated(self) -> list[Hashable]:
+        """Arms of two or more runs; only they scatter."""
         return [arm for arm in self.arms if len(self.losses[arm]) > 1]
 
     def without(self, arm: Hashable) -> "BlockModel":
@@ -74,16 +88,17 @@ class BlockModel:
         """
         others = self.without(arm)
         own_df = self.df - others.df
-        if own_df < 1 or others.df < 1 or not self.squares:
+        is_testable = own_df >= 1 and others.df >= 1
+        if not is_testable or self.squares == 0.0:
             return 1.0
+        if others.squares == 0.0:  # all scatter is that of this arm
+            return 0.0
         own_squares = max(self.squares - others.squares, 0.0)
-        if not others.squares:  # the other arms do not scatter at all
-            return 1.0 if own_squares == 0.0 else 0.0
         own_variance = own_squares / own_df
         return float(fdtrc(own_df, others.df, own_variance / others.variance))  # upper tail
 
-    def difference(self, a: Hashable, b: Hashable) -> tuple[float, float]:
-        """Return A - B, and its variance over that of one run.
+    def contrast(self, a: Hashable, b: Hashable) -> Contrast:
+        """Return A - B.
 
         Raises:
             NotTestableError: no chain of shared seeds connects the two arms
@@ -91,7 +106,7 @@ class BlockModel:
         weights = np.zeros(len(self._effects))
         weights[self.arms.index(a)] += 1.0
         weights[self.arms.index(b)] -= 1.0
-        if not np.allclose(weights @ self._known, weights, atol=1e-8):
+        if not np.allclose(weights @ self._determined, weights, atol=1e-8):
             raise NotTestableError(
                 "the two arms share no seed, nor are they connected by other arms' seeds."
             )
@@ -99,7 +114,7 @@ class BlockModel:
         if abs(mean) < self._rounding:  # copies would differ by the last digit of the solver
             mean = 0.0
         row = weights @ self._inverse
-        return mean, float(row @ row)
+        return Contrast(mean, float(row @ row))
 
 
 def _design(losses: Losses) -> NDArray[np.float64]:
@@ -127,8 +142,8 @@ class BlockDesign:
         self.pooled = BlockModel(losses)
         #: arm that is not pooled -> its p value, times the number of arms
         self.left_out: dict[Hashable, float] = {}
-        while len(self.pooled.scattered) > 2:
-            p_values = {arm: self.pooled.p_scatters_more(arm) for arm in self.pooled.scattered}
+        while self._pools_several_arms:  # two arms have one scatter, that of their differences
+            p_values = {arm: self.pooled.p_scatters_more(arm) for arm in self.pooled.replicated}
             arm = min(p_values, key=lambda arm: p_values[arm])
             p = p_values[arm] * len(p_values)
             if p >= UNEQUAL:
@@ -165,7 +180,7 @@ class BlockDesign:
     @property
     def _pools_several_arms(self) -> bool:
         """True if the scatter is not that of the two compared arms alone."""
-        return len(self.pooled.scattered) > 2
+        return len(self.pooled.replicated) > 2
 
     def _unpooled_difference(
         self, a: Hashable, b: Hashable, alone: PairedDifference | None
@@ -175,7 +190,7 @@ class BlockDesign:
             found = "the two arms share no seed"
             raise NotTestableError(f"{found}, and one of them scatters too much to be pooled.")
         p = min(self.left_out[arm] for arm in (a, b) if arm in self.left_out)
-        others = len(self.pooled.scattered)
+        others = len(self.pooled.replicated)
         reason = f"an arm scatters more than {others} others (F test, p {p:.2g})"
         return replace(alone, scatter=f"their own scatter, because {reason}")
 
@@ -186,12 +201,13 @@ class BlockDesign:
         self, a: Hashable, b: Hashable, *, n: int, confidence: float
     ) -> PairedDifference:
         """A - B of n pairs with the scatter of the pooled arms."""
-        mean, share = self.pooled.difference(a, b)
+        contrast = self.pooled.contrast(a, b)
         df = self.pooled.df
+        se = math.nan
         if df == 0 or self._has_single_run(a, b):
-            return PairedDifference.student(mean, math.nan, n, confidence, df)
-        se = math.sqrt(self.pooled.variance * share)
-        pooled = PairedDifference.student(mean, se, n, confidence, df)
+            return PairedDifference.student(contrast.mean, se, n=n, confidence=confidence, df=df)
+        se = math.sqrt(self.pooled.variance * contrast.relative_variance)
+        pooled = PairedDifference.student(contrast.mean, se, n=n, confidence=confidence, df=df)
         return replace(pooled, scatter=self._pooled_arms())
 
     def _pairs_alone(self, a: Hashable, b: Hashable, confidence: float) -> PairedDifference | None:
@@ -209,6 +225,6 @@ class BlockDesign:
         """Describe the arms that share their scatter; empty if they are two alone."""
         if not self._pools_several_arms:
             return ""
-        n_arms = len(self.pooled.scattered)
+        n_arms = len(self.pooled.replicated)
         total = f" of {n_arms + len(self.left_out)}" if self.left_out else ""
         return f"scatter of {n_arms}{total} arms, {self.pooled.df} degrees of freedom"

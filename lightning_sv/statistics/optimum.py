@@ -35,6 +35,7 @@ class Optimum:
         loss: mean over the seeds, nats per token
         se: standard error of the loss without the offsets of the seeds; NaN without degrees of
             freedom
+        df: degrees of freedom of the residual variance; 0 without a fit
         why_not: why there is no fit; then `values` and `loss` are those of the lowest point
     """
 
@@ -90,8 +91,8 @@ def _fit(values: Array, y: Array, lowest: int, planned: Array) -> Optimum:
     near = is_neighbour & (means <= means[lowest] + CLIFF)
     n_values = places.max(axis=0) + 1
     varied = [axis for axis, n in enumerate(n_values) if n > 1]
-    z = x[:, varied] - x[lowest, varied]
-    paraboloid = _Paraboloid(z[near], y[near], *_terms(x[:, varied]))
+    z = x[:, varied] - x[lowest, varied]  # (N, number of varied axes)
+    paraboloid = _Paraboloid(z[near], y[near], *_product_axes(x[:, varied]))
     _check_minimum_is_between_fitted_points(paraboloid.minimum, z[near])
     best = values[lowest].copy()
     best[varied] *= np.exp(paraboloid.minimum)
@@ -208,8 +209,11 @@ class _Paraboloid:
         return np.column_stack([np.ones(len(z)), z, z[:, self._i] * z[:, self._j]])
 
 
-def _terms(x: Array) -> tuple[Integers, Integers]:
-    """Choose the products of the coordinates x (N, K): squares, and pairs that vary together."""
+def _product_axes(x: Array) -> tuple[Integers, Integers]:
+    """Return the axes i and j of the products z_i z_j of a paraboloid at x (N, K).
+
+    They are all squares, and products of two axes that vary together.
+    """
     i, j = np.triu_indices(x.shape[1])
     is_kept = [a == b or not _is_cross(x[:, [a, b]]) for a, b in zip(i, j, strict=True)]
     kept = np.array(is_kept, dtype=bool)

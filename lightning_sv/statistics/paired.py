@@ -45,7 +45,7 @@ class PairedDifference:
 
     @classmethod
     def student(
-        cls, mean: float, se: float, n: int, confidence: float, df: int
+        cls, mean: float, se: float, *, n: int, confidence: float, df: int
     ) -> "PairedDifference":
         """Return a difference with Student's interval; without one if `se` is NaN."""
         half = float(stdtrit(df, 0.5 + confidence / 2)) * se
@@ -75,22 +75,23 @@ class PairedDifference:
 
     def p_below(self, bound: float = 0.0) -> float:
         """One-sided p value against d >= bound: small if d is below; 1 for one pair."""
-        return self._p(self.mean - bound)
+        return self._p_negative(self.mean - bound)
 
     def p_above(self, bound: float = 0.0) -> float:
         """One-sided p value against d <= bound: small if d is above; 1 for one pair."""
-        return self._p(bound - self.mean)
+        return self._p_negative(bound - self.mean)
 
     def p_within(self, margin: float) -> float:
         """P value of two one-sided tests of equivalence (Schuirmann 1987): small if within."""
         return max(self.p_below(margin), self.p_above(-margin))
 
-    def _p(self, distance: float) -> float:
+    def _p_negative(self, excess: float) -> float:
+        """P(T <= excess / se) of Student's T: small if the excess over a bound is negative."""
         if math.isnan(self.se):
             return 1.0
         if self.se == 0.0:
-            return float(distance >= 0)
-        return float(stdtr(self.df, distance / self.se))
+            return float(excess >= 0)
+        return float(stdtr(self.df, excess / self.se))
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def paired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> P
     se = math.nan
     if n > 1:
         se = float(difference.std(ddof=1)) / math.sqrt(n)
-    return PairedDifference.student(mean, se, n, confidence, n - 1)
+    return PairedDifference.student(mean, se, n=n, confidence=confidence, df=n - 1)
 
 
 def tokens_to_reach(tokens: ArrayLike, losses: ArrayLike, target: float) -> float | None:
@@ -206,6 +207,7 @@ def token_efficiency(
 
 
 def _targets(a: Sequence[Curve], b: Sequence[Curve], *, to_higher: bool) -> list[float]:
+    """Return the target loss of each pair, as in `token_efficiency`."""
     ends_of_a = [float(curve.values[-1]) for curve in a]
     if not to_higher:
         return ends_of_a
@@ -222,7 +224,8 @@ def _why_no_efficiency(a: Sequence[Curve], b: Sequence[Curve], targets: Sequence
     ends = np.array([curve.values[-1] for curve in curves])
     if not np.isfinite(ends).all():
         return "a run diverged"
-    if (starts <= [*targets, *targets]).any():
+    targets_of_both = [*targets, *targets]
+    if (starts <= targets_of_both).any():
         return "a run reached the target before its first validation"
     return ""
 
@@ -270,7 +273,11 @@ def paired_curve(a: Sequence[Curve], b: Sequence[Curve]) -> PairedCurve:
             "The runs share no finite evaluation; repair the runs that diverged."
         )
     n = len(a)
-    points = [paired_difference(column[n:], column[:n]) for column in values.T[finite]]
-    intervals = [(point.mean, point.low, point.high) for point in points]
+    intervals = []
+    for evaluation in values.T[finite]:
+        losses_a = evaluation[:n]
+        losses_b = evaluation[n:]
+        difference = paired_difference(losses_b, losses_a)
+        intervals.append((difference.mean, difference.low, difference.high))
     mean, low, high = np.array(intervals, dtype=np.float64).T
     return PairedCurve(tokens[finite], mean, low, high, n)

@@ -114,17 +114,19 @@ def fit_scaling(
 
 
 def _fit_law(form: Form, sizes: Floats, losses: Floats, shifts: Floats) -> ScalingFit:
+    """Fit one form to (S,) sizes and (2, S, n) losses; shifts (resamples, 2, S) of their means."""
     means = losses.mean(axis=2)
-    seeds = losses.shape[2]
+    n_seeds = losses.shape[2]
     best = _both_laws(form, sizes, means)
-    drawn = []
+    offsets = []
+    slopes = []
     for shift in shifts:
         laws = _both_laws(form, sizes, means + shift, start=best)
-        drawn.append((_offset(laws, sizes), _slope_difference(laws)))
-    offsets, slopes = np.array(drawn).reshape(-1, 2).T
+        offsets.append(_offset(laws, sizes))
+        slopes.append(_slope_difference(laws))
 
-    offset = _interval(_offset(best, sizes), offsets, len(sizes), seeds)
-    slope = _interval(_slope_difference(best), slopes, len(sizes), seeds)
+    offset = _interval(_offset(best, sizes), offsets, len(sizes), n_seeds)
+    slope = _interval(_slope_difference(best), slopes, len(sizes), n_seeds)
     fitted = np.stack([law(sizes) for law in best])
     residual = math.sqrt(float(np.mean((fitted - means) ** 2)))
     return ScalingFit(form, *best, offset, slope, residual)
@@ -132,29 +134,35 @@ def _fit_law(form: Form, sizes: Floats, losses: Floats, shifts: Floats) -> Scali
 
 def _shifts(losses: Floats, resamples: int, seed: int) -> Floats:
     """(2, S, n) losses -> (resamples, 2, S): deviations of the means of resampled pairs."""
-    arms, sizes, n = losses.shape
+    n_arms, n_sizes, n = losses.shape
     if n < 2:
-        return np.empty((0, arms, sizes))
+        return np.empty((0, n_arms, n_sizes))
     deviations = (losses - losses.mean(axis=2, keepdims=True)) * math.sqrt(n / (n - 1))
-    drawn = np.random.default_rng(seed).integers(n, size=(resamples, sizes, n))
-    every_size = np.arange(sizes)[:, None]
-    of_arms = [deviations[arm][every_size, drawn].mean(axis=-1) for arm in range(arms)]
-    return np.stack(of_arms, axis=1)
+    # both arms take the same seeds, because runs of one seed are a pair
+    seeds = np.random.default_rng(seed).integers(n, size=(resamples, n_sizes, n))
+    every_size = np.arange(n_sizes)[:, None]
+    means = [of_arm[every_size, seeds].mean(axis=-1) for of_arm in deviations]
+    return np.stack(means, axis=1)
 
 
-def _interval(value: float, drawn: Floats, sizes: int, seeds: int) -> PairedDifference:
-    """Return a value with the interval of its resamples, widened for few seeds."""
+def _interval(
+    value: float, resampled: Sequence[float], n_sizes: int, n_seeds: int
+) -> PairedDifference:
+    """Return a value with the interval of its resamples, widened for few seeds.
+
+    It has no interval without resamples, which one seed does not give.
+    """
     confidence = 0.95
-    df = sizes * (seeds - 1)
-    if not drawn.size:
-        return PairedDifference.student(value, math.nan, seeds, confidence, df)
+    df = n_sizes * (n_seeds - 1)
+    if not resampled:
+        return PairedDifference.student(value, math.nan, n=n_seeds, confidence=confidence, df=df)
     upper = 0.5 + confidence / 2
     quantile = float(stdtrit(df, upper))
-    wider = quantile / float(ndtri(upper))
-    ends = [float(end) for end in np.quantile(drawn, [1 - upper, upper])]
-    low, high = [value + wider * (end - value) for end in ends]
+    widening = quantile / float(ndtri(upper))
+    ends = [float(end) for end in np.quantile(resampled, [1 - upper, upper])]
+    low, high = [value + widening * (end - value) for end in ends]
     se = (high - low) / 2 / quantile
-    return PairedDifference(value, low, high, se, seeds, confidence, df)
+    return PairedDifference(value, low, high, se, n_seeds, confidence, df)
 
 
 def _offset(laws: Laws, sizes: Floats) -> float:
@@ -188,7 +196,7 @@ def _power_laws(sizes: Floats, means: Floats, start: Laws | None) -> Laws:
     exponents are searched.
     """
     middle = float(np.exp(np.log(sizes).mean()))
-    units = sizes / middle
+    units = sizes / middle  # so that the columns of the design have one magnitude
 
     def residuals(log_exponents: Floats) -> Floats:
         design = _power_design(units, np.exp(log_exponents))
@@ -203,12 +211,15 @@ def _power_laws(sizes: Floats, means: Floats, start: Laws | None) -> Laws:
     for point in points:
         first = np.log(point).clip(low, high)
         searches.append(least_squares(residuals, first, bounds=(low, high), max_nfev=200))
-    best = min(searches, key=lambda search: float(search.cost)).x
+    best = min(searches, key=lambda search: float(search.cost))
 
-    (*scales, floor), _ = nnls(_power_design(units, np.exp(best)), means.ravel())
+    exponents = np.exp(best.x)
+    coefficients, _ = nnls(_power_design(units, exponents), means.ravel())
+    *scales, floor = coefficients
     a, b = [
+        # (N / middle)^-b is middle^b N^-b
         Law("power", float(scale) * middle**exponent, exponent, float(floor))
-        for scale, exponent in zip(scales, map(float, np.exp(best)), strict=True)
+        for scale, exponent in zip(scales, exponents.tolist(), strict=True)
     ]
     return a, b
 

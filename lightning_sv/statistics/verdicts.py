@@ -39,8 +39,8 @@ class Outcome(NamedTuple):
     p: float
 
 
-def below(d: PairedDifference, bound: float = 0.0) -> VerdictWord:
-    """Compare the interval with a bound: below it, above it, or not resolved."""
+def verdict_below(d: PairedDifference, bound: float = 0.0) -> VerdictWord:
+    """Return the verdict on "d is below the bound", by its interval."""
     if d.high < bound:
         return HOLDS
     if d.low > bound:
@@ -48,8 +48,8 @@ def below(d: PairedDifference, bound: float = 0.0) -> VerdictWord:
     return NOT_RESOLVED
 
 
-def inside(d: PairedDifference, margin: float) -> VerdictWord:
-    """Compare the interval with +-margin: inside it, outside it, or not resolved."""
+def verdict_inside(d: PairedDifference, margin: float) -> VerdictWord:
+    """Return the verdict on "d is within +-margin", by its interval."""
     if -margin < d.low and d.high < margin:
         return HOLDS
     if d.low > margin or d.high < -margin:
@@ -60,12 +60,14 @@ def inside(d: PairedDifference, margin: float) -> VerdictWord:
 def directed(d: PairedDifference, bound: float = 0.0) -> Outcome:
     """Test the claim that d is below a bound, and its opposite."""
     p = min(d.p_below(bound), d.p_above(bound))
-    return Outcome(below(d, bound), p)
+    return Outcome(verdict_below(d, bound), p)
 
 
 def directed_or_equal(d: PairedDifference, bound: float = 0.0) -> Outcome:
     """Test as `directed`; a difference of losses without a direction may be equal."""
-    if below(d, bound) == NOT_RESOLVED and inside(d, MARGIN) == HOLDS:
+    has_direction = verdict_below(d, bound) != NOT_RESOLVED
+    is_equal = verdict_inside(d, MARGIN) == HOLDS
+    if is_equal and not has_direction:
         return Outcome(EQUAL, d.p_within(MARGIN))
     return directed(d, bound)
 
@@ -79,25 +81,23 @@ def direction(d: PairedDifference) -> str:
 def equivalent(d: PairedDifference, margin: float) -> Outcome:
     """Test the claim that d is within +-margin, and its opposite."""
     outside = min(d.p_below(-margin), d.p_above(margin))
-    return Outcome(inside(d, margin), min(d.p_within(margin), outside))
+    return Outcome(verdict_inside(d, margin), min(d.p_within(margin), outside))
 
 
 def opposite(outcome: Outcome) -> Outcome:
     """Return the result of the same test for the negated claim."""
-    return outcome._replace(
-        word={HOLDS: CONTRADICTED, CONTRADICTED: HOLDS}.get(outcome.word, outcome.word)
-    )
+    swapped = {HOLDS: CONTRADICTED, CONTRADICTED: HOLDS}
+    return outcome._replace(word=swapped.get(outcome.word, outcome.word))
 
 
 def interval(d: PairedDifference, what: str, unit: str = "nats per token") -> str:
     """`unified - llama is -0.086 nats per token (95% interval -0.132 to -0.041, 3 pairs)`."""
     unit = f" {unit}" if unit else ""
+    if not d.has_interval and d.n == 1:
+        return f"{what} is {d.mean:+.3f}{unit} in the only pair, which gives no interval"
     if not d.has_interval:
-        pairs = f"over {d.n} pairs, without an interval"
-        if d.n == 1:
-            pairs = "in the only pair, which gives no interval"
-        return f"{what} is {d.mean:+.3f}{unit} {pairs}"
-    n = digits(d.smallest_resolvable)
+        return f"{what} is {d.mean:+.3f}{unit} over {d.n} pairs, without an interval"
+    n = decimals(d.smallest_resolvable)
     ends = f"{percent(d.confidence)} interval {d.low:+.{n}f} to {d.high:+.{n}f}"
     return f"{what} is {d.mean:+.{n}f}{unit} ({ends}, {pairs_words(d)})"
 
@@ -109,7 +109,7 @@ def pairs_words(d: PairedDifference) -> str:
         words.append(d.scatter)
     alone = d.alone
     if alone is not None:
-        n = digits(alone.smallest_resolvable)
+        n = decimals(alone.smallest_resolvable)
         words.append(f"by their own scatter {alone.low:+.{n}f} to {alone.high:+.{n}f}")
     return "; ".join(words)
 
@@ -131,23 +131,27 @@ def times(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
 
 
-def digits(scale: float) -> int:
-    """Return the number of decimals that show two significant digits of `scale`, at least three."""
+def decimals(scale: float) -> int:
+    """Return the number of decimals that show two significant digits of `scale`, from 3 to 6."""
     if scale <= 0:
         return 3
-    return min(6, max(3, 1 - math.floor(math.log10(scale))))
+    exponent = math.floor(math.log10(scale))  # of its first significant digit
+    return min(6, max(3, 1 - exponent))
 
 
 def difference_sentence(a: str, b: str, d: PairedDifference) -> str:
-    """`unified is lower than llama by 0.086 nats per token (95% interval 0.041 to 0.132, ...)`."""
+    """`unified is lower than llama by 0.086 nats per token (95% interval 0.041 to 0.132, ...)`.
+
+    The difference `d` is B - A, in the order of the sentence: B is the unified of the example.
+    """
     if not d.has_interval:
         return (
             f"Not resolved: one pair gives no interval; {b} - {a} is {d.mean:+.3f} nats per token "
             "for this seed alone. Add seeds."
         )
-    n = digits(d.smallest_resolvable)
+    n = decimals(d.smallest_resolvable)
     level = f"{percent(d.confidence)} interval"
-    is_resolved = below(d) != NOT_RESOLVED
+    is_resolved = verdict_below(d) != NOT_RESOLVED
     if is_resolved:
         low, high = sorted([abs(d.low), abs(d.high)])
         word = "lower" if d.mean < 0 else "higher"
@@ -155,7 +159,7 @@ def difference_sentence(a: str, b: str, d: PairedDifference) -> str:
         return f"{b} is {word} than {a} by {abs(d.mean):.{n}f} nats per token ({ends})."
 
     ends = f"the {level} of {b} - {a}, {d.low:+.{n}f} to {d.high:+.{n}f} nats per token"
-    is_equal = inside(d, MARGIN) == HOLDS
+    is_equal = verdict_inside(d, MARGIN) == HOLDS
     if is_equal:
         equal = f"{b} and {a} are equal within {MARGIN:g}"
         return f"{equal}: {ends}, lies inside ({pairs_words(d)})."

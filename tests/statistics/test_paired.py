@@ -17,7 +17,7 @@ from lightning_sv.statistics.paired import (
     token_efficiency,
     tokens_to_reach,
 )
-from lightning_sv.statistics.verdicts import Outcome, below, opposite, tokens_sentence
+from lightning_sv.statistics.verdicts import Outcome, opposite, tokens_sentence, verdict_below
 
 LOSSES = st.floats(0.5, 12, allow_nan=False)
 
@@ -39,7 +39,7 @@ def test_paired_difference_equals_scipys_paired_t(
         assert (ours.low, ours.high) == pytest.approx((oracle.low, oracle.high), abs=1e-9)
     swapped = paired_difference(b, a, confidence)
     assert swapped.mean == pytest.approx(-ours.mean)
-    assert below(swapped) == opposite(Outcome(below(ours), 1.0)).word
+    assert verdict_below(swapped) == opposite(Outcome(verdict_below(ours), 1.0)).word
 
 
 def test_paired_difference_diverged_run_refused() -> None:

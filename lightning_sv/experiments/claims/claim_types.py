@@ -36,15 +36,15 @@ from lightning_sv.statistics.verdicts import (
     MARGIN,
     NOT_RESOLVED,
     Outcome,
-    below,
     directed,
     directed_or_equal,
     equivalent,
-    inside,
     interval,
     opposite,
     pairs_words,
     times,
+    verdict_below,
+    verdict_inside,
 )
 
 
@@ -87,8 +87,9 @@ def loss(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
         detail = f"with {share:.2f} times the tokens {detail}"
     if claim.until < 1:
         detail = f"at {claim.until:.0%} of the tokens {detail}"
-    is_below = below(d, -claim.margin) == HOLDS
-    if is_below and claim.margin < MARGIN and inside(d, MARGIN) == HOLDS:
+    is_below = verdict_below(d, -claim.margin) == HOLDS
+    is_equal = verdict_inside(d, MARGIN) == HOLDS
+    if is_below and claim.margin < MARGIN and is_equal:
         detail += f", which is within {MARGIN:g}"
     return Estimate(d, detail)
 
@@ -142,7 +143,7 @@ def _without_factor(e: TokenEfficiency, a: Arm, b: Arm, panel: LoadedPanel) -> E
     d = panel.difference(a, b)
     n = sum(tokens is not None for tokens in e.tokens_b)
     reached = f"{a.label} reaches {b.label}'s final loss in {n} of {e.n} pairs: no token factor"
-    word = CONTRADICTED if below(d) == CONTRADICTED else NOT_RESOLVED
+    word = CONTRADICTED if verdict_below(d) == CONTRADICTED else NOT_RESOLVED
     return Estimate(d, reached, part="the final loss", outcome=Outcome(word, d.p_above()))
 
 
@@ -221,10 +222,10 @@ def _of_optima(a: Optimum, b: Optimum, n: int) -> PairedDifference:
     d = a.loss - b.loss
     has_errors = a.se > 0 and b.se > 0
     if not has_errors:
-        return PairedDifference.student(d, math.nan, n, CONFIDENCE, 0)
+        return PairedDifference.student(d, math.nan, n=n, confidence=CONFIDENCE, df=0)
     se = math.hypot(a.se, b.se)
     df = int(se**4 / (a.se**4 / a.df + b.se**4 / b.df))
-    return PairedDifference.student(d, se, n, CONFIDENCE, df)
+    return PairedDifference.student(d, se, n=n, confidence=CONFIDENCE, df=df)
 
 
 #: nats per token above the lowest loss at which a learning rate still counts as stable
