@@ -3,7 +3,7 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from lightning_sv.runs.events import Curve, Run
 
 # 'branch_norm/layer0/q_proj/gamma_in'; the norm of gamma over sqrt(width), which is its rms
 _TAG = re.compile(r"branch_norm/(layer\d+|head)/([^/]+)/(gamma\w*)")
+# 'gamma' is that of a norm on the output of a branch: Q/K-norm, Post-Norm
 _SIDES = {"gamma_in": "input side", "gamma_out": "output side", "gamma": "output side"}
 # rms of gamma at the start of training
 _START = 1.0
@@ -51,17 +52,18 @@ class GammaMap(NamedTuple):
 def gamma_maps(run: Run) -> list[GammaMap]:
     """Return a map per kind of scale vector that the run logged more than once.
 
-    Branches with equal values share one: a vector before q, k and v was logged three times.
+    Branches with equal values at equal places share one: a vector before q, k and v was logged
+    three times.
     """
-    titles: dict[tuple[str, bytes], list[str]] = defaultdict(list)
-    maps: dict[tuple[str, bytes], GammaMap] = {}
+    branches: dict[Hashable, list[str]] = defaultdict(list)
+    maps: dict[Hashable, GammaMap] = {}
     for (branch, side), curves in _curves_by_branch(run).items():
         gamma_map = _map_of(curves)
-        key = (side, gamma_map.rms.tobytes())
-        titles[key].append(branch)
-        maps[key] = gamma_map
-    titled = [maps[key]._replace(title=f"{', '.join(titles[key])}: {key[0]}") for key in maps]
-    return [gamma_map for gamma_map in titled if gamma_map.is_drawable()]
+        content = (side, *gamma_map.places, gamma_map.tokens.tobytes(), gamma_map.rms.tobytes())
+        branches[content].append(branch)
+        title = f"{', '.join(branches[content])}: {side}"
+        maps[content] = gamma_map._replace(title=title)
+    return [gamma_map for gamma_map in maps.values() if gamma_map.is_drawable()]
 
 
 def _curves_by_branch(run: Run) -> dict[tuple[str, str], dict[str, Curve]]:
@@ -76,14 +78,14 @@ def _curves_by_branch(run: Run) -> dict[tuple[str, str], dict[str, Curve]]:
 
 
 def _map_of(curves: Mapping[str, Curve]) -> GammaMap:
-    """Return the map of one branch, from the curve of each of its places."""
+    """Return the map of one branch, without a title, from the curve of each of its places."""
     places = sorted(curves, key=_depth)
     tokens = np.unique(np.concatenate([curve.tokens for curve in curves.values()]))
     rms = np.full((len(places), len(tokens)), np.nan)
     for row, place in enumerate(places):
         columns = np.searchsorted(tokens, curves[place].tokens)
         rms[row, columns] = curves[place].values
-    return GammaMap("", places, tokens, rms)
+    return GammaMap(title="", places=places, tokens=tokens, rms=rms)
 
 
 def _depth(place: str) -> float:

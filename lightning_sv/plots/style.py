@@ -55,18 +55,21 @@ class Look(NamedTuple):
 
 
 def human_tokens(tokens: float) -> str:
-    """Format a token count with two significant digits: 1536000 -> 1.5M."""
+    """Format a token count with two significant digits: 1536000 -> 1.5M; below 1k with all."""
+    rounded = float(f"{tokens:.2g}")  # before the unit is chosen, so that 999999 becomes 1M
     for size, unit in _UNITS:
-        # half a unit of the last digit lower, so that 999999 becomes 1M, not 1000k
-        if abs(tokens) >= size * (1 - 0.005):
-            return f"{float(f'{tokens / size:.2g}'):g}{unit}"
+        if abs(rounded) >= size:
+            return f"{rounded / size:g}{unit}"
     return f"{tokens:.0f}"
 
 
 def set_limits(
     axes: Axes, curves: Sequence[Curve], from_share: float, include: Sequence[float] = ()
 ) -> None:
-    """Set limits from the training after `from_share`, because the first drop would dominate."""
+    """Set limits from the values after `from_share` of training; the first drop would dominate.
+
+    `include` has further values that must be visible.
+    """
     end = max(float(curve.tokens[-1]) for curve in curves)
     axes.set_xlim(0, end * 1.02 or 1)
     late = [curve.values[curve.tokens >= from_share * end] for curve in curves]
@@ -94,9 +97,11 @@ def new_axes() -> Axes:
 def legend_below(figure: Figure, axes: Axes, title: str) -> None:
     """Add a legend below the axes; the figure becomes higher by its rows."""
     lines, names = axes.get_legend_handles_labels()
-    columns = 2 if max(map(len, names)) <= 4.5 * figure.get_figwidth() else 1
-    rows = title.count("\n") + 1 + math.ceil(len(names) / columns)
-    figure.set_figheight(figure.get_figheight() + 0.25 * rows)
+    most_characters = 4.5 * figure.get_figwidth()  # of a name in half of the width
+    columns = 2 if max(map(len, names)) <= most_characters else 1
+    rows_of_title = title.count("\n") + 1
+    rows = rows_of_title + math.ceil(len(names) / columns)
+    figure.set_figheight(figure.get_figheight() + 0.25 * rows)  # inches per row
     where: dict[str, Any] = {"loc": "outside lower left", "ncols": columns, "alignment": "left"}
     figure.legend(lines, names, frameon=False, title=title, handlelength=3, **where)
 

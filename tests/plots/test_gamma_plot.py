@@ -36,6 +36,13 @@ def test_gamma_maps_branches_of_one_vector_share_a_map() -> None:
     assert titles == ["q_proj, k_proj: input side", "v_proj: input side", "q_proj: output side"]
 
 
+def test_gamma_maps_branches_at_different_places_have_maps_of_their_own() -> None:
+    """One layer and the head have equal values, e.g. if no vector is trained."""
+    curves = {"layer0/q_proj/gamma_in": [1.0, 1.0], "head/lm_head/gamma_in": [1.0, 1.0]}
+    maps = {made.title: made.places for made in gamma_maps(run_with(curves))}
+    assert maps == {"q_proj: input side": ["layer0"], "lm_head: input side": ["head"]}
+
+
 def test_gamma_maps_value_that_was_not_logged_is_nan() -> None:
     (made,) = gamma_maps(
         run_with({"layer0/x/gamma_in": [1.0, 2.0, 3.0], "layer1/x/gamma_in": [1.0]})
