@@ -5,8 +5,9 @@ gathers weights as they are needed. Its peak is the largest of three moments of 
 bytes outside blocks (embedding, head), B those of the largest block and A the activations:
 
     start of backward   R and a block gathered, R/2 for the head's gradient      all of A
-    middle              R, a block, the next one, two blocks of gradients        A of one block
-    end                 the gradients of R, and their copy in reduction          no A
+    middle              R, a block and the next one gathered;                    A of one block
+                        the gradients of R and of two blocks
+    end                 R gathered; its gradients, and their copy in reduction   no A
 
 Derived from FSDP2's buffers, and within 10% of the peak of real steps on two gloo processes
 (tests/plan/test_sharded.py).
@@ -64,11 +65,14 @@ def gpu_memory(
     """
     shards = gpus // parallel.replicas
     if parallel.kind == "fsdp" and shards > 1:
-        return _fully_sharded(step, blocks, shards, accumulate, parallel.keep_gathered)
-    weights, gradients, optimizer = step.parts()
+        keep_gathered = parallel.keep_gathered
+        return _fully_sharded(
+            step, blocks, shards, accumulate=accumulate, keep_gathered=keep_gathered
+        )
+    state = step.parts()
     has_copies = parallel.kind == "ddp" and not parallel.bucket_view
-    buckets = gradients if has_copies else 0
-    return GpuMemory(weights, gradients, optimizer, buckets, step.activations)
+    buckets = state.gradients if has_copies else 0
+    return GpuMemory(*state, communication=buckets, activations=step.activations)
 
 
 class _Moment(NamedTuple):
@@ -80,19 +84,19 @@ class _Moment(NamedTuple):
 
 
 def _fully_sharded(
-    step: StepMemory, blocks: nn.ModuleList, shards: int, accumulate: bool, keep_gathered: bool
+    step: StepMemory, blocks: nn.ModuleList, shards: int, *, accumulate: bool, keep_gathered: bool
 ) -> GpuMemory:
     """Return the memory under FSDP2: sharded state plus the largest of three moments of backward.
 
     A block (all blocks with keep_gathered) is gathered in float32, because autocast casts later;
     the parameters outside blocks stay gathered.
     """
-    weights, gradients, optimizer = step.parts(shards)
-    full_weights, full_gradients, _ = step.parts()
+    shard = step.parts(shards)
+    full = step.parts()
     sizes = [sum(parameter.nbytes for parameter in block.parameters()) for block in blocks]
     all_blocks = sum(sizes)
     block = max(sizes)
-    root = full_weights - step.buffers - all_blocks
+    root = full.weights - step.buffers - all_blocks  # R of the module docstring
 
     gathered = block
     prefetched = block
@@ -100,20 +104,33 @@ def _fully_sharded(
         gathered = all_blocks
         prefetched = 0
 
-    at_start = 0
-    later = round(gradients * all_blocks / (root + all_blocks))  # shards of the blocks' gradients
-    unreduced = root
-    if accumulate:  # gradients are unsharded until the last micro-batch
-        at_start = full_gradients
-        later = full_gradients
-        unreduced = 0
+    gradients_at_start = 0
+    gradients_of_blocks = round(shard.gradients * all_blocks / (root + all_blocks))
+    gradients_later = gradients_of_blocks
+    unreduced_root = root  # gradients of R, which are reduced at the end
+    if accumulate:  # all gradients stay unsharded until the last micro-batch
+        gradients_at_start = full.gradients
+        gradients_later = full.gradients
+        unreduced_root = 0  # these are among them
 
-    start = _Moment(at_start, root + root // 2 + gathered, step.activations)
-    middle = _Moment(
-        later,
-        root + unreduced + gathered + prefetched + 2 * block,
-        step.activations // len(sizes),
+    start = _Moment(
+        gradients=gradients_at_start,
+        communication=root + gathered + root // 2,
+        activations=step.activations,
     )
-    end = _Moment(later, 2 * root + unreduced, 0)
+    middle = _Moment(
+        gradients=gradients_later,
+        communication=root + gathered + prefetched + unreduced_root + 2 * block,
+        activations=step.activations // len(sizes),
+    )
+    end = _Moment(
+        gradients=gradients_later, communication=root + unreduced_root + root, activations=0
+    )
     peak = max(start, middle, end, key=sum)
-    return GpuMemory(weights, peak.gradients, optimizer, peak.communication, peak.activations)
+    return GpuMemory(
+        weights=shard.weights,
+        gradients=peak.gradients,
+        optimizer=shard.optimizer,
+        communication=peak.communication,
+        activations=peak.activations,
+    )

@@ -42,11 +42,12 @@ class RunMemory:
         self.parallel = parallel
         self.precision = precision
         self.devices = devices
-        self.share = data.global_batch // devices
+        self.share = data.global_batch // devices  # sequences per device and step
         self._blocks = run.plan.meta().layers
         self.step = cache(self._step)
 
     def _step(self, micro_batch: int) -> StepMemory:
+        """Simulate a step on one device with the full model."""
         if self.run.compile != "none":
             activations = self._compiled_activations.peak(micro_batch)
             return replace(self._between_steps, activations=activations)
@@ -81,11 +82,11 @@ class RunMemory:
         """Return the bytes of one GPU at the peak of a step."""
         return self.of_gpu(micro_batch).peak
 
-    def largest_micro_batch(self, share: int, memory: int) -> int | None:
-        """Return the largest divisor of `share` that fits in `memory` bytes; None if none does."""
+    def largest_micro_batch(self, memory: int) -> int | None:
+        """Return the largest divisor of the share that fits in `memory` bytes, or None."""
         logits = self.data.seq_len * self.run.backbone.vocab_size
         most = max(1, MOST_LOGITS // logits)
-        return largest_micro_batch(self.peak, share, int(USABLE * memory), most)
+        return largest_micro_batch(self.peak, self.share, int(USABLE * memory), most)
 
 
 def largest_micro_batch(
@@ -136,7 +137,7 @@ def fitting_micro_batch(
         found = f"data.micro_batch is null and cannot be chosen: {error}"
         raise ConfigError(f"{found} Or set data.micro_batch.") from error
 
-    size = run_memory.largest_micro_batch(data.share(devices).micro_batch, memory)
+    size = run_memory.largest_micro_batch(memory)
     if size is not None:
         return size
     gib = run_memory.peak(1) / 2**30

@@ -111,13 +111,22 @@ class ParameterCount:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         roles = {}
-        for role, *counts in self.roles:
-            roles[role] = dict(zip(("tensors", "parameters", "decays"), counts, strict=True))
+        for row in self.roles:
+            roles[row.role] = {
+                "tensors": row.tensors,
+                "parameters": row.parameters,
+                "decays": row.decays,
+            }
         paper = []
         for number in self.paper():
-            computed = self.numbers[number.computed]
-            row = {"what": number.what, "printed": number.printed, "computed": computed}
-            paper.append(row | {"comment": number.comment})
+            paper.append(
+                {
+                    "what": number.what,
+                    "printed": number.printed,
+                    "computed": self.numbers[number.computed],
+                    "comment": number.comment,
+                }
+            )
         return {
             "model": self.model,
             "scale": self.scale,

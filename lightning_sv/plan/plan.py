@@ -1,10 +1,9 @@
 """Plan of a run: GPU memory, hours, and data."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_sv.corpus.estimate import sufficient_tokens
 from lightning_sv.errors import ConfigError, expect
@@ -12,11 +11,20 @@ from lightning_sv.gpus import Gpu
 from lightning_sv.plan.gpu_memory import USABLE, GpuMemory
 from lightning_sv.plan.micro_batch import RunMemory, plan_precision
 from lightning_sv.plan.parallel import find_strategy
+from lightning_sv.runs.events import Curve
 from lightning_sv.settings.data import DataConfig, divisors
 from lightning_sv.settings.model import PretrainConfig
 
 #: default MFUs without a given or measured one: the range of well-tuned dense models of this size
 MFUS = (0.3, 0.4, 0.5)
+
+
+class Hours(NamedTuple):
+    """Time of a run at one MFU (model FLOPs utilization)."""
+
+    mfu: float
+    hours: float
+    gpu_hours: float
 
 
 @dataclass(frozen=True)
@@ -25,7 +33,7 @@ class Plan:
 
     Attributes:
         largest_micro_batch: largest divisor of the GPU's share that fits; None if none does
-        hours: (MFU, hours, GPU-hours)
+        hours: a row per MFU
         flops: FLOPs of the full run
         checkpoint: bytes of weights and optimizer state
         epochs: passes over the corpus; None if it is not prepared
@@ -52,7 +60,7 @@ class Plan:
     fits: bool
     largest_micro_batch: int | None
     flops: float
-    hours: tuple[tuple[float, float, float], ...]
+    hours: tuple[Hours, ...]
     checkpoint: int
     epochs: float | None
     sufficient_tokens: int
@@ -62,8 +70,7 @@ class Plan:
         """Return plain values for JSON."""
         plain = asdict(self)
         plain["memory"]["peak"] = self.memory.peak
-        names = ("mfu", "hours", "gpu_hours")
-        plain["hours"] = [dict(zip(names, row, strict=True)) for row in self.hours]
+        plain["hours"] = [row._asdict() for row in self.hours]
         return plain
 
 
@@ -80,8 +87,7 @@ def make_plan(
     Of the trainer's keys max_steps, precision and strategy matter. Hours are computed for `mfus`,
     fractions of the peak.
     """
-    share_of_gpu = data.share(gpus)
-    share = share_of_gpu.micro_batch * share_of_gpu.accumulate
+    data.share(gpus)  # refuses numbers of GPUs that cannot share a step
     steps = plan_steps(run, data, trainer)
     precision = plan_precision(trainer)
     parallel = find_strategy(trainer, gpus)
@@ -91,13 +97,13 @@ def make_plan(
     hours = []
     for mfu in mfus:
         time = train_hours(tokens, flops, gpus, gpu.peak(precision), mfu)
-        hours.append((mfu, time, time * gpus))
+        hours.append(Hours(mfu, time, gpu_hours=time * gpus))
 
     run_memory = RunMemory(run, data, parallel, precision, gpus)
-    largest = run_memory.largest_micro_batch(share, gpu.memory)
+    largest = run_memory.largest_micro_batch(gpu.memory)
     micro_batch = data.micro_batch or largest or 1
     memory = run_memory.of_gpu(micro_batch)
-    weights, _, state = run_memory.step(micro_batch).parts()
+    state = run_memory.step(micro_batch).parts()
     return Plan(
         model=run.backbone.name,
         label=run.label,
@@ -110,7 +116,7 @@ def make_plan(
         activation_checkpointing=run.activation_checkpointing,
         global_batch=data.global_batch,
         micro_batch=micro_batch,
-        micro_batches=share // micro_batch,
+        micro_batches=run_memory.share // micro_batch,
         seq_len=data.seq_len,
         steps=steps,
         tokens=tokens,
@@ -119,7 +125,7 @@ def make_plan(
         largest_micro_batch=largest,
         flops=tokens * flops,
         hours=tuple(hours),
-        checkpoint=weights + state,
+        checkpoint=state.weights + state.optimizer,
         epochs=data.epochs(tokens) if data.is_prepared else None,
         sufficient_tokens=needed_tokens(data, steps),
         device_counts=tuple(divisors(data.global_batch)),
@@ -158,20 +164,21 @@ def train_hours(tokens: int, flops_per_token: float, gpus: int, peak: float, mfu
     return tokens * flops_per_token / (gpus * peak * mfu) / 3600
 
 
-def measured_mfu(logged: tuple[NDArray[np.int64], NDArray[np.float64]] | None) -> float:
+def measured_mfu(logged: Curve | None) -> float:
     """Return the harmonic mean of throughput/mfu after 10% of the tokens.
 
-    This mean gives the run's time.
+    This mean gives the run's time, because values are logged at equal distances in tokens.
 
-    `logged` has tokens (N,) and values (N,), and is None if the run logged none.
+    Args:
+        logged: the curve of throughput/mfu; None if the run logged none
 
     Raises:
         ConfigError: there are too few values, or not all are above 0
     """
     warm = np.zeros(0)
-    if logged is not None and len(logged[0]) > 1:
-        tokens, values = logged
-        warm = values[tokens > tokens[-1] / 10]
+    if logged is not None and len(logged.tokens) > 1:
+        is_warm = logged.tokens > logged.tokens[-1] / 10
+        warm = logged.values[is_warm]
     if not len(warm) or not (warm > 0).all():
         found = "--run has too few positive throughput/mfu"
         raise ConfigError(f"{found}; expected a run on a GPU. Pass --mfu instead.")

@@ -10,6 +10,7 @@ The result is within 1% of torch's allocator in real steps on a CPU (tests/plan/
 Activations of compiled steps are in compiled_memory.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,6 +35,14 @@ class Held(NamedTuple):
     optimizer: int
 
 
+class StateBytes(NamedTuple):
+    """Bytes that a device, or one of several shards, holds between two steps."""
+
+    weights: int  #: parameters and buffers
+    gradients: int
+    optimizer: int
+
+
 @dataclass(frozen=True)
 class StepMemory:
     """Memory of one device with the full model, in a step after the first, in bytes.
@@ -46,18 +55,21 @@ class StepMemory:
     buffers: int
     activations: int
 
-    def parts(self, shards: int = 1) -> tuple[int, int, int]:
-        """Return (weights, gradients, optimizer) of a shard; uneven shards are rounded up."""
+    def parts(self, shards: int = 1) -> StateBytes:
+        """Return the bytes of the largest shard; buffers are not sharded.
+
+        Parameters are cut along their first axis, and one device has the part that is rounded up.
+        """
         weights = 0.0
         gradients = 0.0
         optimizer = 0.0
         for parameter in self.held:
-            rows_of_shard = -(-parameter.rows // shards)
+            rows_of_shard = math.ceil(parameter.rows / shards)
             share = rows_of_shard / parameter.rows
             weights += share * parameter.weight
             gradients += share * parameter.gradient
             optimizer += share * parameter.optimizer
-        return self.buffers + round(weights), round(gradients), round(optimizer)
+        return StateBytes(self.buffers + round(weights), round(gradients), round(optimizer))
 
 
 def step_memory(
