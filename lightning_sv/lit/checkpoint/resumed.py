@@ -1,0 +1,113 @@
+"""The checkpoint from which a command starts, and the checks of a run that resumes it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning_sv.errors import ConfigError
+from lightning_sv.lit.checkpoint.compat import (
+    check_learning_rate,
+    check_settings,
+    has_own_groups,
+)
+from lightning_sv.runs.checkpoint import check_checkpoint
+from lightning_sv.runs.directory import read_config, run_of
+from lightning_sv.runs.lock import find_last_checkpoint
+from lightning_sv.settings.data import DataConfig
+from lightning_sv.settings.sections import leaves
+
+#: settings of a resumed run that its checkpoint does not have
+_KEPT = (
+    "seed_everything", "model.seed", "data.seed", "data.val_sequences", "data.full_last_validation",
+    "trainer.gradient_clip_val",
+)  # fmt: skip
+#: errors of torch and Lightning for a checkpoint with damaged entries
+DAMAGED = (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
+
+
+@dataclass(frozen=True)
+class StartingPoint:
+    """Where a start of a run begins, known before anything is built.
+
+    Attributes:
+        checkpoint: path of the checkpoint; None for a new run
+        step: step of the checkpoint; 0 for a new run
+        asked_for_last: whether the command said `--ckpt_path last`, which a first start may say too
+    """
+
+    checkpoint: str | None
+    step: int
+    asked_for_last: bool
+
+    def __str__(self) -> str:
+        return "none" if self.checkpoint is None else f"{self.checkpoint} at step {self.step}"
+
+
+def find_starting_point(ckpt_path: str | None, run_dir: str | None) -> StartingPoint:
+    """Find the checkpoint of `--ckpt_path`, and check its content without checksums.
+
+    Raises:
+        ConfigError: there is no such checkpoint, or it is damaged
+    """
+    asked_for_last = ckpt_path == "last"
+    path = find_last_checkpoint(run_dir) if asked_for_last else ckpt_path
+    if path is None:
+        return StartingPoint(None, 0, asked_for_last)
+    checkpoint = check_checkpoint(path, checksums=False)  # a run checks them once per node
+    return StartingPoint(path, checkpoint.get("global_step", 0), asked_for_last)
+
+
+def check_resumed_settings(
+    checkpoint: dict[str, Any], path: str, module: Any, data: DataConfig, config: Any
+) -> None:
+    """Check that a run has the settings of the checkpoint that it resumes, and of its run.
+
+    Args:
+        checkpoint: content of the checkpoint
+        path: path of the checkpoint
+        module: `PretrainModule` of this run
+        data: settings of the data
+        config: values of all keys of this run
+
+    Raises:
+        ConfigError: a key differs, which the message names with both values
+    """
+    check_settings(
+        checkpoint,
+        module.settings,
+        data,
+        training=True,
+        own_groups=has_own_groups(module),
+        built_by=module.built_by,
+    )
+    _check_kept(run_of(Path(path)), config)
+
+
+def _check_kept(run: Path | None, config: Any) -> None:
+    """Check the settings that a checkpoint does not have, against the config of its run."""
+    recorded = {} if run is None else leaves(read_config(run))
+    for key in _KEPT:
+        value = config[key]
+        then = recorded.get(key, value)  # the run of an older version lacks newer keys
+        if then != value:
+            expected = f"{then}, as in the run of the checkpoint"
+            hint = "Resume with the same settings, or start a new run."
+            raise ConfigError(f"{key} is {value}; expected {expected}. {hint}")
+
+
+def check_resumed_rate(
+    checkpoint: dict[str, Any], module: Any, max_steps: int, *, may_jump: bool
+) -> None:
+    """Check that the learning rate of a resumed run does not jump, unless it may.
+
+    Raises:
+        ConfigError: it would jump; the message has both rates
+    """
+    if not may_jump and not module.own_optimizer:
+        check_learning_rate(checkpoint, module.settings, max_steps)
+
+
+def damaged_checkpoint(error: Exception) -> ConfigError:
+    """Return the error for one of `DAMAGED`, raised while a checkpoint was restored."""
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return ConfigError(f"the checkpoint cannot be resumed ({reason}).")

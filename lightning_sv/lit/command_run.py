@@ -1,0 +1,77 @@
+"""Steps that `fit` and `validate` share, with the objects that the command line has built."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+from jsonargparse import Namespace
+
+from lightning_sv.errors import ConfigError
+from lightning_sv.lit.checkpoint.resumed import StartingPoint
+from lightning_sv.lit.data import TokenDataModule
+from lightning_sv.lit.module import PretrainModule
+from lightning_sv.plan.micro_batch import choose_micro_batch
+from lightning_sv.runs.checkpoint import check_checkpoint
+from lightning_sv.settings.data import DataConfig
+
+#: keys that may differ between the ranks of a run
+_OF_A_RANK = ("config", "run_dir", "json", "data.corpus.dir", "data.num_workers")
+
+
+@dataclass
+class CommandRun:
+    """One run of `fit` or `validate`, from built objects to results.
+
+    Args:
+        config: values of all keys
+        start: checkpoint from which the command starts
+        model: module to train or validate
+        data: section `data` of the config; `use` replaces it by one with a micro-batch
+        datamodule: data module, which follows `data`
+        trainer: Trainer of the command
+    """
+
+    config: Namespace
+    start: StartingPoint
+    model: PretrainModule
+    data: DataConfig
+    datamodule: TokenDataModule
+    trainer: L.Trainer
+
+    def check_corpus(self) -> None:
+        """Check that the corpus fits the model, with checksums once per node."""
+        is_first = self.trainer.local_rank == 0
+        self.data.check(self.model.settings.backbone.vocab_size, checksums=is_first)
+
+    def read_checkpoint(self, path: str) -> dict[str, Any]:
+        """Return the content of a checkpoint, after a check with checksums once per node."""
+        return check_checkpoint(path, checksums=self.trainer.local_rank == 0)
+
+    def choose_micro_batch(self) -> tuple[DataConfig, str | None]:
+        """Return `data` with a micro-batch that fits, and a sentence if it was chosen."""
+        trainer = self.trainer
+        return choose_micro_batch(
+            self.model.settings,
+            self.data,
+            self.config["trainer"].as_dict(),
+            trainer.strategy.root_device,
+            trainer.world_size,
+        )
+
+    def use(self, data: DataConfig) -> None:
+        """Read the corpus with these settings."""
+        self.data = data
+        self.datamodule.read(data, self._shared_values())
+
+    def _shared_values(self) -> dict[str, Any]:
+        """Return the config and the checkpoint, which all ranks must share."""
+        config = self.config.clone()
+        for key in _OF_A_RANK:
+            config.pop(key, None)
+        return config.as_dict() | {"ckpt_path": str(self.start)}
+
+    def check_validated(self) -> None:
+        """Check that a validation has logged the loss, which a subclass of the module may not."""
+        if "val/loss" not in self.trainer.callback_metrics:
+            expected = "self.log('val/loss', ...) in validation_step"
+            raise ConfigError(f"val/loss is not logged by the model; expected {expected}.")

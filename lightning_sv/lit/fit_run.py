@@ -1,0 +1,319 @@
+"""One run of `fit`: check it, open its directory, begin, and finish it."""
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import lightning as L
+from jsonargparse import Namespace
+from lightning.pytorch.loggers import Logger
+from rich.console import Console
+
+from lightning_sv.atomic import write_atomically
+from lightning_sv.callbacks import RunProgress
+from lightning_sv.corpus import Tokenizer, is_remote
+from lightning_sv.errors import ConfigError
+from lightning_sv.lit.checkpoint.last_checkpoint import LastCheckpoint
+from lightning_sv.lit.checkpoint.resumed import check_resumed_rate, check_resumed_settings
+from lightning_sv.lit.command_run import CommandRun
+from lightning_sv.lit.fsdp import FullyShardedStrategy
+from lightning_sv.lit.init_from import read_start
+from lightning_sv.lit.logger import RunLogger
+from lightning_sv.lit.signals import StopSignals
+from lightning_sv.lit.summary import (
+    hyperparameters,
+    print_groups,
+    show_summary,
+    summarize,
+    write_parameters,
+)
+from lightning_sv.runs.directory import (
+    CONFIG,
+    LAST,
+    SUMMARY,
+    is_complete,
+    read_summary,
+    segment_suffix,
+)
+from lightning_sv.runs.lock import acquire, clear_unfinished, remove_unused, resolve_run_dir
+from lightning_sv.settings.data import DataPlan
+from lightning_sv.settings.paths import INPUTS
+
+log = logging.getLogger(__name__)
+
+#: keys of a single start of a run, which its config.yaml does not have, and their values in it
+_ONLY_THIS_START = {"run_dir": None, "ckpt_path": None, "allow_lr_jump": False}
+
+
+@dataclass
+class FitRun(CommandRun):
+    """Prepare a run for the Trainer's `fit`, and write its results afterwards.
+
+    ========  =====================================  ============================================
+    step      time                                   writes
+    ========  =====================================  ============================================
+    `check`   before the fit                         nothing, so that a refused run leaves nothing
+    `open`    before the fit                         the run directory and its lock
+    `begin`   before the first step, with weights    config, tokenizer, parameters, event files
+    `finish`  after the fit                          the summary of a run with all its steps
+    ========  =====================================  ============================================
+
+    `fast_dev_run` uses a temporary directory, because in Lightning it leaves nothing.
+
+    Args:
+        progress: callback that prints progress
+        checkpoint: callback that writes the checkpoints of the run
+        loggers: loggers of the user, in addition to that of the run
+        dump: function that returns a config as YAML
+        cleanup: what ends with the command, however that ends
+
+    Attributes:
+        run_dir: directory of the run, set by `open`
+    """
+
+    progress: RunProgress
+    checkpoint: LastCheckpoint
+    loggers: list[Logger]
+    dump: Callable[[Namespace], str]
+    cleanup: ExitStack
+
+    def __post_init__(self) -> None:
+        self._has_begun = False
+        self._signals = StopSignals()
+        self._messages: list[str] = []
+        self._is_dev_run = bool(self.trainer.fast_dev_run)  # type: ignore[attr-defined]
+        self._given_dir: str | None = self.config["run_dir"]
+        if self._is_dev_run:
+            self._given_dir = self.cleanup.enter_context(TemporaryDirectory())
+
+    @property
+    def is_restoring(self) -> bool:
+        """True before a resumed run begins, when Lightning has not yet restored its checkpoint."""
+        return self.start.checkpoint is not None and not self._has_begun
+
+    # check
+
+    def check(self) -> None:
+        """Check that settings, data, devices and checkpoint fit each other; set the steps.
+
+        Raises:
+            ConfigError: names the key that does not fit
+        """
+        self._resolve_run_dir(create=False)  # refuses a directory with a different run
+        self._check_devices()
+        checkpoint = self._resumed_checkpoint()
+        self._load_initial_weights()
+        data, choice = self.choose_micro_batch()
+        self.use(data)
+        self._announce(choice)
+        self._set_steps()
+        if checkpoint is not None:
+            may_jump = self.config["allow_lr_jump"]
+            check_resumed_rate(checkpoint, self.model, self.trainer.max_steps, may_jump=may_jump)
+
+    def _resolve_run_dir(self, *, create: bool) -> Path:
+        """Return the run directory, which only rank 0 creates."""
+        settings = self.model.settings
+        seed = self.config["seed_everything"]
+        return resolve_run_dir(
+            f"{settings.backbone.name}/{settings.label}-seed{seed}",
+            self._given_dir,
+            self.start.checkpoint,
+            again=self.start.asked_for_last,
+            rank=self.trainer.global_rank,
+            create=create,
+        )
+
+    def _check_devices(self) -> None:
+        """Check that model, corpus and batch fit the strategy and the number of devices."""
+        trainer = self.trainer
+        is_sharded = isinstance(trainer.strategy, FullyShardedStrategy)
+        if is_sharded and self.model.settings.compile == "model":
+            raise ConfigError("model.compile is model; expected block or none if it is sharded.")
+        self.check_corpus()
+        self.data.share(trainer.world_size)
+        self.data.check_validation(trainer.world_size)
+
+    def _resumed_checkpoint(self) -> dict[str, Any] | None:
+        """Return the checkpoint that the run resumes, after a check of its settings."""
+        path = self.start.checkpoint
+        if path is None:
+            return None
+        checkpoint = self.read_checkpoint(path)
+        check_resumed_settings(checkpoint, path, self.model, self.data, self.config)
+        return checkpoint
+
+    def _load_initial_weights(self) -> None:
+        """Give a new run the weights of `init_from`, if it is set."""
+        init_from = self.model.settings.init_from
+        if init_from is None or self.start.checkpoint is not None:
+            return
+        weights = read_start(init_from, self.model.settings, self.data)
+        self.model.start_from(weights)
+        self._announce(weights.text)
+
+    def _announce(self, message: str | None) -> None:
+        """Keep a sentence for `open`, which prints it after the plan."""
+        if message is not None:
+            self._messages.append(message)
+
+    def _set_steps(self) -> None:
+        """Set accumulation, steps and the interval of validations for these devices."""
+        trainer = self.trainer
+        plan = DataPlan(self.data, trainer.world_size)
+        trainer.accumulate_grad_batches = plan.accumulate
+        if self._is_dev_run:
+            return
+        steps = plan.steps(trainer.max_steps, trainer.max_epochs, trainer.limit_train_batches)
+        trainer.fit_loop.epoch_loop.max_steps = steps
+        interval = plan.validation_interval(steps)
+        trainer.val_check_interval = interval  # type: ignore[attr-defined]
+
+    # open
+
+    def open(self) -> None:
+        """Lock the run directory, print the plan, and connect the Trainer to the directory."""
+        self.cleanup.callback(self._signals.leave)
+        self.run_dir = self._resolve_run_dir(create=True)
+        if self.trainer.is_global_zero:
+            self._lock()
+            self._print_plan()
+        self._connect()
+        self._signals.listen(self.trainer)
+
+    def _lock(self) -> None:
+        if self._given_dir is None:
+            self.cleanup.callback(remove_unused, self.run_dir)
+        lock = acquire(self.run_dir, self.start.checkpoint, again=self.start.asked_for_last)
+        self.cleanup.callback(lock.release)
+
+    def _print_plan(self) -> None:
+        console = Console(stderr=self.config["json"])
+        print_groups(console, self.model, self.trainer.max_steps, self.data)
+        for message in self._messages:
+            console.print(message, highlight=False, soft_wrap=True)
+
+    def _connect(self) -> None:
+        """Let callbacks, loggers and Lightning write to the run directory."""
+        trainer = self.trainer
+        if self.config["json"]:
+            self.progress.stream = sys.stderr  # stdout has the results
+        self.checkpoint.path = self.run_dir / LAST
+        self.checkpoint.signals = self._signals
+        # `begin` opens the loggers, so it comes before any callback that writes.
+        trainer.callbacks.insert(0, _Begin(self))  # type: ignore[attr-defined]
+        folder = self.run_dir.absolute()
+        # Under SLURM Lightning resumes any hpc_ckpt_*.ckpt of its root, by default that of the
+        # working directory.
+        trainer._default_root_dir = str(folder)  # type: ignore[attr-defined]
+        loggers = [self._run_logger(folder)]
+        if not self._is_dev_run:
+            loggers += self.loggers
+        trainer.loggers = loggers
+
+    def _run_logger(self, folder: Path) -> Logger:
+        logger = RunLogger(
+            folder.parent,
+            name="",
+            version=folder.name,
+            default_hp_metric=False,
+            filename_suffix=segment_suffix(folder),
+        )
+        logger.tokens_per_step = self.data.tokens_per_step
+        return logger
+
+    # begin
+
+    def begin(self) -> None:
+        """Write config, tokenizer and parameters, and open the loggers, after all checks."""
+        self._has_begun = True
+        if not self.trainer.is_global_zero:
+            return
+        if self.start.checkpoint is None:
+            clear_unfinished(self.run_dir)
+        (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of a shorter run
+        tokenizer = Tokenizer.load(self.data.folder)
+        tokenizer.save(self.run_dir)  # for `generate`, which does not read the corpus
+        write_parameters(self.run_dir, self.model)
+        self._write_config()
+        for logger in self.trainer.loggers:
+            if isinstance(logger, RunLogger):
+                logger.opened = True
+            logger.log_hyperparams(hyperparameters(self.trainer, self.model, self.data))
+
+    def _write_config(self) -> None:
+        config = self.config.clone()
+        for key, value in _ONLY_THIS_START.items():
+            config[key] = value
+        for key in INPUTS:  # the run may be resumed in a different folder
+            path = config[key]
+            if path is not None and not is_remote(path):
+                config[key] = str(Path(path).absolute())
+        write_atomically(self.run_dir / CONFIG, self.dump(config))
+
+    # finish
+
+    def finish(self) -> dict[str, Any] | None:
+        """Write and show the summary of a run that reached its last step.
+
+        Returns:
+            The summary on the first rank; None on others, and if the run is not complete.
+        """
+        trainer = self.trainer
+        if trainer.global_step < trainer.max_steps or self._is_dev_run:
+            return None
+        was_complete = self._was_complete()
+        if not was_complete:
+            self._check_last_validation()
+        if not trainer.is_global_zero:
+            return None
+        if was_complete:
+            log.info("nothing to do: the checkpoint is at step %d, the last", trainer.global_step)
+            summary = read_summary(self.run_dir)
+        else:
+            summary = self._write_summary()
+        show_summary(summary, self.run_dir, as_json=self.config["json"])
+        return summary
+
+    def _was_complete(self) -> bool:
+        """Return True if this start resumed a complete run, on all devices alike."""
+        if not self._starts_at_the_end():
+            return False
+        # only the first device knows the run's directory
+        was_complete: bool = self.trainer.strategy.broadcast(is_complete(self.run_dir))
+        return was_complete
+
+    def _starts_at_the_end(self) -> bool:
+        """Return True if this start resumed a run that had its last step."""
+        return self.start.step >= self.trainer.max_steps
+
+    def _check_last_validation(self) -> None:
+        """Check the loss of the last validation, before which an earlier start may have ended."""
+        if self._starts_at_the_end():
+            self.trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
+            self.begin()  # no step was left, before which the fit would have done so
+        self.check_validated()
+
+    def _write_summary(self) -> dict[str, Any]:
+        summary = summarize(self.trainer, self.model, self.data)
+        for logger in self.trainer.loggers:
+            logger.finalize("success")
+        write_atomically(self.run_dir / SUMMARY, json.dumps(summary, indent=2) + "\n")
+        return summary
+
+
+class _Begin(L.Callback):
+    """Begin a run when training starts, which is after a checkpoint was restored."""
+
+    def __init__(self, run: FitRun):
+        self._run = run
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Begin the run."""
+        self._run.begin()
