@@ -24,6 +24,10 @@ from lightning_sv.plots.style import (
 
 _COLOURS = list(PALETTE.values())[:-1]  # the reference line is grey
 _MARKERS = "osv^D"
+#: last part of the name of a vector of our models -> side of its matrix
+_SIDES = {"scale_in": "in", "scale_out": "out"}
+#: more bands than this hide each other
+_MOST_BANDS = 2
 
 
 class _Panel(NamedTuple):
@@ -32,7 +36,7 @@ class _Panel(NamedTuple):
     value: str  # attribute of `VectorStatistics`
     role: str = ""  # role of the vectors to show; "" for all
     rest: float = 0.0  # height of the reference line
-    band: bool = False  # if True, also the range from 5% to 95% of the entries
+    band: bool = False  # if True, few vectors have a band from 5% to 95% of their entries
 
     def shows(self, vector: VectorStatistics) -> bool:
         """Return True for a vector of the role that has the value."""
@@ -40,8 +44,8 @@ class _Panel(NamedTuple):
 
 
 _PANELS = (
-    _Panel("How large are input-side γ?", "γ, mean and 5% to 95%", "mean", "input", 1.0, True),
-    _Panel("How large are output-side γ?", "γ, mean and 5% to 95%", "mean", "output", 1.0, True),
+    _Panel("How large are input-side γ?", "mean of γ", "mean", "input", 1.0, True),
+    _Panel("How large are output-side γ?", "mean of γ", "mean", "output", 1.0, True),
     _Panel("Is γ large next to its matrices?", "median of ln(γ² / ‖w‖²)", "balance"),
     _Panel("Do the branches of a norm scale channels alike?", "correlation of ln ‖w‖", "agreement"),
 )
@@ -50,7 +54,7 @@ _PANELS = (
 class _Family(NamedTuple):
     """Vectors of one name, and their look in all panels."""
 
-    name: str
+    name: str  # in the legend
     vectors: Sequence[VectorStatistics]
     colour: str
     line: str
@@ -75,11 +79,12 @@ def draw_vectors(
             last layer
         path: file to write
     """
-    looks = zip(families.items(), cycle(_COLOURS), cycle(LINES), cycle(_MARKERS), strict=False)
+    named = zip(legend_names(list(families)), families.values(), strict=True)
+    looks = zip(named, cycle(_COLOURS), cycle(LINES), cycle(_MARKERS), strict=False)
     vectors = list(chain.from_iterable(families.values()))
     styled = [_Family(*family, colour, line, marker) for family, colour, line, marker in looks]
     panels = [panel for panel in _PANELS if any(map(panel.shows, vectors))]
-    end = _layer_count(vectors)
+    ticks = _depth_ticks(vectors)
 
     columns = 2 if len(panels) == 4 else len(panels)
     rows = len(panels) // columns
@@ -87,10 +92,10 @@ def draw_vectors(
     lines: dict[str, Line2D] = {}
     every_axes = figure.subplots(rows, columns, squeeze=False).flat
     for axes, panel in zip(every_axes, panels, strict=True):
-        for family_name, line in _draw_panel(axes, panel, styled, end).items():
+        for family_name, line in _draw_panel(axes, panel, styled, ticks).items():
             lines.setdefault(family_name, line)
     figure.suptitle(name, x=0.012, ha="left", fontsize=10, color=GREY)
-    _add_legend(figure, lines, max(2, columns), f"those without a layer are drawn at {end}")
+    _add_legend(figure, lines, max(2, columns))
     write_picture(figure, path)
 
 
@@ -101,28 +106,74 @@ def _layer_count(vectors: Iterable[VectorStatistics]) -> int:
     return max(depths) + 1
 
 
+def legend_names(names: Sequence[str]) -> list[str]:
+    """Return short names for a legend; names whose short names are equal stay as they are.
+
+    >>> legend_names(["layers.*.attn.qkv.q_proj.scale_in", "head.lm_head.scale_out", "a.x", "b.x"])
+    ['q in', 'head out', 'a.x', 'b.x']
+    """
+    short = [_short_name(name) for name in names]
+    return [own if short.count(own) == 1 else name for own, name in zip(short, names, strict=True)]
+
+
+def _short_name(name: str) -> str:
+    """Return the matrix and the side of a vector of our models, or the last part of a name."""
+    path, _, last = name.rpartition(".")
+    if last not in _SIDES:
+        return last
+    matrix = path.rpartition(".")[2].removesuffix("_proj").removeprefix("lm_")
+    return f"{matrix} {_SIDES[last]}"
+
+
+class _DepthTicks(NamedTuple):
+    """Ticks of the depth axis.
+
+    Attributes:
+        end: place of the vectors outside the layers, and the number of layers
+        labels: place -> label
+    """
+
+    end: int
+    labels: Mapping[int, str]
+
+
+def _depth_ticks(vectors: Sequence[VectorStatistics]) -> _DepthTicks:
+    """Return ticks at some layers, and one at the vectors outside the layers, if there are any."""
+    end = _layer_count(vectors)
+    outside = [row.name for row in vectors if row.depth is None]
+    layers = [round(at) for at in MaxNLocator(integer=True).tick_values(0, max(end - 1, 1))]
+    labels = {at: str(at) for at in layers if 0 <= at < end}
+    if outside:
+        step = layers[1] - layers[0]
+        labels = {at: label for at, label in labels.items() if end - at >= step}  # room for text
+        is_head = all(name.startswith("head.") for name in outside)
+        labels[end] = "head" if is_head else "outside"
+    return _DepthTicks(end, labels)
+
+
 def _draw_panel(
-    axes: Axes, panel: _Panel, families: Sequence[_Family], end: int
+    axes: Axes, panel: _Panel, families: Sequence[_Family], ticks: _DepthTicks
 ) -> dict[str, Line2D]:
     """Draw one panel; return name -> line."""
     axes.axhline(panel.rest, color=GREY, linewidth=1)
+    shown = [family for family in families if family.shown_in(panel)]
+    has_bands = panel.band and len(shown) <= _MOST_BANDS
     lines = {}
-    for family in families:
+    for family in shown:
         vectors = family.shown_in(panel)
-        if vectors:
-            lines[family.name] = _draw_family(axes, panel, family, vectors, end)
-    axes.set(xlabel="layer", xlim=(-0.5, end + 0.5), ylabel=panel.unit, title=panel.title)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        depths = [ticks.end if row.depth is None else row.depth for row in vectors]
+        if has_bands:
+            _draw_band(axes, depths, vectors, family.colour)
+        lines[family.name] = _draw_family(axes, panel, family, depths)
+    unit = f"{panel.unit}, with 5% to 95%" if has_bands else panel.unit
+    axes.set(xlabel="layer", xlim=(-0.5, ticks.end + 0.5), ylabel=unit, title=panel.title)
+    axes.set_xticks(list(ticks.labels), list(ticks.labels.values()))
     set_style(axes)
     return lines
 
 
-def _draw_family(
-    axes: Axes, panel: _Panel, family: _Family, vectors: Sequence[VectorStatistics], end: int
-) -> Line2D:
-    depths = [end if row.depth is None else row.depth for row in vectors]
-    if panel.band:
-        _draw_band(axes, depths, vectors, family.colour)
+def _draw_family(axes: Axes, panel: _Panel, family: _Family, depths: Sequence[int]) -> Line2D:
+    vectors = family.shown_in(panel)
     heights = [getattr(row, panel.value) for row in vectors]
     (line,) = axes.plot(depths, heights, family.line, color=family.colour, linewidth=1.6)
     line.set(marker=family.marker, markersize=4)
@@ -141,10 +192,10 @@ def _draw_band(
         axes.vlines(depths, low, high, color=colour, alpha=0.3, linewidth=3)
 
 
-def _add_legend(figure: Figure, lines: Mapping[str, Line2D], columns: int, title: str) -> None:
+def _add_legend(figure: Figure, lines: Mapping[str, Line2D], columns: int) -> None:
     """Add a legend below the panels; the figure becomes higher by its rows."""
     rows = math.ceil(len(lines) / columns)
-    figure.set_figheight(figure.get_figheight() + 0.22 * (2 + rows))
+    figure.set_figheight(figure.get_figheight() + 0.22 * (1 + rows))
     figure.legend(
         list(lines.values()),
         list(lines),
@@ -154,5 +205,4 @@ def _add_legend(figure: Figure, lines: Mapping[str, Line2D], columns: int, title
         frameon=False,
         handlelength=3,
         fontsize=9,
-        title=title,
     )
