@@ -274,6 +274,14 @@ def test_own_figure_arm_of_one_seed_keeps_other_pairs(runs: Path, tmp_path: Path
     assert "; 3 pairs |" in text and "| no interval; 1 pair |" in text
 
 
+def test_write_report_of_one_run_names_it_and_its_loss_once(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "hg", "hg", 1)
+    write_report([own_figure([run])], tmp_path / "out", "")
+    text = (tmp_path / "out/report.md").read_text()
+    assert re.findall("^#+ hg$", text, re.MULTILINE) == ["# hg"]
+    assert "![Validation loss: hg " in text
+
+
 def with_setting(run: Path, **hidden: object) -> Path:
     """Return the run with different settings."""
     edit_json(run / "config.yaml", hidden={"key": "same", "off": False, "one": 1} | hidden)

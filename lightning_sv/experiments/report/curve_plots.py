@@ -45,7 +45,13 @@ def _loss_plot(panel: LoadedPanel) -> Plot:
     title = "Which ends lowest?" if len(panel.arms) > 1 else "How low does the loss get?"
     axes.set(title=title, ylabel="validation loss, nats per token")
     legend = f"at the end, {_seeds_text(panel.arms)}"
-    return finished("loss", f"{panel.title}: validation loss", axes, legend)
+    return finished("loss", _loss_alt(panel.title), axes, legend)
+
+
+def _loss_alt(title: str) -> str:
+    """Return an alternative text that names the loss once."""
+    loss = "validation loss"
+    return title if loss in title.lower() else f"{title}: {loss}"
 
 
 def _seeds_text(arms: Sequence[Arm]) -> str:

@@ -15,12 +15,15 @@ def markdown_report(content: Content) -> str:
     if not content.claims.empty:
         blocks += ["## Claims", _table(content.claims)]
     for figure in content.figures:
+        has_title_of_page = figure.title == content.title and content.claims.empty
+        if not has_title_of_page:
+            blocks.append(f"## {markdown_text(figure.title)}")
         blocks += _figure_blocks(figure)
     return "\n\n".join(blocks) + "\n"
 
 
 def _figure_blocks(figure: FigureContent) -> list[str]:
-    blocks = [f"## {markdown_text(figure.title)}", _paragraph(figure.about)]
+    blocks = [_paragraph(figure.about)]
     blocks += [f"> **Warning:** {markdown_text(warning)}" for warning in figure.warnings]
     if not figure.claims.empty:
         blocks.append(_table(figure.claims))
