@@ -113,7 +113,7 @@ class Tokenizer:
         )
         tokenizer.train_from_iterator(chain.from_iterable(map(_parts, texts)), trainer)
         size = tokenizer.get_vocab_size()
-        hint = "Add text or use a smaller size."
+        hint = f"Add text, or add --data.corpus.tokenizer bpe:{size}."
         expected = f"at most bpe:{size}, which is all that this text supports. {hint}"
         expect(size >= vocab_size, "tokenizer", f"bpe:{vocab_size}", expected)
         return cls(tokenizer.to_str().encode(), f"bpe:{vocab_size}")

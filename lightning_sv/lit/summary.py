@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from rich.table import Column, Table
 
 from lightning_sv.atomic import write_atomically
 from lightning_sv.callbacks import tokens_seen
+from lightning_sv.corpus import Manifest
+from lightning_sv.errors import ConfigError
 from lightning_sv.json_text import json_text
 from lightning_sv.lit.checkpoint.compat import recorded_settings
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import group_table, parameter_table
 from lightning_sv.own_code import modules_named
-from lightning_sv.runs.directory import PARAMETERS, PICTURE
+from lightning_sv.runs.directory import PARAMETERS, PICTURE, config_value, read_config
 from lightning_sv.runs.job import program
 from lightning_sv.runs.provenance import Provenance
 from lightning_sv.runs.segments import schedule_lengths
@@ -29,6 +32,9 @@ from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import ModelPlan, PretrainConfig
 
 log = logging.getLogger(__name__)
+
+#: sources of a corpus whose text is Python
+_PYTHON_SOURCES = ("stdlib", "installed")
 
 
 def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> dict[str, Any]:
@@ -189,10 +195,19 @@ def _result_table(summary: dict[str, Any]) -> Table:
     return table
 
 
+def _prompt(run_dir: Path) -> list[str]:
+    """Return a prompt in Python for a run on a corpus of Python sources; none for other texts."""
+    folder = config_value(read_config(run_dir), "data.corpus.dir")
+    with suppress(ConfigError):  # the corpus may have been deleted
+        if Manifest.load(str(folder)).source in _PYTHON_SOURCES:
+            return ["--prompt", "def "]
+    return []
+
+
 def suggestions(summary: dict[str, Any], run_dir: Path) -> dict[str, str]:
     """Return name -> path or command of the next steps."""
     trusted = allow_words(modules_named(summary["label"]))
-    sample = shlex.join([program(), "generate", str(run_dir), "--prompt", "def ", *trusted])
+    sample = shlex.join([program(), "generate", str(run_dir), *_prompt(run_dir), *trusted])
     tensorboard = Path(program()).with_name("tensorboard")
     charts = f"{tensorboard} --logdir {shlex.quote(str(run_dir.parent))} --host 127.0.0.1"
     charts += "   (or: make tensorboard)"

@@ -107,8 +107,9 @@ def test_bpe_size_invalid_number_is_refused(texts: list[str]) -> None:
     for spec in ("bpe:", "bpe:x", "bpe:256", "bpe:-5"):
         with pytest.raises(ConfigError, match="^tokenizer is"):
             bpe_size(spec)
-    with pytest.raises(ConfigError, match="bpe:90000"):  # more than the text supports
+    with pytest.raises(ConfigError, match="bpe:90000") as more_than_the_text_supports:
         Tokenizer.train(texts, 90000)
+    assert "--data.corpus.tokenizer bpe:" in str(more_than_the_text_supports.value)
 
 
 def _published(folder: Path, *, vocabulary: list[str], **files: object) -> str:

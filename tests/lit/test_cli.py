@@ -154,7 +154,7 @@ def test_names_of_your_own_module_train_resume_and_generate(
     said = told(
         "fit", *run_args, *names, "--model.optim.name", "my_ideas:rms", "--run_dir", str(run)
     )
-    assert f"generate {run} --prompt 'def ' --trust_module my_ideas" in said
+    assert f"generate {run} --trust_module my_ideas" in said  # no prompt: the text is not Python
     parameters = csv.DictReader((run / "parameters.csv").read_text().splitlines())
     assert {row["optimizer"] for row in parameters} == {"rms"}
     resume = [

@@ -18,6 +18,8 @@ FEW = 16
 
 #: name of a file -> its bytes, mtime_ns and sha256
 FileStates = dict[str, dict[str, Any]]
+#: start of the name of a document that is the held-out end of one
+END_OF = "the end of "
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,4 +224,4 @@ def _cut(document: Document, val_fraction: float) -> Iterator[tuple[Document, bo
         cut = line_end + 1
     yield Document.from_text(text[:cut], where), False
     if size:
-        yield Document.from_text(text[cut:], f"the end of {where}"), True
+        yield Document.from_text(text[cut:], f"{END_OF}{where}"), True
