@@ -69,7 +69,7 @@ class Sharpness(StepCallback):
         points: int = 9,
         budget: float = 0.05,
         sequences: int = 1,
-        lanczos_steps: int = 20,
+        lanczos_steps: int = 12,
         hutchinson_probes: int = 2,
         loss: Loss | None = None,
         model: str | None = None,
