@@ -24,6 +24,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.callbacks import TrainingMonitor, write_scalars
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError
+from lightning_sv.lit.checkpoint.sharded_write import check_shared
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.generate import generate
 from lightning_sv.lit.text_samples import TextSamples
@@ -124,6 +125,24 @@ def own_trainer(out: str, corpus: str) -> None:
     assert (
         predicted and sum(map(len, predicted)) == (6 - trainer.global_rank) // 2
     )  # of five sequences
+
+
+def folders(out: str) -> None:
+    """The same path on a disk of each node is refused on all ranks; a shared folder is left empty."""
+    fabric = L.Fabric(accelerator="cpu", devices=int(str(RANKS)), strategy="ddp")
+    fabric.launch()
+    strategy: Any = fabric.strategy
+    shared = Path(out, "run/checkpoints")
+    check_shared(strategy, shared)
+    fabric.barrier()
+    assert list(shared.iterdir()) == []
+    disk = Path(out, f"disk-{RANK}")
+    disk.mkdir()
+    os.chdir(disk)
+    with pytest.raises(
+        ConfigError, match="^run_dir is run; expected a folder that all nodes share"
+    ):
+        check_shared(strategy, Path("run/checkpoints"))
 
 
 def sampled_text(corpus: str) -> None:

@@ -17,7 +17,7 @@ from lightning_sv.callbacks.run_state import (
     validates_now,
 )
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.lit.checkpoint.sharded_write import check_links, link_last
+from lightning_sv.lit.checkpoint.sharded_write import check_links, check_shared, link_last
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.guards.finite import FiniteGuard
 from lightning_sv.lit.logger import RunLogger
@@ -71,7 +71,10 @@ class LastCheckpoint(Checkpoint):
         self._saved_step = trainer.global_step
         if trainer.is_global_zero:
             _remove_partial(self.path.parent)
-            if _is_sharded(trainer):
+        strategy = trainer.strategy
+        if isinstance(strategy, FullyShardedStrategy) and strategy.sharded_checkpoints:
+            check_shared(strategy, self.path.parent)
+            if trainer.is_global_zero:
                 check_links(self.path.parent)
         for guard in callbacks_of(trainer, FiniteGuard):
             self._guard = guard

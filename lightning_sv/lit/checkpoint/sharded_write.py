@@ -3,12 +3,13 @@
 import errno
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies import ParallelStrategy, Strategy
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
@@ -75,6 +76,33 @@ def check_links(folder: Path) -> None:
     link.unlink()
 
 
+def check_shared(strategy: ParallelStrategy, folder: Path) -> None:
+    """Check that rank 0 sees the files of all ranks, before the first checkpoint: a collective.
+
+    Rank 0 looks and the others write, as in a checkpoint. The other way round could fail on NFS,
+    where a node remembers for a while that a file did not exist.
+
+    Raises:
+        ConfigError: on every rank, if a node has the folder on a disk of its own
+    """
+    folder = Path(strategy.broadcast(str(folder)))  # rank 0 chooses a run's folder
+    folder.mkdir(parents=True, exist_ok=True)
+    own_file = _file_of_rank(folder, strategy.global_rank)
+    own_file.touch()
+    strategy.barrier()
+    files = [_file_of_rank(folder, rank) for rank in range(strategy.world_size)]
+    is_shared = strategy.broadcast(all(file.exists() for file in files))
+    own_file.unlink()
+    if not is_shared:
+        expected = "a folder that all nodes share, because each rank writes its shard there"
+        hint = "Or leave out save_distributed_checkpoint."
+        raise ConfigError(f"run_dir is {folder.parent}; expected {expected}. {hint}")
+
+
+def _file_of_rank(folder: Path, rank: int) -> Path:
+    return folder / f".rank-{rank}"
+
+
 def link_last(last: Path, folder: Path) -> None:
     """Link `last` to a complete sharded checkpoint next to it, and then remove the previous one.
 
@@ -123,7 +151,11 @@ class ChecksummedWriter(FileSystemWriter):
         return checked
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the index and the checksums, on the first rank."""
+        """Write the index and the checksums, on the first rank.
+
+        Raises:
+            OSError: a shard is missing, because a node wrote it to a disk of its own
+        """
         super().finish(metadata, results)
         folder = Path(self.path)
         digests = {name: file_sha256(folder / name) for name in (META, INDEX)}
@@ -131,11 +163,19 @@ class ChecksummedWriter(FileSystemWriter):
             for result in of_rank:
                 assert isinstance(result, ChecksummedResult)
                 digests[result.storage_data.relative_path] = result.sha256
+        _check_present(folder, digests)
         with (folder / CHECKSUMS).open("w", encoding="utf-8") as file:
             json.dump(digests, file, indent=2, sort_keys=True)
             file.flush()
             os.fsync(file.fileno())
         sync(folder)
+
+
+def _check_present(folder: Path, names: Iterable[str]) -> None:
+    for name in names:
+        if not (folder / name).is_file():
+            reason = f"{name} is missing; all nodes must share the folder"
+            raise FileNotFoundError(errno.ENOENT, reason)
 
 
 def _with_checksum(result: WriteResult, digests: dict[str, str]) -> ChecksummedResult:
