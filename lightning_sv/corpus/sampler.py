@@ -247,29 +247,33 @@ class TokenLoader(DataLoader[Tensor]):
             trained = 0
         return {
             "epoch": epoch,
-            "sequences": trained * share.micro_batch * share.ranks,
+            "sequences": self._sequences(trained),
+            "epoch_sequences": self._sequences(self._last),
             "global_batch": share.global_batch,
             "seed": self.order.seed,
             "seq_len": self.sequences.seq_len,
             "corpus_hash": self.sequences.corpus_hash,
         }
 
+    def _sequences(self, batches: int) -> int:
+        """Return the number of sequences that all devices read in this number of micro-batches."""
+        share = self.order.share
+        return batches * share.micro_batch * share.ranks
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved position in the next iteration.
 
         Raises:
-            ConfigError: the position belongs to a different corpus, seed, length or batch, or is
-                inside a step
+            ConfigError: the position belongs to a different corpus, seed, length, batch or length
+                of an epoch, or is inside a step
         """
         current = self.state_dict()
+        # checkpoints of earlier versions lack it
+        state = {"epoch_sequences": current["epoch_sequences"]} | state
         if set(state) != set(current):
             found = "the checkpoint's data position has a different format"
             raise ConfigError(f"{found}; start a new run.")
-        for name in ("corpus_hash", "seed", "seq_len", "global_batch"):
-            if state[name] != current[name]:
-                expected = f"{state[name]}, as in the checkpoint"
-                hint = "Resume with the same value, or start a new run."
-                raise ConfigError(f"data.{name} is {current[name]}; expected {expected}. {hint}")
+        _check_same_order(state, current)
         share = self.order.share
         if state["sequences"] % share.global_batch:
             found = "the checkpoint was saved inside an optimizer step"
@@ -277,6 +281,20 @@ class TokenLoader(DataLoader[Tensor]):
         self._epoch = state["epoch"]
         self._read = state["sequences"] // (share.micro_batch * share.ranks)
         self._continues = self._epoch >= 0
+
+
+def _check_same_order(saved: dict[str, Any], current: dict[str, Any]) -> None:
+    """Check that two positions are of the same sequences in the same order and epochs."""
+    for name in ("corpus_hash", "seed", "seq_len", "global_batch"):
+        if saved[name] != current[name]:
+            expected = f"{saved[name]}, as in the checkpoint"
+            hint = "Resume with the same value, or start a new run."
+            raise ConfigError(f"data.{name} is {current[name]}; expected {expected}. {hint}")
+    if saved["epoch_sequences"] != current["epoch_sequences"]:
+        found = f"an epoch has {current['epoch_sequences']} sequences"
+        expected = f"{saved['epoch_sequences']}, as in the checkpoint"
+        hint = "trainer.limit_train_batches counts the micro-batches of one device."
+        raise ConfigError(f"{found}; expected {expected}. {hint}")
 
 
 _SIGNALS = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT}

@@ -70,7 +70,7 @@ TRAINER_ARGUMENTS = {
     "max_steps": Argument("Optimizer steps; -1 to follow model.tokens_per_param."),
     "min_steps": Argument("Delays a stop by a callback."),
     "max_time": Argument("Ends a run after a step, with a checkpoint."),
-    "limit_train_batches": Argument("Batches per epoch, a multiple of those of a step."),
+    "limit_train_batches": Argument("Batches per epoch and device, a multiple of those of a step."),
     "limit_val_batches": Argument("Set data.val_sequences instead.", (1.0, None)),
     "limit_test_batches": Argument("No command tests; use validate.", (1.0, None)),
     "limit_predict_batches": Argument("No command predicts; use generate.", (1.0, None)),

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_sv.corpus import RankShare, TokenLoader, open_split
+from lightning_sv.corpus import Epochs, RankShare, TokenLoader, open_split
 from lightning_sv.corpus.sampler import GlobalBatchSampler
 from lightning_sv.errors import ConfigError
 from tests.corpus.conftest import shard_ids
@@ -144,6 +144,19 @@ def test_load_state_dict_different_settings_are_refused(corpus: Path, tmp_path: 
     loader(Path(shutil.copytree(corpus, tmp_path / "moved"))).load_state_dict(state)
     with pytest.raises(ConfigError, match="data.corpus_hash"):
         loader(corpus).load_state_dict(state | {"corpus_hash": "0" * 64})
+
+
+def test_load_state_dict_limit_of_other_devices_is_refused(corpus: Path) -> None:
+    """`limit_train_batches` counts micro-batches of one device; older checkpoints do not know it."""
+    before = loader(corpus, 2, epochs=Epochs(limit=8))
+    _ = list(islice(stream(before), 4))
+    state = before.state_dict()
+    loader(corpus, 2, 0, 2, epochs=Epochs(limit=4)).load_state_dict(state)
+    same_limit = loader(corpus, 2, 0, 2, epochs=Epochs(limit=8))
+    with pytest.raises(ConfigError, match="an epoch has 32 sequences; expected 16, .*limit_train"):
+        same_limit.load_state_dict(state)
+    del state["epoch_sequences"]
+    same_limit.load_state_dict(state)
 
 
 def test_sampler_too_few_sequences_are_refused(corpus: Path) -> None:
