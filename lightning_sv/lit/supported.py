@@ -4,6 +4,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.fsdp import check_strategy
@@ -27,6 +28,8 @@ def check_supported(module: Any) -> None:
     trainer = module.trainer
     for callback in trainer.callbacks:
         _check_callback(type(callback))
+        if trainer.world_size > 1:
+            _check_no_save_on_exception(callback)
     if trainer.gradient_clip_algorithm == "value":
         raise ConfigError("gradient_clip_algorithm is value; expected norm, as in the paper.")
     check_precision(trainer.precision)
@@ -38,6 +41,18 @@ def _check_callback(kind: type) -> None:
         reason = REFUSED_EVERYWHERE.get(base.__name__)
         if reason is not None:
             raise ConfigError(f"a callback is {kind.__name__}; expected none, because it {reason}.")
+
+
+def _check_no_save_on_exception(callback: L.Callback) -> None:
+    """Refuse a callback whose save is a collective that the other ranks do not join."""
+    saves = isinstance(callback, OnExceptionCheckpoint)
+    if isinstance(callback, ModelCheckpoint):
+        saves = callback.save_on_exception
+    if not saves:
+        return
+    found = f"a callback is {type(callback).__name__}, which saves on an exception"
+    expected = "none on several devices, because a rank that fails would wait for the others"
+    raise ConfigError(f"{found}; expected {expected}.")
 
 
 class StartCheck(L.Callback):

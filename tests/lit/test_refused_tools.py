@@ -1,6 +1,7 @@
 """Tools of Lightning that change what is trained are refused, before anything changes."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,6 +66,22 @@ def test_own_trainer_with_an_unsupported_tool_is_refused_before_the_weights(
     assert made.backbone is None
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_save_on_an_exception_is_refused_on_several_devices(devices: int) -> None:
+    """Saving is a collective, and the other ranks wait in a different one."""
+    made = module()
+    for callback in (
+        tools.OnExceptionCheckpoint("."),
+        tools.ModelCheckpoint(save_on_exception=True),
+    ):
+        made._trainer = L.Trainer(
+            accelerator="cpu", devices=devices, callbacks=[callback], logger=False
+        )
+        is_refused = pytest.raises(ConfigError, match=f"^a callback is {type(callback).__name__}, ")
+        with is_refused if devices > 1 else nullcontext():
+            check_supported(made)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("search", ["lr_find", "scale_batch_size"])
 def test_tuner_is_refused_before_anything_changes(search: str, data: TokenDataModule) -> None:
@@ -93,6 +110,7 @@ def test_sharding_of_lightning_is_refused(kind: type) -> None:
     made = module()
     made._trainer = SimpleNamespace(
         callbacks=[],
+        world_size=2,
         precision="32-true",
         gradient_clip_algorithm=None,
         strategy=object.__new__(kind),
