@@ -70,7 +70,8 @@ class Selection:
         is_limited = False
         for part, rows in zip(parts, first_of_equal(parts), strict=True):
             if is_limited:  # by an earlier part
-                kept.append(KeptPart(part, np.zeros_like(rows)))
+                rows[:] = False  # in place, because a corpus may have 100 million documents
+                kept.append(KeptPart(part, rows))
                 continue
             table = part.documents()
             lengths = table["train_tokens"].astype(np.int64) + table["val_tokens"]
@@ -83,7 +84,7 @@ class Selection:
                 n_bytes = int(bytes_so_far[end - 1])
                 n_tokens = int(tokens_so_far[end - 1])
 
-            rows[end:] = False  # in place, because a corpus may have 100 million documents
+            rows[end:] = False
             kept.append(KeptPart(part, rows))
         return cls(kept, duplicates, is_limited)
 

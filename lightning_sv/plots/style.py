@@ -55,7 +55,7 @@ class Look(NamedTuple):
 
 
 def human_tokens(tokens: float) -> str:
-    """Format a token count with two significant digits: 1536000 -> 1.5M; below 1k with all."""
+    """Format a token count with two significant digits: 1536000 -> 1.5M; below 995 with all."""
     rounded = float(f"{tokens:.2g}")  # before the unit is chosen, so that 999999 becomes 1M
     for size, unit in _UNITS:
         if abs(rounded) >= size:

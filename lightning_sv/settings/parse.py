@@ -97,14 +97,16 @@ class Parser(ArgumentParser):
         jsonargparse has refused it too, in lines that name Python's types.
         """
         for action in self._actions:
-            if action.dest in values:
-                kind = getattr(action, "_typehint", None)
-                self._check_type(action.dest, values[action.dest], kind)
+            value = values.get(action.dest)
+            is_interpolated = isinstance(value, str) and "${" in value
+            if value is None or is_interpolated:  # an option without a value, or that of another
+                continue
+            self._check_type(action.dest, value, getattr(action, "_typehint", None))
 
     def _check_type(self, key: str, value: Any, kind: Any) -> None:
         if get_origin(kind) is Literal:
-            words = get_args(kind)
-            expect(value in words, key, value, f"one of {' '.join(map(str, words))}.")
+            words = list(map(str, get_args(kind)))
+            expect(str(value) in words, key, value, f"one of {' '.join(words)}.")
         if kind in NUMBERS:
             number = option_value(key, value, self.prog) if isinstance(value, str) else value
             expect_number(key, number, kind)

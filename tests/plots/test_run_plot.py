@@ -47,6 +47,7 @@ def test_draw_run_dollar_in_a_label_is_a_dollar_sign(label: str, tmp_path: Path)
         (0, "0"),
         (512, "512"),
         (994, "994"),
+        (995, "1k"),
         (995_000, "1M"),
         (1_536_000, "1.5M"),
         (999_999, "1M"),

@@ -93,6 +93,12 @@ WRONG: list[tuple[list[str], str, str]] = [
     (FIT, "--model.lr 0.1", "model.optim.lr"),
     (FIT, "--data.batch_size 4", "data.global_batch"),
     (DRY, "--trainer.max_step 3", "trainer.max_steps"),  # no abbreviation
+    (
+        DRY,
+        "--trainer.max_steps '${data.global_batch}' --trainer.max_step 3",
+        "Did you mean 'trainer.max_steps'?",
+    ),
+    (DRY, "--data.seq_len", "expected one argument"),
     (DRY, "--model.optim '{weight_deacy: 1}'", "model.optim.weight_decay"),
     (FIT, "--model.optim.lr nan", "model.optim.lr"),
     (DRY, "--data.seq_len x", "data.seq_len is 'x'; expected an integer."),
