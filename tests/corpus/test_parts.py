@@ -97,6 +97,15 @@ def test_prepare_max_tokens_grows_by_the_parts_that_it_lacks(
     assert Manifest.load(tmp_path / "grows").corpus_hash == small.corpus_hash
 
 
+def test_prepare_max_tokens_before_the_first_validation_document_is_refused(
+    repeated: CorpusConfig,
+) -> None:
+    """The parts stay, so that a larger number continues."""
+    with pytest.raises(ConfigError, match="no validation document; raise max_tokens"):
+        prepared(replace(repeated, max_tokens=300), "few", part_bytes=PART_BYTES, workers=1)
+    assert prepared(replace(repeated, max_tokens=3000), "few", workers=1).val.documents
+
+
 def test_prepare_for_a_run_tells_how_much_suffices(
     repeated: CorpusConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
