@@ -109,7 +109,8 @@ class Job:
         """Remove parts of text that has changed since they were encoded."""
         planned = {part.path.name for part in self.parts}
         for path in self.folder.glob("[0-9]*-*"):
-            if path.name not in planned:
+            is_lock = path.suffix == ".lock"  # another process may hold it
+            if path.name not in planned and not is_lock:
                 log.warning("%s is a part of a different text; it is removed", path)
                 remove(path)
 

@@ -186,6 +186,26 @@ def test_prepare_a_part_of_a_dead_worker_is_encoded_by_another(
     assert killed and "a worker died" in caplog.text
 
 
+def test_prepare_changed_file_replaces_its_parts_and_no_lock(
+    preparation: Preparation, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another process may hold the lock of a part that is kept."""
+    with pytest.raises(ConfigError, match="max_tokens"):  # so that the parts stay
+        preparation.run(max_tokens=10**9)
+    kept = preparation.complete()
+    folder = parts_folder(Path(preparation.config.dir))
+    locks = set(folder.glob("*.lock"))
+    changed = {path.name for path in folder.glob("[0-9]*-*") if path.is_dir()} - kept.keys()
+
+    write_rows(preparation.folder / "b.jsonl", ["a different text", "and one more"])
+    with pytest.raises(ConfigError, match="max_tokens"):
+        preparation.run(max_tokens=10**9)
+    named = {word for word in changed | kept.keys() if word in caplog.text}
+    assert kept and changed and named == changed
+    assert locks and locks <= set(folder.glob("*.lock"))
+    assert kept.items() <= preparation.complete().items()
+
+
 def other_tokenizer(preparation: Preparation) -> None:
     Tokenizer.train(["some text " * 99], 257).save(preparation.folder)
 
