@@ -125,7 +125,7 @@ def open_job(config: CorpusConfig, target: Path, part_bytes: int, *, shown: bool
 
     Raises:
         ConfigError: the folder has the parts of a preparation with other settings or another
-            tokenizer
+            tokenizer, or of a folder of `hf:` whose files have changed since
     """
     folder = parts_folder(target)
     given = _given_tokenizer(config)  # checked before any reading
@@ -140,6 +140,7 @@ def open_job(config: CorpusConfig, target: Path, part_bytes: int, *, shown: bool
         _check_tokenizer(config, given, started)
     part_bytes = started.part_bytes
     source = open_source(config, started.source, part_bytes)
+    _check_files(source, folder)
     if source.slices != started.source.slices:
         log.warning("the text of %s has changed; its changed parts are encoded again", folder)
         return _new_job(config, folder, source, given, part_bytes, shown=shown)
@@ -195,6 +196,15 @@ def _check_tokenizer(config: CorpusConfig, given: Tokenizer, started: Job) -> No
         hint = "Restore it, or delete that folder."
         found = f"{config.tokenizer}, which has changed"
         raise ConfigError(f"tokenizer is {found}; expected {expected}. {hint}")
+
+
+def _check_files(source: Source, folder: Path) -> None:
+    """Check that no file has changed since its slices were planned, at an earlier start."""
+    for name in source.files:
+        if source.has_changed(name):
+            expected = f"the text with which {folder} was started"
+            hint = "Restore it, or delete that folder."
+            raise ConfigError(f"{name} has changed; expected {expected}. {hint}")
 
 
 def _train_bpe(documents: SplitDocuments, spec: str, shown: bool) -> Tokenizer:

@@ -123,9 +123,13 @@ class Source:
         """Check that the files of slices have the size and time at which they were hashed."""
         names = {piece.name for piece in slices}
         for name in names & self.files.keys():
-            is_unchanged = file_times(Path(name)).items() <= self.files[name].items()
-            if not is_unchanged:
+            if self.has_changed(name):
                 raise ConfigError(f"{name} has changed while it was being read; start again.")
+
+    def has_changed(self, name: str) -> bool:
+        """Return True if one of `files` has a different size or time than when it was hashed."""
+        is_unchanged = file_times(Path(name)).items() <= self.files[name].items()
+        return not is_unchanged
 
 
 def file_times(path: Path) -> dict[str, int]:

@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -121,8 +121,8 @@ def file_states(paths: Sequence[Path], known: FileStates) -> FileStates:
 def changed_text(manifest: Manifest) -> str:
     """Return a phrase that names files that were added, removed or changed since the preparation.
 
-    It is empty without changes. Only sources of files are compared, if this user can find any of
-    their files.
+    It is empty without changes. Only files are compared, if this user can find any of them. A file
+    that was added to a folder of `hf:` is not noticed.
     """
     if not manifest.sources:
         return ""
@@ -154,12 +154,13 @@ def _changes(then: FileStates, paths: Iterable[Path]) -> list[str]:
 
 def _files_now(manifest: Manifest) -> list[Path]:
     """Return the files that the settings of a corpus name now, if this user can find them."""
-    try:
-        files, _ = source_files(CorpusConfig(**manifest.settings))
-        return files
-    except (TypeError, ValueError, OSError):
-        # some text is gone, or this user may not read its folder, for which Path.is_file raises
-        return [Path(name) for name in manifest.sources if os.path.isfile(name)]  # noqa: PTH113
+    # some text may be gone, or this user may not read its folder, for which Path.is_file raises
+    with suppress(TypeError, ValueError, OSError):
+        config = CorpusConfig(**manifest.settings)
+        if config.kind == "files":
+            files, _ = source_files(config)
+            return files
+    return [Path(name) for name in manifest.sources if os.path.isfile(name)]  # noqa: PTH113
 
 
 def _is_same(path: Path, then: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.sources.document import Document, Slice, Source
+from lightning_sv.corpus.sources.files import file_states
 from lightning_sv.corpus.sources.formats import (
     FileReader,
     needs,
@@ -50,7 +51,8 @@ _OTHER_HINT = (
 def hub_source(config: CorpusConfig, previous: Source | None, part_bytes: int) -> Source:
     """Return the documents of a Hugging Face dataset or folder, in the dataset's order.
 
-    A preparation goes on with the revision of its `previous` start, without asking for a newer one.
+    A preparation goes on with the revision of its `previous` start, without asking for a newer one,
+    or with the files of the folder at that start.
     """
     needs("datasets", config.source)
     if previous is not None:
@@ -60,11 +62,14 @@ def hub_source(config: CorpusConfig, previous: Source | None, part_bytes: int) -
         return previous
 
     name = os.path.expanduser(config.location)  # noqa: PTH111
-    revision = None if Path(name).exists() else _hub_revision(config)
+    is_folder = Path(name).exists()
+    revision = None if is_folder else _hub_revision(config)
     packages = {config.source: revision} if revision else {}
     with _naming(config, _subset(config)):
-        slices = _slices(config, name, revision, part_bytes)
-    return Source(slices, HubReader(config), packages=packages)
+        files = _data_files(config, name, revision)
+        states = file_states(list(map(Path, files)), {}) if is_folder else {}
+        slices = _slices(config, name, files, revision, part_bytes)
+    return Source(slices, HubReader(config), packages=packages, files=states)
 
 
 @contextmanager
@@ -78,10 +83,11 @@ def _naming(config: CorpusConfig, where: str) -> Iterator[None]:
         raise _unreadable(config, where, error) from error
 
 
-def _slices(config: CorpusConfig, name: str, revision: str | None, part_bytes: int) -> list[Slice]:
+def _slices(
+    config: CorpusConfig, name: str, files: list[str], revision: str | None, part_bytes: int
+) -> list[Slice]:
     """Return the row groups of all files; a single slice if a file is not Parquet."""
     state = revision or ""
-    files = _data_files(config, name, revision)
     if not all(str(file).endswith(".parquet") for file in files):
         return [Slice(name, state=state)]
 
