@@ -3,13 +3,10 @@
 import math
 
 from lightning_sv.corpus.job import Job
-from lightning_sv.corpus.parts import Part
+from lightning_sv.corpus.parts import Content
 from lightning_sv.corpus.progress import phase
 from lightning_sv.corpus.selection import Selection
 from lightning_sv.corpus.work import encode_parts
-
-#: bytes of text per token before any part is encoded; English with GPT-2's tokens has 4.5
-_BYTES_PER_TOKEN = 3.0
 
 
 def encode_enough(job: Job, workers: int, *, shown: bool) -> int:
@@ -21,7 +18,7 @@ def encode_enough(job: Job, workers: int, *, shown: bool) -> int:
     n_encoded = 0
     while n_encoded < len(job.parts):
         n_encoded = _sufficient_parts(job, n_encoded)
-        _encode(job, n_encoded, workers, shown=shown)
+        encode_first(job, n_encoded, workers, shown=shown)
         # not of all parts, because another process may have published and removed them
         has_more = n_encoded < len(job.parts)
         if has_more and Selection.of_first(job, n_encoded).is_limited:
@@ -30,27 +27,27 @@ def encode_enough(job: Job, workers: int, *, shown: bool) -> int:
 
 
 def _sufficient_parts(job: Job, n_encoded: int) -> int:
-    """Return a number of first parts, above `n_encoded`, that should reach the corpus's limit."""
+    """Return a number of first parts, above `n_encoded`, that should reach the corpus's limit.
+
+    It is one more until a part shows how many tokens its files have.
+    """
     config = job.config
+    if config.limit is None and config.max_tokens is None:
+        return len(job.parts)
+    content = Content.of_parts(job.parts[:n_encoded])
+    if not content.tokens:
+        return n_encoded + 1
     needed_bytes = math.inf
     if config.limit is not None:
-        needed_bytes = config.limit
+        needed_bytes = content.source_bytes_per_byte * config.limit
     if config.max_tokens is not None:
-        bytes_for_tokens = _bytes_per_token(job.parts[:n_encoded]) * config.max_tokens
+        bytes_for_tokens = content.source_bytes_per_token * config.max_tokens
         needed_bytes = min(needed_bytes, bytes_for_tokens)
     return max(n_encoded + 1, job.first_parts(needed_bytes))
 
 
-def _bytes_per_token(encoded: list[Part]) -> float:
-    if not encoded:
-        return _BYTES_PER_TOKEN
-    summaries = [part.summary() for part in encoded]
-    n_bytes = sum(summary["bytes"] for summary in summaries)
-    n_tokens = sum(summary["tokens"] for summary in summaries)
-    return n_bytes / max(1, n_tokens)
-
-
-def _encode(job: Job, count: int, workers: int, *, shown: bool) -> None:
+def encode_first(job: Job, count: int, workers: int, *, shown: bool) -> None:
+    """Encode the first `count` parts of a job, with a progress bar."""
     parts = job.parts[:count]
     total_bytes = sum(part.n_bytes for part in parts)
     complete_bytes = sum(part.n_bytes for part in parts if part.is_complete())

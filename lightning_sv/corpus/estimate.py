@@ -8,8 +8,9 @@ from time import monotonic
 from rich.filesize import decimal
 
 from lightning_sv.corpus.job import Job
+from lightning_sv.corpus.parts import Content
 
-#: text that is encoded for an estimate
+#: text that is encoded for an estimate of the time
 SAMPLE_BYTES = 4_000_000
 #: share of tokens above those that a run needs, because hashes select the validation documents
 _MARGIN = 0.01
@@ -35,36 +36,27 @@ class Estimate:
     """Estimated preparation of all text of a source.
 
     Attributes:
-        tokens: tokens of both splits, duplicates included
-        bytes_per_token: bytes of text per token
+        tokens: tokens of both splits, duplicates between parts included
+        source_bytes_per_token: bytes of the slices per token
         itemsize: bytes per token on the disk
         hours: hours until all parts are encoded
     """
 
     tokens: int
-    bytes_per_token: float
+    source_bytes_per_token: float
     itemsize: int
     hours: float
 
     @classmethod
     def of_job(cls, job: Job, workers: int) -> "Estimate":
-        """Encode the first documents of a source, and extrapolate to all of its text.
-
-        The bytes of a compressed file count as its text, so that such a source has more tokens.
-        """
-        began = monotonic()
-        texts = list(_first_texts(job))
-        tokens = sum(len(ids) + 1 for ids in job.tokenizer.encode_batch(texts))
-        seconds = monotonic() - began
-        sample_bytes = sum(len(text.encode()) for text in texts)
-
-        total_bytes = sum(part.n_bytes for part in job.parts)
+        """Extrapolate the first part, which is complete, to all text of a source."""
+        first = Content.of_parts(job.parts[:1])
+        total_bytes: float = sum(part.n_bytes for part in job.parts)
         if job.config.limit is not None:
-            total_bytes = min(total_bytes, job.config.limit)
-        share = total_bytes / sample_bytes
-        hours = share * seconds / workers / 3600
-        itemsize = job.tokenizer.dtype.itemsize
-        return cls(round(share * tokens), sample_bytes / tokens, itemsize, hours)
+            total_bytes = min(total_bytes, first.source_bytes_per_byte * job.config.limit)
+        tokens = round(total_bytes / first.source_bytes_per_token)
+        hours = tokens * _seconds_per_token(job) / workers / 3600
+        return cls(tokens, first.source_bytes_per_token, job.tokenizer.dtype.itemsize, hours)
 
     def describe(self, tokens: int) -> str:
         """Return disk and time of a corpus of `tokens` tokens in a phrase."""
@@ -88,6 +80,14 @@ def duration(hours: float) -> str:
     return "1 minute" if minutes <= 1 else f"{minutes} minutes"
 
 
+def _seconds_per_token(job: Job) -> float:
+    """Return the time in which the first documents are encoded."""
+    began = monotonic()
+    encoded = job.tokenizer.encode_batch(list(_first_texts(job)))
+    seconds = monotonic() - began
+    return seconds / sum(len(ids) + 1 for ids in encoded)
+
+
 def _first_texts(job: Job) -> Iterator[str]:
     n_bytes = 0
     for document in job.source.read():
@@ -100,18 +100,22 @@ def _first_texts(job: Job) -> Iterator[str]:
 def describe_need(job: Job, needed: int, workers: int) -> Iterator[str]:
     """Yield sentences about a source, and about the part of it that a run needs.
 
+    There are none if the first part has no text.
+
     Args:
-        job: the preparation
+        job: the preparation, with its first part complete
         needed: `max_tokens` that suffices for the run
         workers: processes that encode
     """
+    if not Content.of_parts(job.parts[:1]).tokens:
+        return
     estimate = Estimate.of_job(job, workers)
     total = estimate.tokens
     yield f"{job.config.source}: about {total:,} tokens; {estimate.describe(total)}"
     if needed > total:
         yield f"the run reads it {needed / total:.1f} times: {needed:,} tokens"
         return
-    count = job.first_parts(estimate.bytes_per_token * needed)
+    count = job.first_parts(estimate.source_bytes_per_token * needed)
     parts = f"{count:,} of {len(job.parts):,} parts"
     yield f"the run needs {needed:,} tokens, {parts}; {estimate.describe(needed)}"
     limit = job.config.max_tokens

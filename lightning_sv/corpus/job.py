@@ -65,7 +65,7 @@ class Job:
         return plan_parts(self.folder, slices, self.encoding, limit, self.part_bytes)
 
     def first_parts(self, n_bytes: float) -> int:
-        """Return the number of first parts that have `n_bytes` of text; all if they have less."""
+        """Return the number of first parts whose slices have `n_bytes`; all if they have less."""
         ends = list(accumulate(part.n_bytes for part in self.parts))
         return min(bisect_left(ends, n_bytes) + 1, len(ends))
 

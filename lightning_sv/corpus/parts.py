@@ -96,7 +96,7 @@ class Part:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of text, an estimate for compressed files."""
+        """Bytes of the slices: those of files, or of the text's column in Parquet."""
         return sum(piece.n_bytes for piece in self.slices)
 
     def is_complete(self) -> bool:
@@ -119,6 +119,40 @@ class Part:
         if not path.stat().st_size:  # which cannot be mapped
             return np.empty(0, dtype)
         return np.memmap(path, dtype, mode="r")
+
+
+@dataclass(frozen=True)
+class Content:
+    """Sizes of complete parts, duplicates included in the text but not in the tokens.
+
+    Attributes:
+        source_bytes: bytes of their slices, e.g. of compressed files
+        text_bytes: bytes of their text in UTF-8
+        tokens: tokens of both splits
+    """
+
+    source_bytes: int
+    text_bytes: int
+    tokens: int
+
+    @classmethod
+    def of_parts(cls, parts: list[Part]) -> "Content":
+        """Return the sum over complete parts."""
+        summaries = [part.summary() for part in parts]
+        source_bytes = sum(part.n_bytes for part in parts)
+        text_bytes = sum(summary["bytes"] for summary in summaries)
+        tokens = sum(summary["tokens"] for summary in summaries)
+        return cls(source_bytes, text_bytes, tokens)
+
+    @property
+    def source_bytes_per_byte(self) -> float:
+        """Bytes of the slices per byte of text; undefined without tokens."""
+        return self.source_bytes / self.text_bytes
+
+    @property
+    def source_bytes_per_token(self) -> float:
+        """Bytes of the slices per token; undefined without tokens."""
+        return self.source_bytes / self.tokens
 
 
 def plan_parts(

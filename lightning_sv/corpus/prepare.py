@@ -10,7 +10,7 @@ from typing import Any
 from lightning_sv.atomic import file_sha256, locked, remove
 from lightning_sv.corpus.assemble import publish
 from lightning_sv.corpus.config import LAYER, CorpusConfig
-from lightning_sv.corpus.enough import encode_enough
+from lightning_sv.corpus.enough import encode_enough, encode_first
 from lightning_sv.corpus.estimate import describe_need
 from lightning_sv.corpus.job import FILENAME as JOB
 from lightning_sv.corpus.job import GROWING, Job, open_job, parts_folder
@@ -96,10 +96,7 @@ def _prepare(
             return manifest
         job = open_job(config, target, part_bytes, shown=shown)
 
-    if needed is not None and len(job.parts) > 1:
-        for sentence in describe_need(job, needed, workers):
-            log.info("%s", sentence)
-    count = _encode(job, workers, shown=shown)
+    count = _encode(job, workers, needed, shown=shown)
 
     with locked(target, f"prepare of {target}"):
         manifest = _existing(config, target)
@@ -108,15 +105,26 @@ def _prepare(
         return publish(job, count, target, workers, shown=shown)
 
 
-def _encode(job: Job, workers: int, *, shown: bool) -> int:
+def _encode(job: Job, workers: int, needed: int | None, *, shown: bool) -> int:
     """Encode the parts that are needed, together with other processes; return their number."""
     try:
+        if needed is not None and len(job.parts) > 1:
+            _log_need(job, needed, workers, shown=shown)
         return encode_enough(job, workers, shown=shown)
     except ConfigError:
         is_unused = not any(part.is_complete() for part in job.parts)
         if is_unused:
             remove(job.folder)
         raise
+
+
+def _log_need(job: Job, needed: int, workers: int, *, shown: bool) -> None:
+    """Log how much of the text a run needs, as soon as the first part is encoded."""
+    encode_first(job, 1, workers, shown=shown)
+    if not job.is_open():  # another process has published the corpus
+        return
+    for sentence in describe_need(job, needed, workers):
+        log.info("%s", sentence)
 
 
 def _remove_left_parts(config: CorpusConfig, target: Path) -> None:

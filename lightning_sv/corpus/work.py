@@ -44,7 +44,7 @@ def encode_parts(job: Job, count: int, workers: int, step: Callable[[int], None]
         job: the preparation
         count: number of parts
         workers: processes on this machine; with 1, or with one part left, this process encodes
-        step: called with the bytes of text that have been encoded
+        step: called with the bytes of slices that have been encoded, in total those of the parts
 
     Raises:
         ConfigError: the text cannot be encoded
@@ -82,10 +82,27 @@ def _encode_unless_locked(
         return
     try:
         if not part.is_complete():  # the process that held the lock may have completed it
-            encode_part(part, job.source, job.encoding, step)
+            _encode_with_steps(job, part, step)
             _log_complete(job, part)
     finally:
         lock.release()
+
+
+def _encode_with_steps(job: Job, part: Part, step: Callable[[int], None]) -> None:
+    """Encode a part; the sum of the steps is its `n_bytes`, whatever the size of its text.
+
+    A compressed file, or one with more than text, has a different size than its text.
+    """
+    left = part.n_bytes
+
+    def step_of_text(n_bytes: int) -> None:
+        nonlocal left
+        shown = min(n_bytes, left)
+        left -= shown
+        step(shown)
+
+    encode_part(part, job.source, job.encoding, step_of_text)
+    step(left)
 
 
 def _log_complete(job: Job, part: Part) -> None:

@@ -3,9 +3,11 @@ bad input."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import random
+import re
 import subprocess
 import sys
 import warnings
@@ -128,6 +130,31 @@ def test_prepare_for_a_run_tells_how_much_suffices(
         )
         assert any(f"{needed:,} tokens" in message for message in caplog.messages)
         assert (offer in " ".join(caplog.messages)) == is_offered
+
+
+@pytest.mark.parametrize("key", ["max_tokens", "max_bytes"])
+def test_prepare_of_compressed_files_encodes_no_more_than_the_limit(
+    key: str, tmp_path: Path, texts: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their bytes are fewer than those of the text, by a ratio that the first part shows."""
+    caplog.set_level("INFO")
+    n_files = 20
+    for number in range(n_files):
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts[number::n_files])
+        path = tmp_path / f"{number:02}.jsonl.gz"
+        path.write_bytes(gzip.compress(lines.encode()))
+    config = CorpusConfig(str(tmp_path / "x"), f"files:{tmp_path}", "bpe:300", val_fraction=0.1)
+    whole = prepared(config, "whole", workers=1)
+    tokens = whole.train.tokens + whole.val.tokens
+    totals = {"max_tokens": tokens, "max_bytes": whole.train.bytes + whole.val.bytes}
+    limits = {"max_tokens": tokens, key: totals[key] // 4}  # without max_tokens, no part stays
+    prepared(replace(config, **limits), "part", part_bytes=1, workers=1)
+    encoded = list((tmp_path / "part.parts").glob("[0-9]*/part.json"))
+    assert n_files / 4 <= len(encoded) <= n_files / 4 + 2
+
+    prepared(config, "estimated", part_bytes=1, workers=1, needed_tokens=tokens // 4)
+    (estimated,) = re.findall(r"about ([\d,]+) tokens", caplog.text)
+    assert int(estimated.replace(",", "")) == pytest.approx(tokens, rel=0.2)
 
 
 def test_sufficient_tokens_feed_a_run(repeated: CorpusConfig) -> None:
