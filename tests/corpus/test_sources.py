@@ -20,6 +20,7 @@ import pytest
 
 from lightning_sv.corpus import CorpusConfig
 from lightning_sv.corpus.sources import document as document_module
+from lightning_sv.corpus.sources import formats as formats_module
 from lightning_sv.corpus.sources.document import Document, Source, SplitDocuments
 from lightning_sv.corpus.sources.formats import ZSTD, needs
 from lightning_sv.corpus.sources.kinds import SOURCES
@@ -143,6 +144,29 @@ def test_files_source_limits_documents_and_drops_the_byte_order_mark(
     path.write_bytes(_pack(name, ["x" * 1001]))
     with pytest.raises(ConfigError, match=rf"{name}.*1,000 bytes"):
         _texts(f"files:{path}")
+
+
+def test_files_source_reads_no_more_than_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte after the limit that is not UTF-8 is not decoded."""
+    monkeypatch.setattr(document_module, "MAX_DOCUMENT_BYTES", 1000)
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"x" * 1001 + b"\xff")
+    with pytest.raises(ConfigError, match=r"a\.txt has more than 1,000 bytes"):
+        _texts(f"files:{path}")
+
+
+def test_files_source_too_little_memory_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(path: Path) -> None:
+        raise MemoryError
+
+    (tmp_path / "a.txt").write_text("text")
+    monkeypatch.setattr(formats_module, "open_file", no_memory)
+    with pytest.raises(ConfigError, match=r"a\.txt: .*memory"):
+        _texts(f"files:{tmp_path}")
 
 
 def test_files_source_invalid_utf8_is_refused_replaced_or_skipped(tmp_path: Path) -> None:

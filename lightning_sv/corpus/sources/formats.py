@@ -14,7 +14,12 @@ from typing import Any
 
 from lightning_sv.atomic import reading
 from lightning_sv.corpus.config import CorpusConfig
-from lightning_sv.corpus.sources.document import BYTE_ORDER_MARK, Document, Slice
+from lightning_sv.corpus.sources.document import (
+    BYTE_ORDER_MARK,
+    Document,
+    Slice,
+    read_text_file,
+)
 from lightning_sv.errors import ConfigError
 
 #: suffixes of files with one JSON object per line
@@ -135,7 +140,7 @@ class FileReader:
     def text(self, path: Path, piece: Slice) -> Iterator[Document]:
         """Yield a text file as one document."""
         with open_file(path) as file:
-            text = self._decoded(file.read(), str(path))
+            text = self._decoded(read_text_file(file, str(path)), str(path))
         yield from text_documents(text, str(path), self.text_field)
 
     def lines(self, path: Path, piece: Slice) -> Iterator[Document]:
@@ -212,6 +217,9 @@ def naming(path: Path) -> Iterator[None]:
             yield
     except ConfigError:
         raise
+    except MemoryError as error:
+        hint = "split it, or use fewer --workers."
+        raise ConfigError(f"{path}: there is too little memory for it; {hint}") from error
     except Exception as error:  # each compression and Parquet have errors of their own
         found = f"{path}: cannot be read ({error})"
         raise ConfigError(f"{found}; download it again, or remove it.") from error
