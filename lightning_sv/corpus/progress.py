@@ -18,6 +18,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
+# Above this size, hashing takes more than a second or two and shows a progress bar.
+SHOWN_BYTES = 2 << 30
+
 
 class _SpeedColumn(TransferSpeedColumn):
     """Bytes per second; empty instead of `?` while it is not known."""

@@ -19,12 +19,10 @@ import numpy as np
 from lightning_sv.atomic import file_sha256, locked, regular, write_atomically
 from lightning_sv.corpus.config import LAYER
 from lightning_sv.corpus.manifest import CHECKSUM, SPLITS, Manifest, Shard
-from lightning_sv.corpus.progress import in_threads
+from lightning_sv.corpus.progress import SHOWN_BYTES, in_threads
 from lightning_sv.corpus.tokenizer import read_file, tokenizer_file
 from lightning_sv.errors import ConfigError
 
-# Above this size, hashing takes more than a second or two and shows a progress bar.
-SHOWN_BYTES = 2 << 30
 #: file next to manifest.json that `check_corpus` writes after it has hashed all shards
 STAMP = "verified.json"
 # Wait at most this long for a different process that hashes: half of the time that other ranks wait

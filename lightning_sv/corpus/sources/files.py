@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from lightning_sv.atomic import file_sha256
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.manifest import Manifest
+from lightning_sv.corpus.progress import SHOWN_BYTES, in_threads
 from lightning_sv.corpus.sources.document import FileStates, Slice, Source, file_times
 from lightning_sv.corpus.sources.formats import READERS, FileFormat, FileReader
 from lightning_sv.corpus.sources.paths import named_paths, reached_files
@@ -84,10 +85,10 @@ def _refuse_no_files(name: str, skipped: Counter[str]) -> NoReturn:
 def counted(left_out: Mapping[str, int]) -> str:
     """Return a phrase with the numbers of files left out, the most frequent kinds first.
 
-    >>> counted({".pdf": 2, ".png": 1200})
+    >>> counted({".pdf": 2, ".png": 1200, ".zip": 0})
     '.png 1,200, .pdf 2'
     """
-    kinds = Counter(left_out).most_common()
+    kinds = (+Counter(left_out)).most_common()  # + removes those without a file
     phrases = [f"{kind} {number:,}" for kind, number in kinds[:_LISTED_KINDS]]
     if len(kinds) > _LISTED_KINDS:
         phrases.append("...")
@@ -100,7 +101,7 @@ def file_states(paths: Sequence[Path], known: FileStates) -> FileStates:
     A `known` file of equal size and time keeps its hash.
     """
     states: FileStates = {}
-    to_hash: list[str] = []
+    to_hash: list[Path] = []
     for path in paths:
         name = str(path)
         times = file_times(path)
@@ -109,12 +110,15 @@ def file_states(paths: Sequence[Path], known: FileStates) -> FileStates:
             states[name] = {**times, "sha256": before["sha256"]}
         else:
             states[name] = times
-            to_hash.append(name)
+            to_hash.append(path)
 
-    with ThreadPoolExecutor() as pool:
-        hashes = pool.map(file_sha256, map(Path, to_hash))
-        for name, digest in zip(to_hash, hashes, strict=True):
-            states[name]["sha256"] = digest
+    def add_hash(path: Path) -> int:
+        state = states[str(path)]
+        state["sha256"] = file_sha256(path)
+        return int(state["bytes"])
+
+    total = sum(states[str(path)]["bytes"] for path in to_hash)
+    in_threads("hashing text", add_hash, to_hash, total, shown=total > SHOWN_BYTES)
     return states
 
 

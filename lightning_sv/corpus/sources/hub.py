@@ -95,6 +95,7 @@ def _slices(
         with _open(file) as content:
             return row_groups(file, state, content, config.text_field, part_bytes)
 
+    log.info("reading the row groups of %s files of %s", f"{len(files):,}", config.source)
     slices = []
     with ThreadPoolExecutor(_THREADS) as pool:
         for groups in pool.map(groups_of, files):
