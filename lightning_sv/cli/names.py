@@ -174,7 +174,9 @@ def _layer(option: str, name: str) -> list[str]:
 
 
 def find_corpus(name: str) -> NamedCorpus:
-    """Return the corpus of a name in conf/data, of one in data/, or of a file or folder of text.
+    """Return the corpus of a name in conf/data, or of one in data/, or of a path.
+
+    A path is the folder of a prepared corpus, or a file or folder of text.
 
     Raises:
         ConfigError: there is none, or it has no text
@@ -187,10 +189,10 @@ def find_corpus(name: str) -> NamedCorpus:
         expected = f"{plain} for conf/data/{plain}.yaml, or a text of a different name"
         raise ConfigError(f"--data is {name}; expected {expected}.")
 
-    prepared = CORPORA / plain.removeprefix(f"{CORPORA}/")
-    if (prepared / LAYER).is_file():
-        words = _own_layer(prepared)
-        return NamedCorpus(prepared, words, words, is_own=True)
+    for prepared in (CORPORA / plain.removeprefix(f"{CORPORA}/"), Path(plain)):
+        if (prepared / LAYER).is_file():
+            words = _own_layer(prepared)
+            return NamedCorpus(prepared, words, words, is_own=True)
     if not Path(plain).exists():
         corpora = [path.parent.name for path in CORPORA.glob(f"*/{LAYER}")]
         problem = unknown("--data", name, sorted({*known, *corpora}))

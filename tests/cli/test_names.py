@@ -28,9 +28,14 @@ def stems(words: list[str]) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a working directory with a text, a folder without text, and a prepared corpus."""
+    """Return a working directory with a text, a folder without text, and two prepared corpora."""
     monkeypatch.chdir(tmp_path)
-    for name in ("my notes/a.txt", "pictures/a.png", "data/letters/corpus.yaml"):
+    for name in (
+        "my notes/a.txt",
+        "pictures/a.png",
+        "data/letters/corpus.yaml",
+        "out/old/corpus.yaml",
+    ):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("text")
     return tmp_path
@@ -63,6 +68,7 @@ LETTERS = ["data/letters/corpus.yaml", "--data.corpus.dir", "data/letters"]
         ("--model tiny --data './my notes/'", [*BASE, "model/tiny", *OWN]),
         ("--config x --data letters", ["x", *LETTERS]),
         ("--data data/letters", LETTERS),
+        ("--data out/old/", ["out/old/corpus.yaml", "--data.corpus.dir", "out/old"]),
         ("--config x --probes copying", ["x", "probes/copying"]),
         ("--model '{seed: 1}' --data x.yaml", ["--model", "{seed: 1}", "--data", "x.yaml"]),
     ],
