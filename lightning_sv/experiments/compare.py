@@ -67,22 +67,23 @@ def _file_name(label: str) -> str:
 
 
 def _free_out(base: Path, figure: PlannedFigure, runs: RunStore) -> Path:
-    """Return `base`, with a number if it has the report of a figure of other settings."""
+    """Return `base`, with a number if it has a report that the figure does not extend."""
     out = base
     numbers = count(2)
-    while _has_other_settings(out, figure, runs):
+    while _has_other_runs(out, figure, runs):
         out = base.with_name(f"{base.name}-{next(numbers)}")
     return out
 
 
-def _has_other_settings(out: Path, figure: PlannedFigure, runs: RunStore) -> bool:
-    """Return whether a folder has a report of the same arms with other settings.
+def _has_other_runs(out: Path, figure: PlannedFigure, runs: RunStore) -> bool:
+    """Return whether a folder has a report of a run that the figure lacks.
 
-    Settings of all arms, such as the optimizer, are not in the name of the folder.
+    Settings of all arms, such as the optimizer, are not in the name of the folder. The arms can
+    have a run in common, so one equal run does not make the report one of this figure.
     """
     reported = {run.name for run in reported_runs(out)}
     requested = {runs.dir(*request).name for request in figure.requests()}
-    return bool(reported) and reported.isdisjoint(requested)
+    return not reported <= requested
 
 
 def _train(

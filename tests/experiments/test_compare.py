@@ -333,10 +333,24 @@ def test_compare_command_other_settings_keep_the_earlier_report(run_args: list[s
     muon = ["--model.optim.name", "muon"]
     for more in (["1"], ["1", *muon], ["1", "--trainer.max_steps", "6"], ["1"], ["2"]):
         assert command.run([*words, *more]) == 0
-    reports = {}
+    expected = {"llama_vs_unified": 4, "llama_vs_unified-2": 2, "llama_vs_unified-3": 2}
+    assert reported_counts() == expected
+
+    as_before = ["1"]
+    base = ["1", "--a_label", "base"]
+    other_base = [*base, "--a_args=--model.optim.lr 0.1"]  # with the same runs of `unified`
+    for more in (as_before, base, other_base):
+        assert command.run([*words, *more]) == 0
+    expected |= {"llama_vs_unified-4": 2, "base_vs_unified": 2, "base_vs_unified-2": 2}
+    assert reported_counts() == expected
+
+
+def reported_counts() -> dict[str, int]:
+    """Return the number of runs of each report of `tiny` in its default folder."""
+    counts = {}
     for path in Path("runs/compare/tiny-shards").glob("*/results.csv"):
-        reports[path.parent.name] = len(run_dirs(own_figure([path.parent])))
-    assert reports == {"llama_vs_unified": 4, "llama_vs_unified-2": 2, "llama_vs_unified-3": 2}
+        counts[path.parent.name] = len(run_dirs(own_figure([path.parent])))
+    return counts
 
 
 def steps_handed_down(args: list[str], monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
