@@ -19,6 +19,10 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import COMMAND, LOCK, LOG, PROGRESS, is_complete
 from lightning_sv.runs.trust import modules_of_words
 
+#: key of a context: hash of the tokens of the corpus
+CORPUS_HASH = "corpus_hash"
+# digits of a hash in messages, as `prepare` prints it
+_SHORT_HASH = 12
 #: default program of a run
 LAUNCHER = (sys.executable, "-m", "lightning_sv", "fit")
 
@@ -112,8 +116,7 @@ class Job:
             raise ConfigError(f"{self.run_dir} is {found}; {hint}")
         change = _change(_read_record(record), self.record())
         if change is not None:
-            found = f"a run of a different command ({change})"
-            raise ConfigError(f"{self.run_dir} contains {found}; {hint}")
+            raise ConfigError(f"{self.run_dir} contains {change}; remove it, or {hint}")
         return "complete" if is_complete(self.run_dir) else "resume"
 
     def _is_unused(self) -> bool:
@@ -149,16 +152,21 @@ def _source(module: str) -> Path | None:
 
 
 def _change(before: Any, now: dict[str, Any]) -> str | None:
-    """Return a phrase for the first difference of two records in files or context, or None."""
+    """Return a phrase for a run of other files or another context than those of now, or None."""
+    different = "a run of a different command"
     if not isinstance(before, dict):
-        return f"{COMMAND} is damaged"
+        return f"{different} ({COMMAND} is damaged)"
     context = before.get("context") or {}
     name = _first_difference(context, now["context"])
+    if name == CORPUS_HASH:
+        then = str(context.get(name))[:_SHORT_HASH]
+        current = str(now["context"].get(name))[:_SHORT_HASH]
+        return f"a run whose corpus has been prepared again since ({then}, now {current})"
     if name is not None:
-        return f"{name} was {context.get(name)}, now {now['context'].get(name)}"
+        return f"{different} ({name} was {context.get(name)}, now {now['context'].get(name)})"
     name = _first_difference(before.get("files") or {}, now["files"])
     if name is not None:
-        return f"{name} has changed since"
+        return f"{different} ({name} has changed since)"
     return None
 
 

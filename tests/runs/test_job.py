@@ -24,6 +24,14 @@ def test_prepare_of_another_context_is_refused_and_changes_nothing(tmp_path: Pat
     assert job.state() == "resume"
 
 
+def test_prepare_after_another_preparation_of_the_corpus_names_it(tmp_path: Path) -> None:
+    job = Job("t", ("x",), (), tmp_path / "run", {"corpus_hash": "a" * 64})
+    job.prepare()
+    other = replace(job, context={"corpus_hash": "b" * 64})
+    with pytest.raises(ConfigError, match=r"prepared again since \(a{12}, now b{12}\); remove it"):
+        other.prepare()
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 100_000])
 def test_prepare_damaged_record_is_refused(text: str, tmp_path: Path) -> None:
     job = Job("t", ("x",), (), tmp_path / "run")
