@@ -20,6 +20,7 @@ from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.preflight import (
     check_corpora,
+    check_prepared,
     check_recorded,
     check_recorded_curves,
     check_trainable,
@@ -56,6 +57,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     figures = _plan_figures(options.fig, budget, keys)
     recording = Recording(budget, figures, options, words, launcher)
     if options.dry_run:
+        check_prepared(figures)
         return recording.list_runs()
     if options.no_train:
         return recording.judge()

@@ -132,15 +132,15 @@ class _Corpus:
             if digest == manifest.tokenizer_sha256:
                 return
         expected = f"{manifest.tokenizer}, with which the corpus in {self.root} was prepared"
-        hint = f"Use that one{self._by_layer()}, or prepare a different folder."
+        hint = f"Set data.corpus.tokenizer to it{self._by_layer()}, or prepare a different folder."
         raise ConfigError(f"tokenizer is {spec}; expected {expected}. {hint}")
 
     def _by_layer(self) -> str:
-        """Return how to take a value from the corpus's layer; empty if there is none."""
+        """Return which file has the value, for commands with --config; empty without the file."""
         layer = self.root / LAYER
         if not layer.is_file():
             return ""
-        return f" (--config {layer} sets it)"
+        return f" (as --config {layer} does)"
 
     def check_split(self, name: str) -> None:
         """Check litdata's index of a split, the sizes of its files, and its totals."""

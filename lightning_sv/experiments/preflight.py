@@ -1,5 +1,6 @@
 """Checks of figures before their first run is trained."""
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -14,6 +15,7 @@ from lightning_sv.experiments.results import PlannedFigure, requests_of
 from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.spec import ClaimSpec
+from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.tags import VAL_LOSS
 
@@ -58,6 +60,22 @@ def _check_corpus(run_spec: RunSpec) -> None:
     command = shlex.join(["lightning-sv", "prepare", *_prepare_args(run_spec.args)])
     expected = f"a prepared corpus. Run `{command}`."
     expect(manifest.is_file(), "data.corpus.dir", folder, expected)
+
+
+def check_prepared(figures: Sequence[PlannedFigure]) -> None:
+    """Refuse runs whose corpus is prepared and does not fit the model.
+
+    Raises:
+        ConfigError: names the key, e.g. data.corpus.tokenizer
+    """
+    checked = set()
+    for run_spec, _ in requests_of(figures):
+        is_prepared = run_spec.epochs is not None
+        corpus_and_model = json.dumps([run_spec.settings["data"], run_spec.model], sort_keys=True)
+        if is_prepared and corpus_and_model not in checked:
+            checked.add(corpus_and_model)
+            run = parse_run(list(run_spec.args), check_corpus=False)
+            run.data.check(run.model.backbone.vocab_size, checksums=False)
 
 
 def _prepare_args(args: Sequence[str]) -> Iterator[str]:

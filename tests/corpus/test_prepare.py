@@ -65,7 +65,7 @@ def test_prepare_layer_sets_corpus_and_vocabulary(
     assert made.vocab_size <= model.backbone.vocab_size < made.vocab_size + 64
     assert made.corpus_hash[:12] in told("prepare", "--config", layer)  # there already
     args = ["--config", files[0], "--config", files[1], "--data.corpus.dir", config.dir]
-    assert f"--config {layer} sets it" in refused("fit", *args)
+    assert f"--config {layer} does" in refused("fit", *args)
 
 
 def test_prepare_command_of_one_text_says_that_its_end_is_held_out(
