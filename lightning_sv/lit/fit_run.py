@@ -20,7 +20,11 @@ from lightning_sv.callbacks import RunProgress
 from lightning_sv.corpus import Tokenizer, is_remote
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.last_checkpoint import LastCheckpoint
-from lightning_sv.lit.checkpoint.resumed import check_resumed_rate, check_resumed_settings
+from lightning_sv.lit.checkpoint.resumed import (
+    check_not_replaced,
+    check_resumed_rate,
+    check_resumed_settings,
+)
 from lightning_sv.lit.command_run import CommandRun
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.init_from import read_start
@@ -192,6 +196,7 @@ class FitRun(CommandRun):
             self.cleanup.callback(remove_unused, self.run_dir)
         lock = acquire(self.run_dir, self.start.checkpoint, again=self.start.asked_for_last)
         self.cleanup.callback(lock.release)
+        check_not_replaced(self.start)
 
     def _print_plan(self) -> None:
         console = Console(stderr=self.config["json"])

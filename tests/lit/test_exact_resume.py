@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import lightning as L
@@ -27,8 +28,9 @@ from lightning_sv.lit.checkpoint.compat import check_learning_rate
 from lightning_sv.lit.checkpoint.sharded_write import check_links, link_last
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import OPTIMIZERS, ScheduleConfig
-from lightning_sv.runs.directory import read_summary
+from lightning_sv.runs.directory import LAST, read_summary
 from lightning_sv.runs.events import read_run
+from lightning_sv.runs.lock import acquire
 from lightning_sv.scale.strategy import PARAMETERIZATIONS, PLACEMENTS
 from tests.conftest import argv, thinned
 from tests.lit.runs import differences, leaving, load, run_fit, same_checkpoint, same_curves
@@ -283,6 +285,28 @@ def test_model_checkpoint_of_an_earlier_step_resumes(run_args: list[str], tmp_pa
     for name in named:
         assert main(["fit", *args, "--ckpt_path", str(run / "checkpoints" / name)]) == 0
         same_curves(whole, run)
+
+
+def test_checkpoint_replaced_while_waiting_for_the_lock_is_refused(
+    run_args: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    args = [*run_args, *argv("--trainer.max_steps 2 --checkpoint.every_n_steps 1")]
+    with leaving(tmp_path / "stopped", 1):
+        assert run_fit(args, run) == 0
+    stopped = tmp_path / "stopped"
+    last_step = (run / LAST).read_bytes()
+
+    def acquire_late(*given: Any, **more: Any) -> Any:
+        (stopped / LAST).write_bytes(last_step)
+        return acquire(*given, **more)
+
+    monkeypatch.setattr("lightning_sv.lit.fit_run.acquire", acquire_late)
+    assert run_fit([*args, "--ckpt_path", "last"], stopped) == 2
+    assert "last.ckpt at step 2; expected step 1" in capsys.readouterr().err
 
 
 def test_link_last_replaces_a_folder_and_a_link(tmp_path: Path) -> None:

@@ -57,6 +57,23 @@ def find_starting_point(ckpt_path: str | None, run_dir: str | None) -> StartingP
     return StartingPoint(path, checkpoint.get("global_step", 0), asked_for_last)
 
 
+def check_not_replaced(start: StartingPoint) -> None:
+    """Check that the checkpoint is the one that was read; call this with the lock of the run.
+
+    A process that a signal has stopped may write its last checkpoint while a new start waits for
+    the lock.
+
+    Raises:
+        ConfigError: the checkpoint is of a different step
+    """
+    if start.checkpoint is None:
+        return
+    current = find_starting_point(start.checkpoint, run_dir=None)
+    if current.step != start.step:
+        hint = "A different process of the run has replaced it. Start again."
+        raise ConfigError(f"ckpt_path is {current}; expected step {start.step}. {hint}")
+
+
 def check_resumed_settings(
     checkpoint: dict[str, Any], path: str, module: Any, data: DataConfig, config: Any
 ) -> None:
