@@ -276,10 +276,10 @@ def print_verdicts(console: Console, figures: Sequence[Figure]) -> None:
     """Print each claim with its verdict, per figure."""
     for figure in figures:
         title = figure.spec.title
-        ratio = figure.ratio()
-        if ratio:
+        per_param = figure.tokens_per_param_text()
+        if per_param:
             paper = figure.spec.paper_tokens_per_param
-            title += f", {ratio} tokens per parameter (the paper: {paper})"
+            title += f", {per_param} tokens per parameter (the paper: {paper})"
         console.print(_verdict_table(figure, title) if figure.verdicts else escape(title))
         for warning in figure.warnings:
             console.print(f"warning: {warning}", markup=False, style="yellow")
@@ -292,5 +292,5 @@ def _verdict_table(figure: Figure, title: str) -> Table:
         sentence = verdict.sentence
         if verdict.corrected != verdict.verdict:
             sentence += f" Corrected: {verdict.corrected}."
-        table.add_row(escape(figure.claim(verdict)), escape(sentence), escape(verdict.paper))
+        table.add_row(escape(figure.statement(verdict)), escape(sentence), escape(verdict.paper))
     return table

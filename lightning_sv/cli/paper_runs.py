@@ -38,8 +38,9 @@ def print_runs(
 
     time = TimeEstimate(budget, parallel)
     total = requests_of(figures)
-    unfinished = {job.name for job in replace(runs, context=None).missing(total)}
-    missing = [(run_spec, seed) for run_spec, seed in total if run_spec.key(seed) in unfinished]
+    of_any_context = replace(runs, context=None)  # the table refuses no run
+    unfinished = {job.name for job in of_any_context.missing(total)}
+    missing = [request for request in total if request.name in unfinished]
     machine = f"; {budget.gpu}, {MFU:.0%} MFU" if budget.gpu else ""
     print_line(f"budget {budget.name}: {budget.summary}{machine}")
     console.print(_run_table(total, unfinished, time))
@@ -91,15 +92,15 @@ def _run_table(requests: Sequence[RunRequest], unfinished: set[str], time: TimeE
         table.add_column(column, justify="right", no_wrap=True)
 
     by_configuration: dict[str, list[RunRequest]] = {}
-    for run_spec, seed in requests:
-        by_configuration.setdefault(run_spec.identity, []).append((run_spec, seed))
+    for request in requests:
+        by_configuration.setdefault(request.run_spec.identity, []).append(request)
     for seeds in sorted(by_configuration.values(), key=_order):
         table.add_row(*_run_cells(seeds, unfinished, time))
     return table
 
 
 def _order(requests: Sequence[RunRequest]) -> tuple[str, str, int]:
-    run_spec, _ = requests[0]
+    run_spec = requests[0].run_spec
     return run_spec.model, run_spec.strategy, run_spec.steps
 
 
@@ -107,8 +108,8 @@ def _run_cells(
     requests: Sequence[RunRequest], unfinished: set[str], time: TimeEstimate
 ) -> list[str]:
     """Return one row: runs of one configuration, which differ in their seeds."""
-    run_spec, _ = requests[0]
-    done = [seed for _, seed in requests if run_spec.key(seed) not in unfinished]
+    run_spec = requests[0].run_spec
+    done = [request for request in requests if request.name not in unfinished]
     return [
         escape(f"{run_spec.model}, {run_spec.strategy}, {run_spec.details}"),
         f"{run_spec.steps:,}",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,18 @@ if TYPE_CHECKING:  # it imports torch, which a report does not need
     from lightning_sv.experiments.run_spec import RunSpec
 
 _ArmOrSeries = TypeVar("_ArmOrSeries", "Arm", "Series")
-#: a requested run: its specification and its seed
-RunRequest = tuple["RunSpec", int]
+
+
+class RunRequest(NamedTuple):
+    """A run that an arm needs: its configuration and its seed."""
+
+    run_spec: "RunSpec"
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Name of the run directory."""
+        return self.run_spec.run_name(self.seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +74,7 @@ class PlannedArm(_ArmPlace):
     @property
     def requests(self) -> list[RunRequest]:
         """Requested runs, one per seed."""
-        return [(self.run_spec, seed) for seed in self.seeds]
+        return [RunRequest(self.run_spec, seed) for seed in self.seeds]
 
     def with_runs(self, ended: Mapping[int, Run], diverged: Sequence[Run]) -> "Arm":
         """Return the arm with its runs: seed -> run that ended, and those that diverged."""

@@ -56,12 +56,12 @@ def _read_arm(planned: PlannedArm, runs: RunStore, unfinished: Collection[str]) 
     """Return an arm with its runs that ended, and those that diverged."""
     ended = {}
     diverged = []
-    for run_spec, seed in planned.requests:
-        if run_spec.key(seed) in unfinished:
+    for request in planned.requests:
+        if request.name in unfinished:
             continue
-        run = runs.read(run_spec, seed)
+        run = runs.read(*request)
         if math.isfinite(run.val_loss):
-            ended[seed] = run
+            ended[request.seed] = run
         else:
             diverged.append(run)
     return planned.with_runs(ended, diverged)
@@ -71,24 +71,24 @@ def _load_panel(
     planned: PlannedPanel, all_arms: tuple[Arm, ...], pool: Pool, runs: RunStore
 ) -> LoadedPanel:
     """Keep the arms that the kind of the panel can compare."""
-    unavailable = LoadedPanel(
+    without_arms = LoadedPanel(
         planned.spec, (), all_arms, pool, skipped=planned.skipped, why_not=planned.why_not
     )
     if planned.why_not is not None:
-        return unavailable
+        return without_arms
     try:
         arms = planned.kind.comparable(all_arms)
     except NotTestableError as error:
-        return replace(unavailable, why_not=str(error))
+        return replace(without_arms, why_not=str(error))
     lost = "; ".join(_lost_runs(all_arms, runs.missing(planned.requests)))
     if all_arms and not arms:
-        return replace(unavailable, why_not=lost)
+        return replace(without_arms, why_not=lost)
 
     warnings = list(planned.warnings)
     if lost:
         warnings.append(f"{planned.title} lacks runs: {lost}. {planned.kind.lost_runs}")
     warnings += _changed_source(planned, runs)
-    return replace(unavailable, arms=arms, warnings=tuple(warnings), notes=_training_notes(arms))
+    return replace(without_arms, arms=arms, warnings=tuple(warnings), notes=_training_notes(arms))
 
 
 def _lost_runs(all_arms: Sequence[Arm], missing: Sequence[Job]) -> list[str]:
@@ -106,12 +106,12 @@ def _lost_runs(all_arms: Sequence[Arm], missing: Sequence[Job]) -> list[str]:
 
 def _changed_source(panel: PlannedPanel, runs: RunStore) -> list[str]:
     """Warn about own modules whose source is not that of the runs."""
-    unknown: set[str] = set()
-    for run_spec, seed in panel.requests:
-        unknown |= runs.unknown_modules(run_spec, seed)
-    if not unknown:
+    changed: set[str] = set()
+    for request in panel.requests:
+        changed |= runs.changed_modules(*request)
+    if not changed:
         return []
-    names = ", ".join(sorted(unknown))
+    names = ", ".join(sorted(changed))
     return [
         f"{panel.title}: the source of {names} has changed since its runs, "
         "or is not recorded for them."

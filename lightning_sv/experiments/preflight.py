@@ -101,7 +101,7 @@ def check_recorded(
     Raises:
         ConfigError: no run of the figures is recorded
     """
-    needed = {run_spec.key(seed) for run_spec, seed in requests_of(figures)}
+    needed = {request.name for request in requests_of(figures)}
     if not recorded or not needed:
         return
     names = " ".join(figure.spec.name for figure in figures)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter
 
 from lightning_sv.experiments.arms import RunRequest
 from lightning_sv.experiments.kinds.base import LoadedPanel, PlannedPanel
@@ -120,25 +120,25 @@ class Figure:
     budget: str = ""
     paper_scale: bool = False
 
-    def ratio(self) -> str:
-        """Return training tokens per parameter as text.
+    def tokens_per_param_text(self) -> str:
+        """Return training tokens per parameter as text; empty if they are unknown.
 
-        The highest ratio follows the lowest if it is 10% more.
+        The highest number follows the lowest if it is 10% more.
         """
-        few, most = self.tokens_per_param
-        if most == 0:
+        lowest, highest = self.tokens_per_param
+        if highest == 0:
             return ""
-        if most > 1.1 * few:  # parameters of strategies differ by 1%
-            return f"{few:.3g} to {most:.3g}"
-        return f"{few:.3g}"
+        if highest > 1.1 * lowest:  # parameters of strategies differ by 1%
+            return f"{lowest:.3g} to {highest:.3g}"
+        return f"{lowest:.3g}"
 
-    def claim(self, verdict: Verdict) -> str:
+    def statement(self, verdict: Verdict) -> str:
         """Return the statement of a claim, with its panel if several panels have the same."""
-        panels = set()
+        panels_with_it = set()
         for other in self.verdicts:
             if other.claim == verdict.claim:
-                panels.add(other.panel)
-        if len(panels) > 1:
+                panels_with_it.add(other.panel)
+        if len(panels_with_it) > 1:
             return f"{verdict.panel}: {verdict.claim}"
         return verdict.claim
 
@@ -158,9 +158,9 @@ def requests_of(figures: Sequence[PlannedFigure]) -> list[RunRequest]:
     unique: dict[str, RunRequest] = {}
     for figure in figures:
         for panel in figure.panels:
-            for run_spec, seed in panel.requests:
-                unique[run_spec.key(seed)] = (run_spec, seed)
-    return sorted(unique.values(), key=itemgetter(1))
+            for request in panel.requests:
+                unique[request.name] = request
+    return sorted(unique.values(), key=attrgetter("seed"))
 
 
 def count_seeds(count: int) -> str:

@@ -67,7 +67,7 @@ class RunSpec:
         """Training tokens per activated parameter; 100 in the paper."""
         return self.tokens / self.parameters
 
-    def key(self, seed: int) -> str:
+    def run_name(self, seed: int) -> str:
         """Return the name of the run directory: readable, with a hash of configuration and seed."""
         digest = hashlib.sha256(f"{self.identity} {seed}".encode()).hexdigest()[:10]
         return re.sub(r"[^\w.+-]+", "_", f"{self.model}-{self.strategy}-seed{seed}-{digest}")

@@ -56,7 +56,7 @@ class RunStore:
     def job(self, run_spec: RunSpec, seed: int) -> Job:
         """Return the run as a child process."""
         args = (*run_spec.args, "--seed_everything", str(seed))
-        run_dir = self.out / "runs" / run_spec.key(seed)
+        run_dir = self.out / "runs" / run_spec.run_name(seed)
         title = f"{run_spec.title}, seed {seed}"
         return Job(title, tuple(self.launcher), args, run_dir, self.context or {})
 
@@ -65,10 +65,10 @@ class RunStore:
         job = self.job(run_spec, seed)
         return job.name in self.recorded and not is_complete(job.run_dir)
 
-    def missing(self, wanted: Sequence[RunRequest]) -> list[Job]:
+    def missing(self, requests: Sequence[RunRequest]) -> list[Job]:
         """Return the runs that are neither complete, diverged nor recorded."""
         jobs = []
-        for request in wanted:
+        for request in requests:
             if self.is_recorded(*request):
                 continue
             job = self.job(*request)
@@ -82,20 +82,25 @@ class RunStore:
             job.state()  # refuses a run of a different context
         return is_complete(job.run_dir) or is_diverged(job.run_dir)
 
-    def unknown_modules(self, run_spec: RunSpec, seed: int) -> set[str]:
+    def changed_modules(self, run_spec: RunSpec, seed: int) -> set[str]:
         """Return the own modules of a run whose source was different, or is not recorded."""
         modules = modules_of_settings(run_spec.settings)
         if not modules:
             return set()
+        if self.is_recorded(run_spec, seed):  # results.csv has no hashes of modules
+            return modules
         job = self.job(run_spec, seed)
         command = job.run_dir / COMMAND
-        before = {}
-        if not self.is_recorded(run_spec, seed):
-            if not command.is_file():
-                return set()
-            before = read_json(command, "train the run again.").get("files", {})
-        now = job.record()["files"]
-        return {name for name in modules if before.get(name, "not recorded") != now.get(name)}
+        if not command.is_file():  # it is not trained yet
+            return set()
+
+        hashes_then = read_json(command, "train the run again.").get("files", {})
+        hashes_now = job.record()["files"]
+        changed = set()
+        for name in modules:
+            if hashes_then.get(name, "not recorded") != hashes_now.get(name):
+                changed.add(name)
+        return changed
 
     def read(self, run_spec: RunSpec, seed: int) -> Run:
         """Read a run that is complete, recorded or diverged.

@@ -81,7 +81,7 @@ def labels(printed: str) -> list[str]:
 
 
 def keys_of(figure: PlannedFigure) -> set[str]:
-    return {run_spec.key(seed) for run_spec, seed in figure.requests()}
+    return {run_spec.run_name(seed) for run_spec, seed in figure.requests()}
 
 
 def test_run_key_has_the_content_of_initial_weights(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_compare_wrong_requests_start_nothing(
 
 def test_compare_files_of_others_are_not_replaced(tmp_path: Path) -> None:
     run_spec, seed = compared((LLAMA, UNIFIED), CONFIG, 1).requests()[0]
-    foreign = tmp_path / "runs" / run_spec.key(seed)
+    foreign = tmp_path / "runs" / run_spec.run_name(seed)
     foreign.mkdir(parents=True)
     (foreign / "thesis.tex").touch()
     with pytest.raises(ConfigError, match=re.escape(str(foreign))):

@@ -85,7 +85,7 @@ def test_array_script_tasks_have_their_arguments(planned: Planned, tmp_path: Pat
     jobs = []
     for run_spec, seed in figures["placement"].requests():
         args = (*run_spec.args, "--seed_everything", str(seed))
-        jobs.append(Job("t", ("x",), args, tmp_path / run_spec.key(seed)))
+        jobs.append(Job("t", ("x",), args, tmp_path / run_spec.run_name(seed)))
     text = array_script(jobs, f"paper-{budget}", load_budget(budget).sbatch)
     script = tmp_path / "slurm.sh"
     # print the arguments instead of running srun
@@ -256,9 +256,9 @@ SPELLINGS = """- title: q
 def test_plan_figure_one_configuration_has_one_key(conf: Path) -> None:
     """With a value that the file also has, or a different spelling of strategy or preset."""
     _, b, c, d, e, f, g = run_specs_of(plan_mine(conf, of_arm("scale: unified") + SPELLINGS))
-    assert b.key(0) == c.key(0) and b.args == c.args
-    assert f.key(0) == g.key(0)
-    assert len({b.key(0), b.key(1), d.key(0), e.key(0), f.key(0)}) == 5
+    assert b.run_name(0) == c.run_name(0) and b.args == c.args
+    assert f.run_name(0) == g.run_name(0)
+    assert len({b.run_name(0), b.run_name(1), d.run_name(0), e.run_name(0), f.run_name(0)}) == 5
     assert e.steps == 4500
 
 

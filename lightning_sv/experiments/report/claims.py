@@ -36,7 +36,7 @@ def claim_table(figure: Figure) -> pd.DataFrame:
 def _claim_cells(figure: Figure, verdict: Verdict) -> list[str]:
     return [
         figure.spec.title,
-        figure.claim(verdict),
+        figure.statement(verdict),
         verdict.verdict,
         verdict.corrected or "",
         _p_text(verdict),

@@ -87,7 +87,7 @@ def report_content(
 def figure_content(figure: Figure, sections: Sequence[Section]) -> FigureContent:
     """Return the content of one figure."""
     spec = figure.spec
-    ours = figure.ratio() or "not stated"
+    ours = figure.tokens_per_param_text() or "not stated"
     papers = spec.paper_tokens_per_param
     ratios = f"Training tokens per parameter: {ours}; the paper's are {papers}."
     return FigureContent(
