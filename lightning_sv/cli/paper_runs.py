@@ -64,7 +64,7 @@ class TimeEstimate:
 
     @property
     def unit(self) -> str:
-        """Unit of `cost`."""
+        """Unit of `RunSpec.cost`."""
         return "seconds" if self.budget.gpu is None else "GPU-hours"
 
     @property
@@ -73,8 +73,8 @@ class TimeEstimate:
         return 0 if self.budget.gpu is None else 1
 
     def cost(self, requests: Sequence[RunRequest]) -> float:
-        """Return seconds of one core, or GPU-hours."""
-        return sum(run_spec.cost + self.budget.startup_seconds for run_spec, _ in requests)
+        """Return the time of all runs, one at a time, in `unit`."""
+        return sum(request.run_spec.cost for request in requests)
 
     def text(self, requests: Sequence[RunRequest]) -> str:
         """Return the time of all runs as text."""

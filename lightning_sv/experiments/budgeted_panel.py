@@ -71,11 +71,11 @@ class BudgetedPanel:
         return self.budget.name in (arm.lr or self.spec.lr)
 
     @cached_property
-    def untuned(self) -> list[str]:
+    def why_untuned(self) -> list[str]:
         """Sentences on why arms do not have their own optima."""
         reasons: list[str] = []
         for role in self.roles:
-            reason = self.resolver.untuned(self.spec, self.budget.models[role])
+            reason = self.resolver.why_untuned(self.spec, self.budget.models[role])
             if reason is not None and reason not in reasons:
                 reasons.append(reason)
         return reasons

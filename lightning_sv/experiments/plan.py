@@ -35,12 +35,14 @@ def _checked_plan(panel: BudgetedPanel) -> PlannedPanel:
 
 
 def _plan(panel: BudgetedPanel) -> PlannedPanel:
-    why_not = _why_left_out(panel)
-    if panel.spec.file is not None or why_not is not None:
-        return PlannedPanel(panel.spec, why_not=why_not)
-    why_not = _why_untrained(panel)
-    if why_not is not None:
-        return PlannedPanel(panel.spec, skipped=panel.skipped, why_not=why_not)
+    why_left_out = _why_left_out(panel)
+    if why_left_out is not None:
+        return PlannedPanel(panel.spec, why_not=why_left_out)
+    if panel.spec.file is not None:  # it has measured results instead of runs
+        return PlannedPanel(panel.spec)
+    why_untrained = _why_untrained(panel)
+    if why_untrained is not None:
+        return PlannedPanel(panel.spec, skipped=panel.skipped, why_not=why_untrained)
     arms = tuple(_plan_arms(panel))
     return PlannedPanel(panel.spec, arms, skipped=panel.skipped, warnings=tuple(_warnings(panel)))
 
@@ -62,16 +64,16 @@ def _why_untrained(panel: BudgetedPanel) -> str | None:
     if not panel.roles:
         return panel.resolver.why_no_model(panel.all_roles[0])
     needs_optima = panel.spec.needs_own_optima or panel.spec.shares_optimum
-    if needs_optima and panel.untuned:
-        return panel.untuned[0]
+    if needs_optima and panel.why_untuned:
+        return panel.why_untuned[0]
     return KINDS[panel.spec.kind].why_not(panel)
 
 
 def _warnings(panel: BudgetedPanel) -> Iterator[str]:
     yield from KINDS[panel.spec.kind].warnings(panel)
-    for why in panel.untuned:
+    for reason in panel.why_untuned:
         have_one = "all arms have one learning rate and initial std"
-        yield f"{panel.spec.title}: {have_one}: {why}."
+        yield f"{panel.spec.title}: {have_one}: {reason}."
 
 
 def _plan_arms(panel: BudgetedPanel) -> list[PlannedArm]:

@@ -48,6 +48,7 @@ class RunResolver:
         self.budget = budget
         self.extra = dict(extra)
         self.conf = conf
+        # Parsing a run takes 0.06 seconds, and panels and figures share many runs.
         self._resolved: dict[str, RunSpec] = {}
         self._llama_steps = cache(_llama_steps)
 
@@ -89,24 +90,22 @@ class RunResolver:
         defaults = {**self.budget.overrides, **model.overrides}
         rate = self._own_rate(panel, arm)
         settings = {**panel.overrides, **arm.overrides, **point, **rate, **self.extra}
-        # the tuned values depend on the model that the other settings define
-        untuned = RunConfig(files, {**defaults, **settings}, arm.scale)
-        optimum = self._optimum(panel, untuned, model)
-        config = replace(untuned, keys={**defaults, **optimum.keys, **settings})
+        # The tuned values depend on the model that the other settings define.
+        without_optimum = RunConfig(files, {**defaults, **settings}, arm.scale)
+        optimum = self._optimum(panel, without_optimum, model)
+        config = replace(without_optimum, keys={**defaults, **optimum.keys, **settings})
         steps = self._steps(panel, arm, role)
-
         note = f"{model.note} {optimum.note}".strip()
 
-        # parsing takes 0.06 seconds, and panels and figures share many runs
-        run_of_panel = [list(map(str, files)), config.keys, arm.scale, steps, note]
-        request = json.dumps(run_of_panel, sort_keys=True)
-        if request not in self._resolved:
+        inputs = [list(map(str, files)), config.keys, arm.scale, steps, note]
+        cache_key = json.dumps(inputs, sort_keys=True)
+        if cache_key not in self._resolved:
             run = config.parse()
             cost = self._cost(run, steps, panel, model)
-            self._resolved[request] = run.spec(steps, cost, note, panel.probes)
-        return self._resolved[request]
+            self._resolved[cache_key] = run.spec(steps, cost, note, panel.probes)
+        return self._resolved[cache_key]
 
-    def untuned(self, panel: PanelSpec, model: ModelSpec) -> str | None:
+    def why_untuned(self, panel: PanelSpec, model: ModelSpec) -> str | None:
         """Return why the arms of a panel do not have their own optima.
 
         None if they do, or if the panel sets values.
@@ -139,35 +138,50 @@ class RunResolver:
             return None
         return load_tuned(model.tuned, self.conf)
 
-    def _optimum(self, panel: PanelSpec, untuned: RunConfig, model: ModelSpec) -> TunedKeys:
+    def _optimum(self, panel: PanelSpec, config: RunConfig, model: ModelSpec) -> TunedKeys:
         """Return the tuned values of an arm; none if its panel uses none."""
+        nothing = TunedKeys({}, "")
         tuned = self._tuned(panel, model)
-        if tuned is None or (tuned.optim, tuned.schedule) != (panel.optim, panel.schedule):
-            return TunedKeys({}, "")
+        if tuned is None:
+            return nothing
+        is_tuned_this_way = (tuned.optim, tuned.schedule) == (panel.optim, panel.schedule)
+        if not is_tuned_this_way:
+            return nothing
         if panel.shares_optimum:
-            return _shared_optimum(tuned, replace(untuned, scale=panel.tuned_as))
-        run = untuned.parse()
+            return _shared_optimum(tuned, replace(config, scale=panel.tuned_as))
+        run = config.parse()
         strategy = ScaleStrategy.parse(run.strategy)
         return tuned_keys(tuned, strategy, run.label, run.model.backbone.d_model)
 
     def _steps(self, panel: PanelSpec, arm: ArmSpec, role: str) -> int:
         """Return the steps of an arm: those of llama in its panel, times `longer`.
 
-        So arms with more scale vectors do not get more steps.
+        So arms with more scale vectors do not get more steps, nor those with a model of their own.
         """
-        model = self.budget.models[role if arm.model is None else panel.model]
-        keys = {**self.budget.overrides, **model.overrides, **panel.overrides, **self.extra}
-        steps = self._llama_steps(*fit_args(self._files(panel, model), keys))
         if "trainer.max_steps" in arm.overrides and "trainer.max_steps" not in self.extra:
             return int(arm.overrides["trainer.max_steps"])
+        if arm.model is not None:
+            role = panel.model
+        model = self.budget.models[role]
+        keys = {**self.budget.overrides, **model.overrides, **panel.overrides, **self.extra}
+        steps = self._llama_steps(*fit_args(self._files(panel, model), keys))
         return round(steps * arm.longer)
 
     def _cost(self, run: ParsedRun, steps: int, panel: PanelSpec, model: ModelSpec) -> float:
-        """Return seconds of one core, or GPU-hours at `MFU`."""
+        """Return the time of a run, in the unit of `RunSpec.cost`."""
         if self.budget.gpu is not None:
-            peak = find_gpu(self.budget.gpu).peak(str(run.trainer["precision"]))
-            flops = run.model.plan.flops_per_token(run.data.seq_len)
-            return train_hours(steps * run.data.tokens_per_step, flops, 1, peak, MFU)
+            return self._gpu_hours(run, steps, self.budget.gpu)
+        return self._seconds(run, steps, panel, model)
+
+    def _gpu_hours(self, run: ParsedRun, steps: int, gpu: str) -> float:
+        """Return GPU-hours at `MFU`."""
+        peak = find_gpu(gpu).peak(str(run.trainer["precision"]))
+        flops = run.model.plan.flops_per_token(run.data.seq_len)
+        hours = train_hours(steps * run.data.tokens_per_step, flops, 1, peak, MFU)
+        return hours + self.budget.startup_seconds / 3600
+
+    def _seconds(self, run: ParsedRun, steps: int, panel: PanelSpec, model: ModelSpec) -> float:
+        """Return seconds by the measured time of llama, and by the factors of slower steps."""
         if model.seconds_per_1000_steps is None:
             found = f"model {model.config} has no seconds_per_1000_steps"
             hint = "add those of one core for 1,000 steps of llama."
@@ -175,7 +189,8 @@ class RunResolver:
         factors = self.budget.relative_step_time
         names = (run.model.strategy.placement, panel.optim, panel.probes)
         slower = math.prod(factors.get(name, 1.0) for name in names)
-        return model.seconds_per_1000_steps * steps / 1000 * slower
+        seconds = model.seconds_per_1000_steps * steps / 1000 * slower
+        return seconds + self.budget.startup_seconds
 
 
 def _shared_optimum(tuned: Tuned, config: RunConfig) -> TunedKeys:

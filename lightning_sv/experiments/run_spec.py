@@ -39,7 +39,7 @@ class RunSpec:
         args: arguments of `fit`, without seed and directory
         identity: `settings` as JSON with sorted keys, which the name of a run's directory hashes
         parameters: activated parameters
-        cost: seconds of one core; under a budget with a GPU, GPU-hours; 0 without a budget
+        cost: GPU-hours under a budget with `gpu`; otherwise seconds; 0 without a budget
         note: sentence for readers of the losses
         epochs: tokens over those of the training split; None if the corpus is not on this machine
     """
@@ -83,7 +83,7 @@ class RunConfig:
 
     @cached_property
     def file_settings(self) -> DictConfig:
-        """Settings of the files, the last one first."""
+        """Settings of the files; a later file replaces the values of an earlier one."""
         contents = [read_yaml(path, f"--config {path}") for path in self.files]
         return cast(DictConfig, OmegaConf.merge({}, *contents))
 

@@ -27,8 +27,8 @@ class ModelSpec:
         overrides: keys of `fit` in which runs of this budget differ from the file
         tuned: file of conf/paper/tuned, without its ending, with the optimum of each arm; "" if all
             arms have the same
-        seconds_per_1000_steps: seconds of one core, for `llama` with AdamW; None if hours follow
-            from FLOPs
+        seconds_per_1000_steps: measured seconds of one core or one GPU, for `llama` with AdamW;
+            None if hours follow from FLOPs
         note: sentence for readers of its losses
     """
 
@@ -54,9 +54,10 @@ class Budget:
             with AdamW
         first_seed: first seed; a new recording has new seeds, so that it can be pooled with the old
             one
-        gpu: kind of GPU; None for a CPU
-        startup_seconds: seconds of a run on a CPU that its summary does not count: imports, tables,
-            the picture
+        gpu: kind of GPU, whose hours are computed from FLOPs; None if `seconds_per_1000_steps` are
+            measured, on CPU or GPU
+        startup_seconds: seconds of a run that its summary does not count: imports, compilation,
+            tables, the picture
         sbatch: options of the SLURM job of one run
         caution: warning about all losses, at the head of the report
         figures: figures of this budget; empty for all

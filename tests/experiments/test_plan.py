@@ -3,10 +3,12 @@ configurations."""
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from lightning_sv.cli.paper_runs import TimeEstimate
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import plan_figure
@@ -107,6 +109,18 @@ def test_array_script_tasks_have_their_arguments(planned: Planned, tmp_path: Pat
     assert task(999).returncode == 2
     assert f"#SBATCH --array=0-{len(jobs) - 1}\n" in text
     assert ("--gpus-per-node=8" in text) == (budget == "paper")
+
+
+@pytest.mark.parametrize(("name", "expected"), [("cpu", 60), ("gpu", 60 / 3600)])
+def test_time_of_a_run_has_its_startup_in_the_unit_of_the_budget(
+    name: str, expected: float
+) -> None:
+    times = []
+    for seconds in (0.0, 60.0):
+        budget = replace(load_budget(name), startup_seconds=seconds)
+        figure = plan_figure(load_figure("necessity"), RunResolver(budget, {}))
+        times.append(TimeEstimate(budget, parallel=1).cost(figure.requests()[:1]))
+    assert times[1] - times[0] == pytest.approx(expected)
 
 
 FIGURE = (
