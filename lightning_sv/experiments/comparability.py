@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pandas as pd
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.arms import Arm, runs_of
 from lightning_sv.experiments.claims.pooling import CORPUS_KEYS
-from lightning_sv.experiments.kinds.base import LoadedPanel, alike
+from lightning_sv.experiments.kinds.base import LoadedPanel, by_size
 from lightning_sv.runs.directory import SUMMARY, config_value
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.segments import changed_numerics, schedule_lengths
@@ -26,8 +26,9 @@ _OWN_KEYS = ("model.scale", "seed_everything", "run_dir")
 _TUNED_KEYS = ("model.optim.lr", "model.backbone.init_std")
 # seeds that are the seed of the run, unless they are set
 _SEEDS = ("model.seed", "data.seed")
-_COMMIT = re.compile("^([^,]{10})[^,]*")
 _DIFFERENT_TOKENS = "end at different tokens"
+# key that allows different tokens
+_LENGTH = "trainer.max_steps"
 
 
 def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> None:
@@ -78,10 +79,10 @@ def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") 
         what: runs or arms
     """
     hint = f"Compare {what} of one corpus, tokenizer and validation set."
-    for (before, expected), (name, values) in pairwise(facts.items()):
-        for key, value in values.items():
-            same = f"{expected[key]}, that of {before}. {hint}"
-            expect(value == expected[key], f"{key} of {name}", value, same)
+    for (first, values_of_first), (second, values_of_second) in pairwise(facts.items()):
+        for key, value in values_of_second.items():
+            other = values_of_first[key]
+            expect(value == other, f"{key} of {second}", value, f"{other}, that of {first}. {hint}")
 
 
 def comparability_warnings(runs: Mapping[str, Run], requested: Sequence[str] = ()) -> list[str]:
@@ -93,30 +94,35 @@ def comparability_warnings(runs: Mapping[str, Run], requested: Sequence[str] = (
 
     Args:
         runs: name -> run
-        requested: keys that may differ, because not all arms set them
+        requested: keys that may differ, because not all arms set them; with `trainer.max_steps`
+            runs may also end at different tokens
     """
     warnings = _config_warnings(runs, (*_OWN_KEYS, *requested))
-    warnings += _fact_warnings(runs)
+    allowed = {_DIFFERENT_TOKENS} if _LENGTH in requested else set()
+    warnings += _fact_warnings(runs, allowed)
     for name, run in runs.items():
         warnings += _resume_warnings(name, run)
     return warnings
 
 
-def _fact_warnings(runs: Mapping[str, Run]) -> list[str]:
+def _fact_warnings(runs: Mapping[str, Run], allowed: Collection[str]) -> list[str]:
     """Return a warning per fact of the summaries that differs, with the runs of each value."""
     facts = pd.DataFrame([_facts(run) for run in runs.values()])
     names = pd.Series(list(runs))
     warnings = []
-    for what in facts.columns[facts.nunique() > 1]:
-        runs_by_value = names.groupby(facts[what], sort=False).agg(_name_list)
+    for predicate in facts.columns[facts.nunique() > 1]:
+        if predicate in allowed:
+            continue
+        runs_by_value = names.groupby(facts[predicate], sort=False).agg(_name_list)
         values = [f"{value} ({listed})" for value, listed in runs_by_value.items()]
-        warnings.append(f"The runs {what}: {'; '.join(values)}.")
+        warnings.append(f"The runs {predicate}: {'; '.join(values)}.")
     return warnings
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """Return what is wrong if two runs differ in it -> value."""
+    """Return facts of a run, by the predicate of `The runs ...` for runs that differ in one."""
     summary = run.summary
+    # torch and Python follow in the same text; torch is a fact of its own
     machine, _, _ = (summary.get("machine") or "one not stated").partition(", torch ")
     return {
         _DIFFERENT_TOKENS: str(run.tokens),
@@ -129,7 +135,9 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _short_commit(commit: object) -> str:
-    return _COMMIT.sub(r"\1", str(commit))
+    """Return ten digits of a commit, with what follows them: `, with uncommitted changes`."""
+    digits, comma, changes = str(commit).partition(",")
+    return f"{digits[:10]}{comma}{changes}"
 
 
 def _name_list(names: Iterable[str]) -> str:
@@ -158,7 +166,7 @@ def panel_warnings(panel: LoadedPanel) -> list[str]:
     if panel.why_not:
         return []
     differences: list[str] = []
-    for group in alike(panel.arms):
+    for group in by_size(panel.arms):
         differences += _group_warnings(group, panel)
     if panel.sizes:
         differences += _size_warnings(panel.arms)
@@ -181,11 +189,7 @@ def _group_warnings(group: Sequence[Arm], panel: LoadedPanel) -> list[str]:
     """Return warnings about arms of one size."""
     runs = runs_by_name(group)
     check_same_corpus(runs)
-    warnings = comparability_warnings(runs, requested_keys(panel))
-    has_one_length = all(spec.longer == 1 for spec in panel.spec.arms.values())
-    if has_one_length:
-        return warnings
-    return [warning for warning in warnings if _DIFFERENT_TOKENS not in warning]
+    return comparability_warnings(runs, requested_keys(panel))
 
 
 def requested_keys(panel: LoadedPanel) -> list[str]:
@@ -194,7 +198,7 @@ def requested_keys(panel: LoadedPanel) -> list[str]:
     for arm in panel.spec.arms.values():
         keys += arm.overrides
         if arm.longer != 1:
-            keys.append("trainer.max_steps")
+            keys.append(_LENGTH)
         if arm.model is not None:
             keys.append("model.backbone")
     return keys
@@ -242,6 +246,7 @@ def _leaves(run: Run) -> dict[str, Any]:
     `<run_dir>` stands for its directory, and null for its seed.
     """
     values = leaves(run.config)
+    # Configs of older runs lack this key. Files with events alone have no section `data`.
     if "data.seq_len" in values:
         values["data.full_last_validation"] = validation_setting(run, "full_last_validation")
     for key in _SEEDS:

@@ -1,5 +1,6 @@
 """Which differences between runs a comparison warns about."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,17 @@ def test_comparability_warnings_name_what_made_the_runs(
         {"a": run(Path("a"), {}), "b": run(Path("b"), {}, **summary)}
     )
     assert words in warning
+
+
+@pytest.mark.parametrize(("requested", "expected"), [([], 1), (["trainer.max_steps"], 0)])
+def test_comparability_warnings_requested_steps_allow_different_tokens(
+    requested: list[str], expected: int
+) -> None:
+    short = run(Path("short"), {})
+    curves = {"val/loss": Curve(np.array([2]), np.array([2.9]))}
+    long = replace(run(Path("long"), {}), curves=curves)
+    warnings = comparability_warnings({"short": short, "long": long}, requested)
+    assert len(warnings) == expected
 
 
 def test_panel_warnings_sizes_of_a_law_need_one_corpus() -> None:

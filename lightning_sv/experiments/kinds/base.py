@@ -301,14 +301,14 @@ class LoadedPanel(_Panel):
                 yield baselines[arm.size], arm
 
 
-def alike(arms: Sequence[Arm]) -> list[list[Arm]]:
-    """Group arms by size; other panels have one group."""
+def by_size(arms: Sequence[Arm]) -> list[list[Arm]]:
+    """Return the arms of each size or length; all arms of a panel without sizes are one group."""
     return list(grouped(arms, attrgetter("size")).values())
 
 
 def add_to_pool(pool: Pool, arms: Sequence[Arm]) -> None:
     """Add the runs of a panel to a pool; arms of one size share their scatter."""
-    for group in alike(arms):
+    for group in by_size(arms):
         runs: dict[Hashable, Mapping[int, Run]] = {}
         for arm in group:
             if arm.by_seed:
