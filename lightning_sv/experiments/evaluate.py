@@ -12,7 +12,7 @@ from lightning_sv.experiments.claims.decide import evaluate_claim, mark_primary
 from lightning_sv.experiments.claims.pooling import Pool
 from lightning_sv.experiments.comparability import panel_warnings
 from lightning_sv.experiments.kinds.base import LoadedPanel, PlannedPanel, add_to_pool
-from lightning_sv.experiments.results import Figure, PlannedFigure
+from lightning_sv.experiments.results import Figure, PlannedFigure, count_seeds
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.runs.job import Job
 
@@ -127,7 +127,7 @@ def _training_notes(arms: Sequence[Arm]) -> tuple[str, ...]:
         if spec is None:
             continue
         per_param = f"{spec.tokens_per_param:.1f} tokens per parameter"
-        length = f"{spec.steps:,} steps, {per_param}, {len(arm.seeds)} seeds"
+        length = f"{spec.steps:,} steps, {per_param}, {count_seeds(len(arm.seeds))}"
         groups.setdefault((spec.model, spec.details, length), []).append(arm.label)
         if spec.note:
             notes[spec.note] = None

@@ -176,7 +176,9 @@ def diverge(run_dir: Path) -> None:
     (run_dir / "nonfinite.jsonl").write_text('{"step": 5}\n')
 
 
-def test_compare_diverged_run_report_of_its_folder_is_equal(tmp_path: Path) -> None:
+def test_compare_diverged_run_report_of_its_folder_is_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arms = (LLAMA, UNIFIED, NOP)
     run(tmp_path, arms=arms)
     diverge(run_dir(tmp_path, "nop", 0))
@@ -193,7 +195,8 @@ def test_compare_diverged_run_report_of_its_folder_is_equal(tmp_path: Path) -> N
         diverge(run_dir(tmp_path, "nop", seed))
     found, _ = run(tmp_path, arms=arms)
     assert [arm.label for arm in found.panels[0].arms] == ["llama", "unified"]
-    with pytest.raises(RunError, match="nop"):
+    monkeypatch.setattr(RunStore, "changed_modules", lambda *_: {"mine"})  # warns about each run
+    with pytest.raises(RunError, match="nop diverged"):
         run(tmp_path, arms=(LLAMA, NOP))
 
 
@@ -222,6 +225,7 @@ def test_compare_different_corpora_refused_configs_warned(tmp_path: Path) -> Non
         run(tmp_path / "corpus", "--corpus_of", "hg+dnp+or+iwd", "decaf", seeds=1)
     faster = parse_arm("unified", "--model.optim.lr 0.1", "unified")
     found, _ = run(tmp_path / "config", "--hidden.key", "differs", seeds=1, arms=(LLAMA, faster))
+    assert "one seed: unified" in found.panels[0].notes[-1]
     (warning,) = found.warnings
     assert "hidden.key: llama against hg+dnp+or+iwd (llama, run 0, unified, run 0)" in warning
 
