@@ -50,18 +50,19 @@ def fit_laws(every: Sequence[Series]) -> LawFits:
     return laws
 
 
-def fit_series(a: Series, b: Series) -> list[ScalingFit]:
-    """Fit the scaling laws of two series at the sizes of A.
+def fit_series(baseline: Series, series: Series) -> list[ScalingFit]:
+    """Fit the scaling laws of two series, A (the baseline) and B, at the parameters of A.
 
-    The strategies differ a little in parameters.
+    Those of B differ a little, because strategies have different numbers of scale vectors.
 
     Raises:
         NotTestableError: different sizes, fewer than two, or losses that are not finite
     """
-    if a.sizes != b.sizes:
-        raise NotTestableError(f"its sizes {b.sizes} are not the baseline's {a.sizes}.")
-    sizes = tuple(float(value) for value in a.values)
-    return _fit(sizes, _as_key(a.losses), _as_key(b.losses))
+    if baseline.sizes != series.sizes:
+        sizes = f"{series.sizes} are not the baseline's {baseline.sizes}"
+        raise NotTestableError(f"its sizes {sizes}.")
+    parameters = tuple(float(value) for value in baseline.values)
+    return _fit(parameters, _as_key(baseline.losses), _as_key(series.losses))
 
 
 # The bootstrap of a fit takes seconds. Table, plots, differences.csv and claims of a panel need the

@@ -19,9 +19,6 @@ from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.tags import VAL_LOSS
 
-# kinds of claims about more than the last loss of a run
-_OF_CURVES = ("widens", "keeps", "efficiency")
-
 
 def check_trainable(figures: Sequence[PlannedFigure]) -> None:
     """Refuse a figure without an available panel, except if conf/paper leaves it out.
@@ -31,14 +28,15 @@ def check_trainable(figures: Sequence[PlannedFigure]) -> None:
             that tunes it
     """
     for figure in figures:
-        reasons = [panel.why_not for panel in figure.panels]
-        if None not in reasons:
-            _check_left_out(figure)
+        has_panel = any(panel.why_not is None for panel in figure.panels)
+        if not has_panel:
+            _refuse_unless_left_out(figure)
 
 
-def _check_left_out(figure: PlannedFigure) -> None:
+def _refuse_unless_left_out(figure: PlannedFigure) -> None:
     for panel in figure.panels:
-        if figure.budget not in panel.spec.skip_under:
+        is_left_out = figure.budget in panel.spec.skip_under
+        if not is_left_out:
             raise ConfigError(f"--fig {figure.spec.name}: {panel.why_not}.")
 
 
@@ -140,7 +138,7 @@ def _claims_without_curve(figure: PlannedFigure, runs: RunStore) -> Iterator[tup
 def _reads_curve(claim: ClaimSpec) -> bool:
     """Return True if a claim is about losses before the end of a run."""
     parts = KINDS[claim.kind].parts(claim)
-    return any(part.kind in _OF_CURVES or part.until < 1 for part in parts)
+    return any(KINDS[part.kind].reads_curve or part.until < 1 for part in parts)
 
 
 def _recorded_runs(claim: ClaimSpec, panel: PlannedPanel, runs: RunStore) -> Iterator[Run]:

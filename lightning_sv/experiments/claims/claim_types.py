@@ -67,21 +67,30 @@ class Estimate(NamedTuple):
     outcome: Outcome | None = None
 
 
-def _two(claim: ClaimSpec, panel: LoadedPanel) -> tuple[Arm, Arm, str]:
-    a, b = panel.paired(panel.arm(claim.a), panel.arm(claim.b))
-    return a, b, f"{claim.a} - {claim.b}"
+def _paired_arms(claim: ClaimSpec, panel: LoadedPanel) -> tuple[Arm, Arm]:
+    """Return A and B on the seeds that they share."""
+    return panel.paired(panel.arm(claim.a), panel.arm(claim.b))
 
 
-def _two_series(claim: ClaimSpec, panel: LoadedPanel) -> tuple[Series, Series]:
+def _difference_name(claim: ClaimSpec) -> str:
+    return f"{claim.a} - {claim.b}"
+
+
+def branch_of(tag: str) -> str:
+    """Return `q_proj` of `branch_norm/mean/q_proj/effective`; other tags are their own names."""
+    return tag.split("/")[-2] if tag.count("/") > 1 else tag
+
+
+def _series_of(claim: ClaimSpec, panel: LoadedPanel) -> tuple[Series, Series]:
     series = {each.label: each for each in panel.series}
     return series[claim.a], series[claim.b]
 
 
 def loss(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """A - B at the end or at a share of the tokens; A may have trained longer."""
-    a, b, name = _two(claim, panel)
+    a, b = _paired_arms(claim, panel)
     d = panel.difference(a, b, LossAt(claim.until))
-    detail = interval(d, name)
+    detail = interval(d, _difference_name(claim))
     share = _token_share(a, b)
     if abs(share - 1) > 0.01:
         detail = f"with {share:.2f} times the tokens {detail}"
@@ -102,8 +111,9 @@ def _token_share(a: Arm, b: Arm) -> float:
 
 def change(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """Change of A - B between two shares of the tokens."""
-    a, b, name = _two(claim, panel)
-    d = panel.difference(a, b, LossAt(claim.until, claim.at))
+    a, b = _paired_arms(claim, panel)
+    name = _difference_name(claim)
+    d = panel.difference(a, b, LossAt(claim.until, since=claim.at))
     early = panel.difference(a, b, LossAt(claim.at)).mean
     late = panel.difference(a, b, LossAt(claim.until)).mean
     end = "the end" if claim.until == 1 else f"{claim.until:.0%}"
@@ -113,7 +123,7 @@ def change(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
 
 def efficiency(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """Ratio of the tokens of B to those of A at the final loss of B, within the schedule of A."""
-    a, b, _ = _two(claim, panel)
+    a, b = _paired_arms(claim, panel)
     # A of `token_efficiency` is the arm whose final loss is the target: B of the claim
     e = token_efficiency(b.curves, a.curves, CONFIDENCE)
     if e.why_not:
@@ -155,7 +165,7 @@ def growths_apart(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     d = paired_difference(growths[first], growths[second], CONFIDENCE)
     factors = []
     for tag, logarithms in growths.items():
-        factors.append(f"{tag.split('/')[-2]} by {math.exp(np.mean(logarithms)):.2f}")
+        factors.append(f"{branch_of(tag)} by {math.exp(np.mean(logarithms)):.2f}")
     grown = f"{arm.label} from its first to its last norm: {' and '.join(factors)}"
     return Estimate(d, f"{grown}; {interval(d, 'the logarithms apart', '')}", "in logarithms")
 
@@ -177,14 +187,14 @@ def slope(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     Raises:
         NotTestableError: there is one size
     """
-    a, b = _two_series(claim, panel)
+    a, b = _series_of(claim, panel)
     if len(b.arms) < 2:
         raise NotTestableError("one size gives no slope")
-    fits = fit_series(b, a)
+    fits = fit_series(baseline=b, series=a)  # so that its slope is that of A - B
     names = {"power": "the exponent of the power law", "log-linear": "the slope in ln N"}
     details = []
     for fit in fits:
-        name = f"{names[fit.form]}, {claim.a} - {claim.b},"
+        name = f"{names[fit.form]}, {_difference_name(claim)},"
         details.append(interval(fit.slope, name, ""))
     sizes = len(b.arms)
     details.append(f"above 0 {claim.a} falls faster, over {sizes} sizes")
@@ -207,13 +217,13 @@ def grid_gap(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
 
     It has no interval, and is not resolved, if one of them has no fit.
     """
-    series_a, series_b = _two_series(claim, panel)
+    series_a, series_b = _series_of(claim, panel)
     a = series_a.optimum
     b = series_b.optimum
     d = _of_optima(a, b, len(panel.arms[0].runs))
     axes = panel.spec.axes
     places = f"{optimum_words(claim.a, a, axes)}; {optimum_words(claim.b, b, axes)}"
-    gap = interval(d, f"{claim.a} - {claim.b}")
+    gap = interval(d, _difference_name(claim))
     return Estimate(d, f"{gap}, each at its optimum: {places}")
 
 
@@ -240,14 +250,14 @@ def lr_sensitivity(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     Raises:
         NotTestableError: the arms have no runs at the same points
     """
-    a, b = _two_series(claim, panel)
+    a, b = _series_of(claim, panel)
     has_diverged = any(arm.diverged for arm in panel.all_arms)
     if has_diverged or a.points != b.points:
         found = f"{a.label} and {b.label} have no runs at the same points"
         raise NotTestableError(f"{found}; a rate has diverged.")
 
     d = paired_difference(_excess_losses(a), _excess_losses(b), CONFIDENCE)
-    parts = [_excess_words(a), _excess_words(b), interval(d, f"{a.label} - {b.label}")]
+    parts = [_excess_words(a), _excess_words(b), interval(d, _difference_name(claim))]
     return Estimate(d, f"mean excess over the lowest loss: {'; '.join(parts)}")
 
 
@@ -313,7 +323,7 @@ def ratio(
     def log(run: Run) -> float:
         return power * _log_scalar(run, tag, last=last)
 
-    a, b, _ = _two(claim, panel)
+    a, b = _paired_arms(claim, panel)
     d = paired_difference([log(run) for run in a.runs], [log(run) for run in b.runs], CONFIDENCE)
     shown = d.exponentiated()
     ends = "the only pair, no interval"
@@ -333,7 +343,7 @@ def _log_scalar(run: Run, tag: str, *, last: bool) -> float:
     return math.log(value)
 
 
-def _below(d: PairedDifference, margin: float) -> Outcome:
+def _below_or_equal(d: PairedDifference, margin: float) -> Outcome:
     return directed_or_equal(d, -margin)
 
 
@@ -349,7 +359,7 @@ def _itself(claim: ClaimSpec) -> tuple[ClaimSpec, ...]:
     return (claim,)
 
 
-def _nothing(claim: ClaimSpec, panel: PanelSpec) -> str | None:
+def _needs_nothing(claim: ClaimSpec, panel: PanelSpec) -> str | None:
     return None
 
 
@@ -365,14 +375,16 @@ class ClaimType(NamedTuple):
         needs: returns a sentence on the missing key of a claim, else None
         parts: returns the claims of which it consists, each with its own verdict
         per_size: if True, panels of several sizes have a verdict per size
+        reads_curve: if True, it needs losses before the end for any `until`
     """
 
     statement: str
     measure: Callable[[ClaimSpec, LoadedPanel], Estimate]
     test: Callable[[PairedDifference, float], Outcome]
-    needs: Callable[[ClaimSpec, PanelSpec], str | None] = _nothing
+    needs: Callable[[ClaimSpec, PanelSpec], str | None] = _needs_nothing
     parts: Callable[[ClaimSpec], tuple[ClaimSpec, ...]] = _itself
     per_size: bool = True
+    reads_curve: bool = False
 
     @property
     def takes_margin(self) -> bool:
@@ -390,18 +402,18 @@ class ClaimType(NamedTuple):
         return "{at" in self.statement
 
 
-def _two_tags_apart(claim: ClaimSpec, panel: PanelSpec) -> str | None:
+def _needs_two_branches(claim: ClaimSpec, panel: PanelSpec) -> str | None:
     depths = [tag.count("/") for tag in claim.tags]
     if len(depths) != 2 or min(depths) < 2:
         return f"two tags, e.g. branch_norm/mean/q_proj/effective; it has {claim.tags}"
-    return _margin(claim, panel)
+    return _needs_margin(claim, panel)
 
 
-def _margin(claim: ClaimSpec, panel: PanelSpec) -> str | None:
+def _needs_margin(claim: ClaimSpec, panel: PanelSpec) -> str | None:
     return None if claim.margin > 0 else "a margin above 0"
 
 
-def _rates_alone(claim: ClaimSpec, panel: PanelSpec) -> str | None:
+def _needs_rates_alone(claim: ClaimSpec, panel: PanelSpec) -> str | None:
     return None if [*panel.axes] == ["model.optim.lr"] else "the axis model.optim.lr alone"
 
 
@@ -424,35 +436,40 @@ def _lead_and_change(claim: ClaimSpec) -> tuple[ClaimSpec, ...]:
 
 #: name in conf/paper -> kind
 KINDS: dict[str, ClaimType] = {
-    "less": ClaimType("{a} {ends} below {b}{more}", loss, _below),
+    "less": ClaimType("{a} {ends} below {b}{more}", loss, _below_or_equal),
     "not_less": ClaimType("{a} does not end below {b}{more}", loss, _not_below),
-    "equal": ClaimType("{a} ends within {margin:g} of {b}", loss, equivalent, needs=_margin),
+    "equal": ClaimType("{a} ends within {margin:g} of {b}", loss, equivalent, needs=_needs_margin),
     "leads": ClaimType(
         "{a} is below {b} at each quarter of the tokens",
         loss,
-        _below,
+        _below_or_equal,
         parts=_at_each_quarter,
     ),
     "widens": ClaimType(
         "{a} gains on {b} from {at:.0%} to {until:.0%} of the tokens",
         change,
-        _below,
+        _below_or_equal,
         parts=_change_and_lead,
+        reads_curve=True,
     ),
     "keeps": ClaimType(
         "the lead of {a} over {b} shrinks by less than {margin:g} after {at:.0%} of the tokens",
         change,
         directed,
         parts=_lead_and_change,
+        reads_curve=True,
     ),
     "efficiency": ClaimType(
-        "{a} reaches the final loss of {b} with fewer tokens", efficiency, directed
+        "{a} reaches the final loss of {b} with fewer tokens",
+        efficiency,
+        directed,
+        reads_curve=True,
     ),
     "apart": ClaimType(
         "in {a} the norms of {tags} grow or shrink at rates more than {margin:.0%} apart",
         growths_apart,
         _outside,
-        _two_tags_apart,
+        needs=_needs_two_branches,
     ),
     "lower": ClaimType(
         "it ends lower in {a} than in {b}",
@@ -465,23 +482,25 @@ KINDS: dict[str, ClaimType] = {
         _not_below,
         per_size=False,
     ),
-    "grid_gap": ClaimType("{a} ends below {b}{more}, each at its own optimum", grid_gap, _below),
+    "grid_gap": ClaimType(
+        "{a} ends below {b}{more}, each at its own optimum", grid_gap, _below_or_equal
+    ),
     "sensitivity": ClaimType(
         "the loss of {a} depends less on the learning rate than that of {b}",
         lr_sensitivity,
         directed,
-        _rates_alone,
+        needs=_needs_rates_alone,
     ),
     "cost": ClaimType(
         "a step of {a} takes less than {margin:g} times that of {b}",
         partial(ratio, what="time of a step", tag="throughput/tokens_per_s", power=-1),
         directed,
-        _margin,
+        needs=_needs_margin,
     ),
     "memory": ClaimType(
         "{a} needs less than {margin:g} times the memory of {b}",
         partial(ratio, what="peak memory", tag="memory/peak_gib"),
         directed,
-        _margin,
+        needs=_needs_margin,
     ),
 }

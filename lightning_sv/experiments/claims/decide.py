@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import point_label
-from lightning_sv.experiments.claims.claim_types import KINDS, Estimate
+from lightning_sv.experiments.claims.claim_types import KINDS, Estimate, branch_of
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.experiments.spec import ClaimSpec
@@ -98,14 +98,9 @@ def statement(claim: ClaimSpec) -> str:
     if claim.until < 1:
         verb = "is"
         more += f" at {claim.until:.0%} of the tokens"
-    tags = " and ".join(map(_branch_of, claim.tags))
+    tags = " and ".join(map(branch_of, claim.tags))
     fields = {**vars(claim), "tags": tags, "more": more, "ends": verb}
     return KINDS[claim.kind].statement.format(**fields)
-
-
-def _branch_of(tag: str) -> str:
-    """Return `q_proj` of `branch_norm/mean/q_proj/effective`; other tags are their own names."""
-    return tag.split("/")[-2] if tag.count("/") > 1 else tag
 
 
 def not_testable(claim: ClaimSpec, why: NotTestableError) -> Verdict:

@@ -63,28 +63,31 @@ FINAL = LossAt()
 
 
 class Pool:
-    """Runs of one figure, grouped into arms that share their scatter."""
+    """Runs of one figure, grouped into arms that share their scatter.
+
+    All panels are added before the first difference is computed.
+    """
 
     def __init__(self) -> None:
-        self._runs: dict[Hashable, dict[int, Run]] = {}
-        self._home: dict[Hashable, frozenset[Hashable]] = {}
+        self._runs: dict[Hashable, dict[int, Run]] = {}  # arm -> seed -> run
+        self._group_of: dict[Hashable, frozenset[Hashable]] = {}
         self._designs: dict[tuple[frozenset[Hashable], Callable[[Run], float]], BlockDesign] = {}
 
     def add(self, arms: Mapping[Hashable, Mapping[int, Run]]) -> None:
         """Add arms that a panel compares: arm -> seed -> run.
 
-        Those with equal tokens of one text share a group.
+        Those with equal tokens of one text share a group. An arm of two panels joins their groups.
         """
-        alike: dict[Hashable, list[Hashable]] = {}
+        arms_by_training: dict[Hashable, list[Hashable]] = {}
         for arm, runs in arms.items():
             self._runs.setdefault(arm, {}).update(runs)
             first = next(iter(runs.values()))
             text = tuple(map(first.summary.get, CORPUS_KEYS))
-            alike.setdefault((first.tokens, text), []).append(arm)
-        for group in alike.values():
-            homes = [self._home.get(arm, {arm}) for arm in group]
-            home = frozenset(chain.from_iterable(homes))
-            self._home |= dict.fromkeys(home, home)
+            arms_by_training.setdefault((first.tokens, text), []).append(arm)
+        for equally_trained in arms_by_training.values():
+            groups = [self._group_of.get(arm, {arm}) for arm in equally_trained]
+            group = frozenset(chain.from_iterable(groups))
+            self._group_of |= dict.fromkeys(group, group)
 
     def runs(self, arm: Hashable) -> Mapping[int, Run]:
         """Return the runs of an arm by seed; empty if no panel has added it."""
@@ -109,7 +112,7 @@ class Pool:
         for run in (*self._runs[a].values(), *self._runs[b].values()):
             if not math.isfinite(of(run)):
                 raise NotTestableError(f"{run.dir} diverged; leave it out or repair it.")
-        group = self._home[a]
+        group = self._group_of[a]
         if b not in group:
             group = frozenset([a, b])
         if (group, of) not in self._designs:
