@@ -29,7 +29,7 @@ from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure, PlannedFigure
 from lightning_sv.experiments.run_spec import ParsedRun
 from lightning_sv.experiments.run_store import RunStore, context_of, train_missing
-from lightning_sv.experiments.sources.from_runs import described, print_pairs
+from lightning_sv.experiments.sources.from_runs import print_pairs, reported_panels
 
 
 def output_of(
@@ -142,7 +142,7 @@ def compare(
     check_same_corpus(named)
     differences = comparability_warnings(named, requested_keys(panel))
     warnings = [*differences, *panel.warnings, *panel.unpaired]
-    result = figure.with_runs(described(panel), warnings, command)
+    result = figure.with_runs(reported_panels(panel), warnings, command)
     write_report([result], out, "a comparison of your own")
     return result
 

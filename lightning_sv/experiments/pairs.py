@@ -24,24 +24,25 @@ class Pair:
         return token_efficiency(self.a.curves, self.b.curves, TWO_SIDED, to_higher=True)
 
     @property
-    def sentences(self) -> tuple[str, str]:
-        """The verdict, and the ratio of their tokens, each as a sentence."""
-        a = self.a.label
-        b = self.b.label
-        return difference_sentence(a, b, self.difference), tokens_sentence(
-            a, b, self.efficiency, TWO_SIDED
-        )
+    def verdict_sentence(self) -> str:
+        """Sentence on the difference of their final losses."""
+        return difference_sentence(self.a.label, self.b.label, self.difference)
+
+    @property
+    def efficiency_sentence(self) -> str:
+        """Sentence on the ratio of their tokens."""
+        return tokens_sentence(self.a.label, self.b.label, self.efficiency, TWO_SIDED)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all numbers of the pair as JSON types."""
         d = self.difference
         e = self.efficiency
-        word = direction(self.difference)
+        word = direction(d)
         resolved = word in ("lower", "higher")
         return {
             "b": self.b.label,
-            "sentence": self.sentences[0],
-            "tokens_sentence": self.sentences[1],
+            "sentence": self.verdict_sentence,
+            "tokens_sentence": self.efficiency_sentence,
             "difference": {
                 **asdict(d),
                 "verdict": f"B {word}" if resolved else word,

@@ -265,7 +265,7 @@ def test_own_figure_arm_of_one_seed_keeps_other_pairs(runs: Path, tmp_path: Path
     few = write_run(tmp_path / "hg", "hg", 1)
     figure = own_figure([runs, few], baseline="llama")
     of_three, of_one = figure.panels[0].pairs
-    assert of_three.sentences[0] == whole.panels[0].pairs[0].sentences[0]
+    assert of_three.verdict_sentence == whole.panels[0].pairs[0].verdict_sentence
     assert (of_three.difference.n, of_one.difference.n) == (3, 1)
     (warning,) = figure.warnings
     assert "seed 1" in warning and "seeds 0, 2" in warning

@@ -47,12 +47,9 @@ class GridKind(PanelKind):
         budget = panel.budget.name
         own = values_under(budget, arm.axes)
         axes = {key: own.get(key, values) for key, values in panel.axes.items()}
-        points = grid_points(axes)
-        if budget in panel.spec.one_at_a_time:
-            points = cross_points(axes)
-
+        is_cross = budget in panel.spec.one_at_a_time
         arms = []
-        for point in points:
+        for point in cross_points(axes) if is_cross else grid_points(axes):
             run_spec = panel.resolve(arm, panel.spec.model, point)
             arms.append(grid_arm(label, point, run_spec))
         return arms

@@ -26,7 +26,7 @@ NOTE = (
 )
 
 
-def measured(arms: Sequence[Arm]) -> bool:
+def measured_copying(arms: Sequence[Arm]) -> bool:
     """Return whether all runs of the arms measured copying."""
     runs = runs_of(arms)
     return bool(runs) and all(GAIN in run.curves for run in runs)

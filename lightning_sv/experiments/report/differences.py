@@ -8,7 +8,7 @@ import pandas as pd
 from lightning_sv.experiments.arms import Arm, Series
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.laws import FittedLaws
-from lightning_sv.experiments.report.copying import measured, parts_of
+from lightning_sv.experiments.report.copying import measured_copying, parts_of
 from lightning_sv.experiments.results import Figure, panels_of
 from lightning_sv.json_text import json_text
 from lightning_sv.statistics.paired import PairedDifference
@@ -62,7 +62,7 @@ def _token_factors(panel: LoadedPanel) -> Iterator[Row]:
 
 def _parts(panel: LoadedPanel) -> Iterator[Row]:
     for pair in panel.pairs:
-        if not measured((pair.a, pair.b)):
+        if not measured_copying((pair.a, pair.b)):
             continue
         for kind, part in parts_of(pair.a, pair.b).items():
             yield _row(pair.a, pair.b, f"final loss, part of {kind}", part)

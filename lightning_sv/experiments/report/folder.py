@@ -12,7 +12,15 @@ HTML = "report.html"
 
 
 def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
-    """Refuse to overwrite a report that has none of `ours`, or a file that no report wrote."""
+    """Check that a report may be written into a folder.
+
+    Args:
+        out: folder of the report
+        ours: run directories of the report, or folders of them
+
+    Raises:
+        ConfigError: the folder has a report of none of these runs, or a file that no report wrote
+    """
     check_writable(out)
     if not _has_report(out):
         _check_no_other_file(out)

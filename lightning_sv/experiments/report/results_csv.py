@@ -265,5 +265,5 @@ def read_curve(text: str) -> Curve:
         at, value = point.split(":")
         tokens.append(int(at))
         values.append(float(value))
-    rounded = np.array(values, dtype=np.float32)
+    rounded = np.array(values, dtype=np.float32)  # exactly the values of the event files again
     return Curve(np.array(tokens, dtype=np.int64), rounded.astype(np.float64))

@@ -98,7 +98,7 @@ def _panel_sections(panel: LoadedPanel, out: Path, stem: str) -> list[Section]:
 
 def _copying_section(panel: LoadedPanel, out: Path, stem: str) -> list[Section]:
     """Return plot and table of copying, if all runs measured it."""
-    if not copying.measured(panel.arms):
+    if not copying.measured_copying(panel.arms):
         return []
     pictures = _saved([copying_plot(panel)], out, stem)
     table = without_empty_columns(copying.copying_table(panel))

@@ -37,6 +37,14 @@ class FoundRun:
     label: str | None = None
 
 
+@dataclass(frozen=True)
+class _FoundRuns:
+    """Runs of a directory, and sentences on those that are left out."""
+
+    runs: list[FoundRun]
+    left_out: list[str]
+
+
 def own_figure(
     dirs: Sequence[str | Path],
     *,
@@ -60,21 +68,22 @@ def own_figure(
     """
     places = [_runs_at(Path(path)) for path in dirs]
     found = list(chain.from_iterable(place.runs for place in places))
-    lost = chain.from_iterable(place.lost for place in places)
+    left_out = chain.from_iterable(place.left_out for place in places)
     expect(bool(found), "RUN_DIR", " ".join(map(str, dirs)), "a complete run. Train one.")
     runs_by_arm = _runs_by_arm(_with_labels(found, labels))
-    first = baseline or next(iter(runs_by_arm))
-    expect(first in runs_by_arm, "--baseline", repr(first), f"one of {', '.join(runs_by_arm)}.")
+    baseline = baseline or next(iter(runs_by_arm))
+    known = f"one of {', '.join(runs_by_arm)}."
+    expect(baseline in runs_by_arm, "--baseline", repr(baseline), known)
 
-    arms = _arms(runs_by_arm, first)
-    every = {str(run.dir): run for run in runs_of(arms)}
-    if len(every) > 1:
-        check_same_corpus(every)
+    arms = _arms(runs_by_arm, baseline)
+    runs = {str(run.dir): run for run in runs_of(arms)}
+    if len(runs) > 1:
+        check_same_corpus(runs)
     panel = LoadedPanel.of_arms(PanelSpec("Validation loss"), arms)
     warnings = [
-        *comparability_warnings(every),
-        *_seed_warnings(runs_by_arm, first),
-        *lost,
+        *comparability_warnings(runs),
+        *_seed_warnings(runs_by_arm, baseline),
+        *left_out,
         *panel.unpaired,
     ]
     spec = FigureSpec(
@@ -86,10 +95,10 @@ def own_figure(
     )
     return Figure(
         spec,
-        described(panel),
+        reported_panels(panel),
         warnings=tuple(warnings),
         command=command,
-        tokens_per_param=_lengths(every.values()),
+        tokens_per_param=_range_of_tokens_per_param(runs.values()),
     )
 
 
@@ -103,8 +112,8 @@ def _with_labels(found: Sequence[FoundRun], labels: Sequence[str] | None) -> Seq
     return [replace(each, label=label) for each, label in zip(found, labels, strict=True)]
 
 
-def _lengths(runs: Iterable[Run]) -> tuple[float, float]:
-    """Return the least and the largest number of tokens per parameter; 0 if no run has one."""
+def _range_of_tokens_per_param(runs: Iterable[Run]) -> tuple[float, float]:
+    """Return the lowest and the highest number of tokens per parameter; 0 if no run has one."""
     known = list(filter(None, map(tokens_per_param, runs)))
     return min(known, default=0.0), max(known, default=0.0)
 
@@ -161,31 +170,31 @@ def _changes(first: Mapping[str, str], settings: Mapping[str, str]) -> list[str]
     return changes
 
 
-def _arms(runs_by_arm: Mapping[str, Mapping[int, Run]], first: str) -> list[Arm]:
+def _arms(runs_by_arm: Mapping[str, Mapping[int, Run]], baseline: str) -> list[Arm]:
     """Return the arms, the baseline first, with their runs in the order of the seeds."""
     arms = []
-    for label in sorted(runs_by_arm, key=lambda label: label != first):
+    for label in sorted(runs_by_arm, key=lambda label: label != baseline):
         runs = dict(sorted(runs_by_arm[label].items()))
-        is_baseline = label == first and len(runs_by_arm) > 1
+        is_baseline = label == baseline and len(runs_by_arm) > 1
         arms.append(Arm(label, runs, baseline=is_baseline))
     return arms
 
 
-def _seed_warnings(runs_by_arm: Mapping[str, Mapping[int, Run]], first: str) -> Iterator[str]:
+def _seed_warnings(runs_by_arm: Mapping[str, Mapping[int, Run]], baseline: str) -> Iterator[str]:
     """Yield warnings about arms and the baseline that have different seeds.
 
     Raises:
         ConfigError: an arm shares no seed with the baseline
     """
-    seeds_of_baseline = runs_by_arm[first].keys()
+    seeds_of_baseline = runs_by_arm[baseline].keys()
     for label, runs in runs_by_arm.items():
         shared = sorted(runs.keys() & seeds_of_baseline)
         if not shared:
-            found = f"{label} and {first} share no seed, so there are no pairs"
+            found = f"{label} and {baseline} share no seed, so there are no pairs"
             raise ConfigError(f"{found}. Train them on the same seeds.")
         alone = sorted(runs.keys() ^ seeds_of_baseline)
         if alone:
-            pairs = f"{label} and {first} are paired on {_seed_list(shared)}"
+            pairs = f"{label} and {baseline} are paired on {_seed_list(shared)}"
             yield f"{pairs}; only one of them has {_seed_list(alone)}."
 
 
@@ -203,7 +212,7 @@ def _summary(arms: Sequence[Arm]) -> str:
     return f"{len(arms)} arms, {seeds}."
 
 
-def _runs_at(path: Path) -> "_FoundRuns":
+def _runs_at(path: Path) -> _FoundRuns:
     """Return the runs of a folder of runs or of a report; any other directory is a run."""
     complete, begun = runs_in(path)
     if complete and not event_files(path):
@@ -223,14 +232,6 @@ def _left_out(runs: Sequence[Path]) -> Iterator[str]:
         yield f"Left out because they diverged: {', '.join(map(str, diverged))}."
 
 
-@dataclass(frozen=True)
-class _FoundRuns:
-    """Runs of a directory, and sentences on those that are left out."""
-
-    runs: list[FoundRun]
-    lost: list[str]
-
-
 def _reported_runs(path: Path) -> _FoundRuns:
     """Return the runs of a report with the labels of their arms."""
     file = path / RESULTS
@@ -241,12 +242,14 @@ def _reported_runs(path: Path) -> _FoundRuns:
     labels: dict[str, str] = {}
     diverged: dict[str, str] = {}
     for row in rows.values():  # a run may be in several panels
-        ended = diverged if row["val_loss"] == "nan" else labels
-        ended[row["run"]] = row["arm"]
+        if row["val_loss"] == "nan":
+            diverged[row["run"]] = row["arm"]
+        else:
+            labels[row["run"]] = row["arm"]
     runs = [FoundRun(path / run, label) for run, label in labels.items()]
     counts = Counter(diverged.values()).items()
-    lost = [f"Diverged runs of {arm}, which are left out: {n}." for arm, n in counts]
-    return _FoundRuns(runs, lost)
+    left_out = [f"Diverged runs of {arm}, which are left out: {n}." for arm, n in counts]
+    return _FoundRuns(runs, left_out)
 
 
 def _check_labels(file: Path, rows: Iterable[Mapping[str, str]]) -> None:
@@ -263,16 +266,16 @@ def _check_labels(file: Path, rows: Iterable[Mapping[str, str]]) -> None:
             raise ConfigError(f"{found}; expected {expected}")
 
 
-def described(panel: LoadedPanel) -> tuple[LoadedPanel, ...]:
-    """Return a panel with a sentence on each pair, and panels for branch norms and sharpness."""
-    sentences = [" ".join(pair.sentences) for pair in panel.pairs]
+def reported_panels(panel: LoadedPanel) -> tuple[LoadedPanel, ...]:
+    """Return a panel with sentences on each pair, and panels of what its runs logged."""
+    sentences = [f"{pair.verdict_sentence} {pair.efficiency_sentence}" for pair in panel.pairs]
     first = replace(panel, notes=(*sentences, *panel.notes))
-    more = [replace(panel, spec=spec) for spec in _logged_panels(runs_of(panel.arms))]
-    return (first, *more)
+    logged = [replace(panel, spec=spec) for spec in _logged_panels(runs_of(panel.arms))]
+    return (first, *logged)
 
 
 def _logged_panels(runs: Sequence[Run]) -> Iterator[PanelSpec]:
-    """Yield panels of scalars that the runs logged."""
+    """Yield panels of branch norms and sharpness, if the runs logged them."""
     # It imports matplotlib, which a dry run does not need.
     from lightning_sv.plots.run_plot import branch_curves
 
@@ -286,8 +289,7 @@ def _logged_panels(runs: Sequence[Run]) -> Iterator[PanelSpec]:
 def print_pairs(console: Console, pairs: Iterable[Pair], warnings: Iterable[str]) -> None:
     """Print two sentences per pair, and warnings."""
     for pair in pairs:
-        verdict, tokens = pair.sentences
-        console.print(verdict, markup=False, highlight=False, style="bold")
-        console.print(tokens, markup=False, highlight=False)
+        console.print(pair.verdict_sentence, markup=False, highlight=False, style="bold")
+        console.print(pair.efficiency_sentence, markup=False, highlight=False)
     for warning in warnings:
         console.print(f"Warning: {warning}", markup=False, highlight=False, style="yellow")
