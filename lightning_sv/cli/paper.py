@@ -55,20 +55,20 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     budget = load_budget(options.budget)
     keys = _keys(words)
     figures = _plan_figures(options.fig, budget, keys)
-    recording = Recording(budget, figures, options, words, launcher)
+    command = PaperCommand(budget, figures, options, words, launcher)
     if options.dry_run:
         check_prepared(figures)
-        return recording.list_runs()
+        return command.list_runs()
     if options.no_train:
-        return recording.judge()
+        return command.judge()
 
     if options.fig:
         check_trainable(figures)
     _prepare_corpora(budget, keys)
     check_corpora(figures)
     if options.slurm:
-        return recording.print_array()
-    return recording.train()
+        return command.print_array()
+    return command.train()
 
 
 def _check_options(options: Namespace) -> None:
@@ -131,9 +131,9 @@ def _keys(words: list[str]) -> dict[str, Any]:
 
 
 def _prepare_corpora(budget: Budget, keys: Mapping[str, Any]) -> None:
-    """Prepare the corpora of a budget, except replaced ones.
+    """Prepare the corpora of a budget, unless the command line replaces them.
 
-    Those of the Hugging Face hub have terabytes, and are not prepared either.
+    Those of the Hugging Face hub have terabytes, and are not prepared.
     """
     if "data.corpus.dir" in keys:
         return
@@ -147,8 +147,8 @@ def _prepare_corpora(budget: Budget, keys: Mapping[str, Any]) -> None:
 
 
 @dataclass(frozen=True)
-class Recording:
-    """Figures under a budget, which are planned, trained or judged.
+class PaperCommand:
+    """Figures under a budget, which the command lists, trains or judges.
 
     Attributes:
         options: options of the command
@@ -187,7 +187,8 @@ class Recording:
         """Evaluate the runs that exist; return the exit code."""
         runs = self._runs(None)
         requests = requests_of(self.figures)
-        if not any(runs.is_recorded(*run) or runs.dir(*run).is_dir() for run in requests):
+        has_run = any(runs.is_recorded(*run) or runs.dir(*run).is_dir() for run in requests)
+        if not has_run:
             hint = "Remove --no_train, or set --out to their folder."
             raise ConfigError(f"paper: {self.out} has no run of these figures. {hint}")
         check_replaceable(self.out, [self.out / "runs"])
@@ -231,15 +232,15 @@ class Recording:
         requests = requests_of(self.figures)
         context = {}
         if requests:
-            run_spec, _ = requests[0]
-            context = context_of(parse_run(list(run_spec.args)).data)
+            args = list(requests[0].run_spec.args)
+            context = context_of(parse_run(args).data)  # a budget has one corpus
         runs = self._runs(context)
         if runs.missing(requests):
             check_recorded_curves(self.figures, runs)
         return runs
 
     def _runs(self, context: Mapping[str, str] | None) -> RunStore:
-        """Return the runs and their recordings; without a context of any corpus and version."""
+        """Return the runs and their recordings; with None, those of any corpus and version."""
         paths = self.options.results_from
         recorded = read_recorded(paths, (context or {}).get("corpus_hash"))
         check_recorded(self.figures, recorded, paths)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from lightning_sv.cli.names import resolve_names
 from lightning_sv.cli.prepare import prepare_for_run
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.arms import Series
 from lightning_sv.experiments.claims.claim_types import optimum_words
 from lightning_sv.experiments.compare import output_of, sweep
@@ -108,8 +108,9 @@ def _axes(options: Namespace, words: Sequence[str]) -> dict[str, list[float]]:
         raise ConfigError(f"sweep: --lr and --init_std are not set; expected {expected}.")
     _, keys = parse_overrides(words, "sweep")
     for key, value in leaves(keys).items():
-        expected = f"no value, because --{AXES.get(key)} is set. Remove one of them."
-        expect(key not in axes, f"--{key}", value, expected)
+        if key in axes:
+            expected = f"no value, because --{AXES[key]} is set"
+            raise ConfigError(f"--{key} is {value}; expected {expected}. Remove one of them.")
     return axes
 
 
