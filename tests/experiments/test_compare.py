@@ -28,9 +28,14 @@ from lightning_sv.experiments.report.results_csv import run_frame, write_csv
 from lightning_sv.experiments.resolver import RunResolver
 from lightning_sv.experiments.results import Figure, PlannedFigure
 from lightning_sv.experiments.run_store import RunStore
-from lightning_sv.experiments.sources.from_cli import compared_figure, parse_arm, request_arms
+from lightning_sv.experiments.sources.from_cli import (
+    NamedArm,
+    compared_figure,
+    parse_arm,
+    request_arms,
+)
 from lightning_sv.experiments.sources.from_runs import own_figure
-from lightning_sv.experiments.spec import ArmSpec, load_budget, load_figure
+from lightning_sv.experiments.spec import load_budget, load_figure
 from lightning_sv.lit.run_arguments import parse_run
 from tests.conftest import CONFIG, ROOT, Refused, listen_to_interrupts, thinned
 
@@ -38,10 +43,9 @@ FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))
 LLAMA = parse_arm("llama")
 UNIFIED = parse_arm("unified")
 NOP = parse_arm("nop")
-Asked = tuple[str, ArmSpec]
 
 
-def compared(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> PlannedFigure:
+def compared(arms: Sequence[NamedArm], words: Sequence[str], seeds: int) -> PlannedFigure:
     return compared_figure(request_arms(arms, words, {}), seeds)
 
 
@@ -50,7 +54,7 @@ def run(
     *fake: str,
     words: Sequence[str] = CONFIG,
     seeds: int = 3,
-    arms: Sequence[Asked] = (LLAMA, UNIFIED),
+    arms: Sequence[NamedArm] = (LLAMA, UNIFIED),
 ) -> tuple[Figure, str]:
     """Return the figure and the output; `fake` are more arguments of the fake training."""
     console = Console(file=io.StringIO(), width=400)
@@ -238,7 +242,7 @@ def test_compare_different_corpora_refused_configs_warned(tmp_path: Path) -> Non
     ((LLAMA, UNIFIED), ["--config"], "--config"),
 ])  # fmt: skip
 def test_compare_wrong_requests_start_nothing(
-    tmp_path: Path, arms: Sequence[Asked], words: Sequence[str], key: str
+    tmp_path: Path, arms: Sequence[NamedArm], words: Sequence[str], key: str
 ) -> None:
     with pytest.raises(ConfigError, match=key):
         run(tmp_path, words=words, arms=arms)

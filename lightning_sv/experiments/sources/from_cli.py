@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.arms import PlannedArm
@@ -32,6 +32,13 @@ log = logging.getLogger(__name__)
 _RESERVED = ("model.scale", "seed_everything", "run_dir", "ckpt_path")
 
 
+class NamedArm(NamedTuple):
+    """An arm of the command line: its name in tables and plots, its strategy and own keys."""
+
+    label: str
+    spec: ArmSpec
+
+
 @dataclass(frozen=True)
 class RequestedArm:
     """An arm of the command line with its parsed run.
@@ -48,7 +55,7 @@ class RequestedArm:
     steps: int
 
 
-def parse_arm(scale: str, text: str = "", label: str | None = None) -> tuple[str, ArmSpec]:
+def parse_arm(scale: str, text: str = "", label: str | None = None) -> NamedArm:
     """Parse a strategy and its own arguments of `fit`; by default they are its label."""
     words, _ = expand_preset(scale, ScaleOptions())
     ScaleStrategy.parse(words)  # before the configs, which may be incomplete
@@ -57,32 +64,37 @@ def parse_arm(scale: str, text: str = "", label: str | None = None) -> tuple[str
     except ValueError as error:
         found = f"the arguments of {scale} are {text!r}"
         raise ConfigError(f"{found}; expected words of a shell ({error}).") from None
-    changes = [f"{key.rpartition('.')[2]}={value}" for key, value in option_pairs(args, "compare")]
     files, keys = parse_overrides(args, "compare")
     overrides: dict[str, Any] = {}
     for file in files:
         overrides |= read_leaves(file)
-    return label or ",".join([scale, *changes]), ArmSpec(scale, overrides={**overrides, **keys})
+    overrides |= keys
+    return NamedArm(label or _default_label(scale, args), ArmSpec(scale, overrides=overrides))
+
+
+def _default_label(scale: str, args: Sequence[str]) -> str:
+    """Return the strategy with its own arguments: `unified,lr=0.01`."""
+    changes = [f"{key.rpartition('.')[2]}={value}" for key, value in option_pairs(args, "compare")]
+    return ",".join([scale, *changes])
 
 
 def request_arms(
-    specs: Sequence[tuple[str, ArmSpec]], words: Sequence[str], point: Mapping[str, Any]
+    named: Sequence[NamedArm], words: Sequence[str], point: Mapping[str, Any]
 ) -> list[RequestedArm]:
     """Parse the run of each arm; all have the steps of the first one.
 
     Args:
-        specs: names and strategies, with their own keys
+        named: arms of the command line
         words: arguments of `fit` of all arms
         point: further keys of all arms
 
     Raises:
         ConfigError: arguments that `fit` refuses, or an arm with a length or a batch of its own
     """
-    _check_own_keys(specs, words)
+    _check_no_reserved_key(named, words)
     files, keys = parse_overrides(words, "compare")
-    arms = []
-    for label, spec in specs:
-        arms.append(_parse_run(label, spec, RunConfig(files, {**keys, **point}, spec.scale)))
+    common = {**keys, **point}
+    arms = [_parse_run(arm, files, common) for arm in named]
     first, *others = arms
     for arm in others:
         _check_length(arm, first)
@@ -91,20 +103,21 @@ def request_arms(
     return [_with_steps(arm, first.steps) for arm in arms]
 
 
-def _check_own_keys(specs: Sequence[tuple[str, ArmSpec]], words: Sequence[str]) -> None:
-    """Refuse keys that differ between runs."""
+def _check_no_reserved_key(named: Sequence[NamedArm], words: Sequence[str]) -> None:
+    """Refuse keys that the commands set for each run."""
     names = {word.partition("=")[0] for word in words}
-    for _, spec in specs:
-        names |= {f"--{key}" for key in spec.overrides}
+    for arm in named:
+        names |= {f"--{key}" for key in arm.spec.overrides}
     for name in _RESERVED:
         expected = "no value, because it differs between runs. Use the command's own options."
         expect(f"--{name}" not in names, f"--{name}", "set", expected)
 
 
-def _parse_run(label: str, given: ArmSpec, config: RunConfig) -> RequestedArm:
-    """Parse the run of an arm, from the configuration of all arms."""
-    spec = without_preset(given)
-    run = RunConfig(config.files, {**config.keys, **spec.overrides}, spec.scale).parse()
+def _parse_run(named: NamedArm, files: Sequence[Path], common: Mapping[str, Any]) -> RequestedArm:
+    """Parse the run of an arm, given the files and keys of all arms."""
+    label, given = named
+    expanded = without_preset(given)
+    run = RunConfig(files, {**common, **expanded.overrides}, expanded.scale).parse()
     if label == given.scale:
         label += run.model.scale_options.label()  # options of all arms
     return RequestedArm(label, given, run, plan_steps(run.model, run.data, run.trainer))
@@ -129,7 +142,7 @@ def _check_length(arm: RequestedArm, first: RequestedArm) -> None:
 
 
 def _with_steps(arm: RequestedArm, steps: int) -> RequestedArm:
-    """Return an arm of this many steps, with a key of its own if its arguments have others."""
+    """Return an arm of this many steps, with a key of its own if its parameters give it others."""
     if int(arm.run.trainer["max_steps"]) == steps:
         return arm
     overrides = {**arm.spec.overrides, "trainer.max_steps": steps}
