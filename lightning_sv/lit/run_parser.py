@@ -56,7 +56,7 @@ keys override earlier ones.
 """
 _KEYS = """\
   --run_dir DIR             directory of the run; runs/MODEL/STRATEGY-seedSEED by default
-  --ckpt_path FILE          checkpoint to resume or validate; `last` for that of --run_dir
+  --ckpt_path FILE          checkpoint to resume from; `last` for that of --run_dir
   --seed_everything N       seed of the initialization and of the order of the data
   --model.optim.lr X        peak learning rate
   --data.corpus.dir DIR     corpus, written by `lightning-sv prepare`

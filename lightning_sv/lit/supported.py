@@ -84,7 +84,8 @@ def _check_initial_weights(module: Any) -> None:
     is_resumed = module.trainer.ckpt_path is not None
     if start is not None and not module.has_loaded_weights and not is_resumed:
         raise ConfigError(
-            f"init_from is {start}; expected None in your own Trainer. Use load_state_dict."
+            f"init_from is {start}; expected None in your own Trainer. "
+            "Call load_state_dict before trainer.fit."
         )
 
 

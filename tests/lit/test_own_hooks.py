@@ -94,6 +94,40 @@ def test_own_step_moves_the_biases_of_experts_or_is_refused(tmp_path: Path) -> N
     trainer(tmp_path).fit(UncountedStep(**unbiased), loader(), loader())
 
 
+class TwoOptimizers(PretrainModule):
+    """One backward pass, two optimizers; returns nothing."""
+
+    def __init__(self, **arguments: Any):
+        super().__init__(**arguments)
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        vectors = [each for name, each in self.net.named_parameters() if "scale" in name]
+        others = [each for name, each in self.net.named_parameters() if "scale" not in name]
+        return [torch.optim.SGD(vectors, lr=0.01), torch.optim.SGD(others, lr=0.01)]
+
+    def training_step(self, block: Tensor, batch_idx: int) -> None:  # type: ignore[override]
+        self.manual_backward(self.training_loss(block)[0])
+        for optimizer in self.optimizers():  # type: ignore[union-attr]
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class SkippingStep(PretrainModule):
+    """Leaves out the first batch."""
+
+    def training_step(self, block: Tensor, batch_idx: int) -> Any:
+        return self.training_loss(block)[0] if batch_idx else None
+
+
+@pytest.mark.parametrize("kind", [TwoOptimizers, SkippingStep])
+def test_step_without_new_tokens_of_experts_is_taken(kind: Any, tmp_path: Path) -> None:
+    made = kind(backbone=BIASED, scale="hg+dp+or", lr=0.01, seed=0)
+    trainer(tmp_path, max_steps=2, val_check_interval=1).fit(made, loader(), loader())
+    biases = [each for name, each in made.state_dict().items() if "router_bias" in name]
+    assert torch.cat(biases).any()
+
+
 class OwnValidationStart(PretrainModule):
     def on_validation_epoch_start(self) -> None:
         pass

@@ -36,15 +36,19 @@ class ExpertBias(L.Callback):
 
     def __init__(self) -> None:
         self._loads: Tensor | None = None  # (blocks, experts) tokens since the last step
+        self._is_uncounted = False  # a backward pass since the last step had no counted tokens
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Forget a step that an earlier fit did not finish."""
         self._loads = None
+        self._is_uncounted = False
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: Any, loss: Tensor) -> None:
         """Count the micro-batch towards the step."""
         loads = pl_module.expert_loads
-        if loads is not None:
+        if loads is None:
+            self._is_uncounted = True
+        else:
             self._loads = loads if self._loads is None else self._loads + loads
 
     def on_before_optimizer_step(
@@ -57,10 +61,11 @@ class ExpertBias(L.Callback):
         """
         loads = self._loads
         self._loads = None
-        if loads is None:
+        if self._is_uncounted:
             _check_dense(pl_module)
-            return
-        if pl_module.nonfinite.skipped_now:
+            self._is_uncounted = False
+        # without a backward pass, or in the second of several optimizers, there are none
+        if loads is None or pl_module.nonfinite.skipped_now:
             return
         for mixture, load in zip(_mixtures(pl_module), loads, strict=True):
             mixture.move_bias(load)

@@ -106,7 +106,10 @@ class _EffectiveWeight(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
-        return effective_weight_gradients(grad, *ctx.saved_tensors)
+        weight, gamma_in, gamma_out = ctx.saved_tensors
+        if not any(ctx.needs_input_grad[1:]):  # frozen vectors
+            return definitions.effective_weight(grad, gamma_in, gamma_out), None, None
+        return effective_weight_gradients(grad, weight, gamma_in, gamma_out)
 
 
 def effective_weight_gradients(
