@@ -206,6 +206,12 @@ def one_setting(_: pd.DataFrame) -> Rows:
     return rows
 
 
+def losses_by_std(shown: pd.DataFrame) -> Rows:
+    """Expect the loss of llama at each std of its tuning in `mini`."""
+    runs = recorded("cpu-mini-tuning/results.csv").set_index("arm").val_loss
+    return [[f"{runs[f'llama, lr 0.009, init_std {std}']:.4f}"] for std in shown.index]
+
+
 def own_optima(shown: pd.DataFrame) -> Rows:
     rows = recorded(
         "cpu-100/differences.csv",
@@ -301,6 +307,7 @@ TABLES: dict[tuple[str, str], Callable[[pd.DataFrame], Rows]] = {
     ("cpu-100-copying", "| difference to `llama`"): parts("cpu-100-copying", ""),
     ("cpu-mini", "| strategy | seed"): losses("cpu-mini"),
     ("cpu-mini", "| claim |"): claims("cpu-mini"),
+    ("cpu-mini-tuning", "| initial std of"): losses_by_std,
     ("cpu-english", "| rate of `tiny`"): rates("cpu-english/results.csv", "Learning rate of llama"),
     ("cpu-largest-rate", "| claim: depends"): claims("cpu-largest-rate"),
     ("cpu-curves", "| claim of balance |"): ratios("cpu-curves", "balance"),
@@ -419,6 +426,7 @@ UNRECORDED = {
         ("-0.000", "-0.028", "+0.027"),
         ("+0.018", "-0.025", "+0.060"),
     },
+    "results/cpu-100/README.md": {("+0.024", "-0.074", "+0.025")},
 }
 
 
