@@ -15,6 +15,8 @@ from lightning_sv.runs.events import Curve
 from lightning_sv.statistics.paired import PairedCurve, PairedDifference, on_one_grid, paired_curve
 from lightning_sv.statistics.verdicts import EQUAL, NOT_RESOLVED, direction
 
+#: share of the tokens by which points of different arms stand apart, so that no bar hides another
+_STEP_ASIDE = 0.03
 #: nats per token; a line that ends further from the number of its legend has a note
 _APART = 5e-5
 
@@ -145,8 +147,9 @@ def _difference_plot(title: str, baseline: Arm, lines: Sequence[_Line]) -> Plot:
     axes = style.new_axes()
     axes.axhline(0, color=style.GREY, linewidth=1)
     counts = sorted({line.curve.n for line in lines})
-    for line in lines:
-        _draw_difference(axes, line, line.label(show_count=len(counts) > 1))
+    for place, line in enumerate(lines, start=1):
+        aside = 1 - _STEP_ASIDE * (len(lines) - place)  # the last one at its place
+        _draw_difference(axes, line, line.label(show_count=len(counts) > 1), aside)
 
     shown = []
     for line in lines:
@@ -168,8 +171,8 @@ def _difference_plot(title: str, baseline: Arm, lines: Sequence[_Line]) -> Plot:
     )
 
 
-def _draw_difference(axes: Axes, line: _Line, label: str) -> None:
-    """Draw a line with a band, or a point with a bar."""
+def _draw_difference(axes: Axes, line: _Line, label: str, aside: float) -> None:
+    """Draw a line with a band, or a point with a bar at `aside` times its tokens."""
     colour, dashes = line.look
     look: dict[str, Any] = {"linestyle": dashes, "color": colour, "linewidth": 2, "label": label}
     tokens, mean, low, high, _ = line.curve
@@ -181,4 +184,4 @@ def _draw_difference(axes: Axes, line: _Line, label: str) -> None:
     bar = None
     if end.has_interval:
         bar = [[end.mean - end.low], [end.high - end.mean]]
-    axes.errorbar(tokens, [end.mean], bar, marker="o", capsize=3, **look)
+    axes.errorbar(tokens * aside, [end.mean], bar, marker="o", capsize=3, **look)
