@@ -36,35 +36,30 @@ class ExpertBias(L.Callback):
 
     def __init__(self) -> None:
         self._loads: Tensor | None = None  # (blocks, experts) tokens since the last step
-        self._is_uncounted = False  # a backward pass since the last step had no counted tokens
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Forget a step that an earlier fit did not finish."""
         self._loads = None
-        self._is_uncounted = False
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: Any, loss: Tensor) -> None:
-        """Count the micro-batch towards the step."""
+        """Count the micro-batch towards the step.
+
+        Raises:
+            ConfigError: a `training_step` of a subclass does not count the tokens of the experts
+        """
         loads = pl_module.expert_loads
         if loads is None:
-            self._is_uncounted = True
+            _check_no_biases(pl_module)
         else:
             self._loads = loads if self._loads is None else self._loads + loads
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: Any, optimizer: Optimizer
     ) -> None:
-        """Move the biases, unless the step is skipped.
-
-        Raises:
-            ConfigError: a `training_step` of a subclass does not count the tokens of the experts
-        """
+        """Move the biases, unless the step is skipped."""
         loads = self._loads
         self._loads = None
-        if self._is_uncounted:
-            _check_dense(pl_module)
-            self._is_uncounted = False
-        # without a backward pass, or in the second of several optimizers, there are none
+        # A step without a backward pass has none, as that of the second of several optimizers.
         if loads is None or pl_module.nonfinite.skipped_now:
             return
         for mixture, load in zip(_mixtures(pl_module), loads, strict=True):
@@ -75,9 +70,9 @@ def _mixtures(module: Any) -> list[MixtureOfExperts]:
     return [each for each in module.net.modules() if isinstance(each, MixtureOfExperts)]
 
 
-def _check_dense(module: Any) -> None:
-    """Refuse a step without counted tokens if biases should move by them."""
-    if _mixtures(module) and module.settings.backbone.router.balance == "bias":
+def _check_no_biases(module: Any) -> None:
+    """Refuse a micro-batch without counted tokens if biases should move by them."""
+    if module.settings.backbone.router.balance == "bias" and _mixtures(module):
         expected = "a training_step that calls self.training_loss(block)"
         why = "which counts the tokens of the experts"
         raise ConfigError(f"router.balance is bias; expected {expected}, {why}.")
