@@ -21,7 +21,7 @@ from lightning_sv.runs.trust import modules_of_words
 
 #: key of a context: hash of the tokens of the corpus
 CORPUS_HASH = "corpus_hash"
-# digits of a hash in messages, as `prepare` prints it
+#: digits of a hash in messages, as `prepare` prints it
 _SHORT_HASH = 12
 #: default program of a run
 LAUNCHER = (sys.executable, "-m", "lightning_sv", "fit")
@@ -152,7 +152,7 @@ def _source(module: str) -> Path | None:
 
 
 def _change(before: Any, now: dict[str, Any]) -> str | None:
-    """Return a phrase for a run of other files or another context than those of now, or None."""
+    """Return a phrase for the recorded run if its files or its context have changed, or None."""
     different = "a run of a different command"
     if not isinstance(before, dict):
         return f"{different} ({COMMAND} is damaged)"

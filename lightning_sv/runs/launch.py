@@ -100,11 +100,9 @@ class _Queue:
         return env
 
     def collect_ended(self) -> None:
-        """Show the progress of all children, remove those that have ended, and note failures."""
+        """Remove the children that have ended, and note failures."""
         for child in list(self.running):
-            has_ended = child.has_ended()
-            child.show()
-            if not has_ended:
+            if not child.has_ended():
                 continue
             self.running.remove(child)
             reason = child.finish()
@@ -116,7 +114,9 @@ class _Queue:
         self.console.print(reason, markup=False, style="red")
 
     def show(self) -> None:
-        """Update the bar of all runs."""
+        """Update the bar of each run, and that of all runs."""
+        for child in self.running:
+            child.show()
         finished = self.n_jobs - len(self.waiting) - len(self.running)
         done = finished + sum(child.fraction for child in self.running)
         steps = f"{finished}/{self.n_jobs} runs"
