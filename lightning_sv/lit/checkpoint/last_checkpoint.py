@@ -3,10 +3,11 @@
 import logging
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, Timer
+from lightning.pytorch.strategies import Strategy
 from tensorboard.compat.proto.event_pb2 import SessionLog
 
 from lightning_sv.atomic import partial_of, remove
@@ -71,9 +72,8 @@ class LastCheckpoint(Checkpoint):
         self._saved_step = trainer.global_step
         if trainer.is_global_zero:
             _remove_partial(self.path.parent)
-        strategy = trainer.strategy
-        if isinstance(strategy, FullyShardedStrategy) and strategy.sharded_checkpoints:
-            check_shared(strategy, self.path.parent)
+        if _writes_shards(trainer.strategy):
+            check_shared(trainer.strategy, self.path.parent)
             if trainer.is_global_zero:
                 check_links(self.path.parent)
         for guard in callbacks_of(trainer, FiniteGuard):
@@ -149,7 +149,7 @@ class LastCheckpoint(Checkpoint):
 
     def _write(self, trainer: L.Trainer) -> None:
         """Replace last.ckpt atomically: a collective."""
-        if not _is_sharded(trainer):
+        if not _writes_shards(trainer.strategy):
             trainer.save_checkpoint(self.last)
             return
         folder = self.last.with_name(f"step-{trainer.global_step}.ckpt")
@@ -184,8 +184,7 @@ def _run_loggers(trainer: L.Trainer) -> list[RunLogger]:
     return [logger for logger in trainer.loggers if isinstance(logger, RunLogger)]
 
 
-def _is_sharded(trainer: L.Trainer) -> bool:
-    strategy = trainer.strategy
+def _writes_shards(strategy: Strategy) -> TypeGuard[FullyShardedStrategy]:
     return isinstance(strategy, FullyShardedStrategy) and strategy.sharded_checkpoints
 
 

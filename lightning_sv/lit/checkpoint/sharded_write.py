@@ -62,7 +62,7 @@ def check_links(folder: Path) -> None:
     """Check that a new link can be made in a folder, before the first checkpoint needs one.
 
     Raises:
-        ConfigError: the file system has no symbolic links, as mounted buckets and CIFS
+        ConfigError: the file system has no symbolic links, as that of a mounted bucket or CIFS
     """
     link = folder / ".link"
     remove(link)  # left by a process that was killed
@@ -71,36 +71,35 @@ def check_links(folder: Path) -> None:
         link.symlink_to("last.ckpt")
     except OSError as error:
         expected = "a folder on a file system with symbolic links"
-        hint = "Or leave out save_distributed_checkpoint."
-        raise ConfigError(f"run_dir is {folder.parent}; expected {expected}. {hint}") from error
+        raise ConfigError(_unfit(folder, expected)) from error
     link.unlink()
 
 
 def check_shared(strategy: ParallelStrategy, folder: Path) -> None:
     """Check that rank 0 sees the files of all ranks, before the first checkpoint: a collective.
 
-    Rank 0 looks and the others write, as in a checkpoint. The other way round could fail on NFS,
+    Rank 0 reads and the others write, as in a checkpoint. The other direction could fail on NFS,
     where a node remembers for a while that a file did not exist.
 
     Raises:
-        ConfigError: on every rank, if a node has the folder on a disk of its own
+        ConfigError: on every rank, if a node has the folder on its own disk
     """
     folder = Path(strategy.broadcast(str(folder)))  # rank 0 chooses a run's folder
     folder.mkdir(parents=True, exist_ok=True)
-    own_file = _file_of_rank(folder, strategy.global_rank)
+    files = [folder / f".rank-{rank}" for rank in range(strategy.world_size)]
+    own_file = files[strategy.global_rank]
     own_file.touch()
     strategy.barrier()
-    files = [_file_of_rank(folder, rank) for rank in range(strategy.world_size)]
     is_shared = strategy.broadcast(all(file.exists() for file in files))
     own_file.unlink()
     if not is_shared:
-        expected = "a folder that all nodes share, because each rank writes its shard there"
-        hint = "Or leave out save_distributed_checkpoint."
-        raise ConfigError(f"run_dir is {folder.parent}; expected {expected}. {hint}")
+        why = "because each rank writes its shard there"
+        raise ConfigError(_unfit(folder, f"a folder that all nodes share, {why}"))
 
 
-def _file_of_rank(folder: Path, rank: int) -> Path:
-    return folder / f".rank-{rank}"
+def _unfit(folder: Path, expected: str) -> str:
+    hint = "Or leave out save_distributed_checkpoint."
+    return f"run_dir is {folder.parent}; expected {expected}. {hint}"
 
 
 def link_last(last: Path, folder: Path) -> None:
@@ -154,7 +153,7 @@ class ChecksummedWriter(FileSystemWriter):
         """Write the index and the checksums, on the first rank.
 
         Raises:
-            OSError: a shard is missing, because a node wrote it to a disk of its own
+            OSError: a shard is missing, because a node wrote it to its own disk
         """
         super().finish(metadata, results)
         folder = Path(self.path)
