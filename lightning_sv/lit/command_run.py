@@ -26,7 +26,7 @@ class CommandRun:
         config: values of all keys
         start: checkpoint from which the command starts
         model: module to train or validate
-        data: section `data` of the config; `use` replaces it by one with a micro-batch
+        data: section `data` of the config; `set_micro_batch` completes it
         datamodule: data module, which follows `data`
         trainer: Trainer of the command
     """
@@ -47,21 +47,16 @@ class CommandRun:
         """Return the content of a checkpoint, after a check with checksums once per node."""
         return check_checkpoint(path, checksums=self.trainer.local_rank == 0)
 
-    def choose_micro_batch(self) -> tuple[DataConfig, str | None]:
-        """Return `data` with a micro-batch that fits, and a sentence if it was chosen."""
+    def set_micro_batch(self) -> str | None:
+        """Give `data` and the data module a micro-batch; return a sentence if it was chosen."""
         trainer = self.trainer
-        return choose_micro_batch(
-            self.model.settings,
-            self.data,
-            self.config["trainer"].as_dict(),
-            trainer.strategy.root_device,
-            trainer.world_size,
+        keys = self.config["trainer"].as_dict()
+        device = trainer.strategy.root_device
+        self.data, choice = choose_micro_batch(
+            self.model.settings, self.data, keys, device, trainer.world_size
         )
-
-    def use(self, data: DataConfig) -> None:
-        """Read the corpus with these settings."""
-        self.data = data
-        self.datamodule.read(data, self._shared_values())
+        self.datamodule.read(self.data, self._shared_values())
+        return choice
 
     def _shared_values(self) -> dict[str, Any]:
         """Return the config and the checkpoint, which all ranks must share."""

@@ -19,17 +19,13 @@ from lightning_sv.atomic import write_atomically
 from lightning_sv.callbacks import RunProgress
 from lightning_sv.corpus import Tokenizer, is_remote
 from lightning_sv.errors import ConfigError
+from lightning_sv.lit.checkpoint.compat import check_learning_rate
 from lightning_sv.lit.checkpoint.last_checkpoint import LastCheckpoint
-from lightning_sv.lit.checkpoint.resumed import (
-    check_not_replaced,
-    check_resumed_rate,
-    check_resumed_settings,
-)
+from lightning_sv.lit.checkpoint.resumed import check_not_replaced, check_resumed_settings
 from lightning_sv.lit.command_run import CommandRun
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.init_from import read_start
 from lightning_sv.lit.logger import RunLogger
-from lightning_sv.lit.signals import StopSignals
 from lightning_sv.lit.summary import (
     hyperparameters,
     print_groups,
@@ -89,7 +85,6 @@ class FitRun(CommandRun):
 
     def __post_init__(self) -> None:
         self._has_begun = False
-        self._signals = StopSignals()
         self._messages: list[str] = []
         self._is_dev_run = bool(self.trainer.fast_dev_run)  # type: ignore[attr-defined]
         self._given_dir: str | None = self.config["run_dir"]
@@ -113,13 +108,11 @@ class FitRun(CommandRun):
         self._check_devices()
         checkpoint = self._resumed_checkpoint()
         self._load_initial_weights()
-        data, choice = self.choose_micro_batch()
-        self.use(data)
-        self._announce(choice)
+        self._announce(self.set_micro_batch())
         self._set_steps()
-        if checkpoint is not None:
-            may_jump = self.config["allow_lr_jump"]
-            check_resumed_rate(checkpoint, self.model, self.trainer.max_steps, may_jump=may_jump)
+        may_jump = self.config["allow_lr_jump"] or self.model.own_optimizer
+        if checkpoint is not None and not may_jump:
+            check_learning_rate(checkpoint, self.model.settings, self.trainer.max_steps)
 
     def _resolve_run_dir(self, *, create: bool) -> Path:
         """Return the run directory, which only rank 0 creates."""
@@ -183,13 +176,14 @@ class FitRun(CommandRun):
 
     def open(self) -> None:
         """Lock the run directory, print the plan, and connect the Trainer to the directory."""
-        self.cleanup.callback(self._signals.leave)
+        signals = self.checkpoint.signals
+        self.cleanup.callback(signals.leave)
         self.run_dir = self._resolve_run_dir(create=True)
         if self.trainer.is_global_zero:
             self._lock()
             self._print_plan()
         self._connect()
-        self._signals.listen(self.trainer)
+        signals.listen(self.trainer)
 
     def _lock(self) -> None:
         if self._given_dir is None:
@@ -210,7 +204,6 @@ class FitRun(CommandRun):
         if self.config["json"]:
             self.progress.stream = sys.stderr  # stdout has the results
         self.checkpoint.path = self.run_dir / LAST
-        self.checkpoint.signals = self._signals
         # `begin` opens the loggers, so it comes before any callback that writes.
         trainer.callbacks.insert(0, _Begin(self))  # type: ignore[attr-defined]
         folder = self.run_dir.absolute()

@@ -9,14 +9,13 @@ from typing import Any
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lightning_sv.errors import ConfigError, expect_known
+from lightning_sv.errors import expect
 from lightning_sv.settings.overrides import config_files
 from lightning_sv.settings.parse import Parser
 from lightning_sv.settings.replaced_lists import dropped_entries
 
 log = logging.getLogger(__name__)
 
-COMMANDS = ("fit", "validate")
 _USAGE = "{program} {{fit,validate}} --config FILE [--config FILE ...] [--KEY VALUE ...]"
 _MORE_HELP = "`fit --help` explains the most used keys, `fit --help_all` all of them."
 _FIT_HELP = """\
@@ -105,11 +104,9 @@ def command_of(program: str, words: Sequence[str]) -> str:
     if first in ("-h", "--help"):
         print(f"usage: {usage}\n\n{_MORE_HELP}")
         sys.exit(0)
-    if not first:
-        raise ConfigError(f"the command is missing; expected fit or validate. Usage: {usage}")
-    if first.startswith("-"):
-        raise ConfigError(f"the first word is {first}; expected fit or validate. Usage: {usage}")
-    expect_known("command", first, COMMANDS)
+    known = "fit", "validate"
+    expected = f"{' or '.join(known)}. Usage: {usage}"
+    expect(first in known, "the command", first or "missing", expected)
     return first
 
 

@@ -21,8 +21,7 @@ class ValidateRun(CommandRun):
             raise ConfigError(f"ckpt_path is not set; expected {expected}")
         self.read_checkpoint(path)
         self.check_corpus()
-        data, _ = self.choose_micro_batch()
-        self.use(data)
+        self.set_micro_batch()
 
     def finish(self) -> None:
         """Print loss and perplexity on the first rank, as JSON with `--json`."""

@@ -5,11 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.lit.checkpoint.compat import (
-    check_learning_rate,
-    check_settings,
-    has_own_groups,
-)
+from lightning_sv.lit.checkpoint.compat import check_settings, has_own_groups
 from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.directory import read_config, run_of
 from lightning_sv.runs.lock import find_last_checkpoint
@@ -110,18 +106,6 @@ def _check_kept(run: Path | None, config: Any) -> None:
             expected = f"{then}, as in the run of the checkpoint"
             hint = "Resume with the same settings, or start a new run."
             raise ConfigError(f"{key} is {value}; expected {expected}. {hint}")
-
-
-def check_resumed_rate(
-    checkpoint: dict[str, Any], module: Any, max_steps: int, *, may_jump: bool
-) -> None:
-    """Check that the learning rate of a resumed run does not jump, unless it may.
-
-    Raises:
-        ConfigError: it would jump; the message has both rates
-    """
-    if not may_jump and not module.own_optimizer:
-        check_learning_rate(checkpoint, module.settings, max_steps)
 
 
 def damaged_checkpoint(error: Exception) -> ConfigError:
