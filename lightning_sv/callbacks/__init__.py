@@ -37,4 +37,4 @@ __all__ = [
     "scale_vector_figures",
     "tokens_seen",
     "write_scalars",
-]  # fmt: skip
+]

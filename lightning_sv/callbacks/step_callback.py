@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_sv.callbacks.logging import write_scalars
 from lightning_sv.callbacks.run_state import StepTrigger
-from lightning_sv.errors import expect
+from lightning_sv.errors import expect, expect_number
 from lightning_sv.optim import full_tensor
 
 
@@ -67,8 +67,9 @@ class StepCallback(L.Callback):
 
     def expect_at_least(self, key: str, value: int, least: int) -> None:
         """Raise ConfigError if an argument is no integer, or too small."""
-        is_large = isinstance(value, int) and value >= least
-        expect(is_large, f"{key} of {self.name}", value, f"an integer of at least {least}.")
+        argument = f"{key} of {self.name}"
+        expect_number(argument, value, int)
+        expect(value >= least, argument, value, f"at least {least}.")
 
 
 def _numbers_of_tensors(figures: Mapping[str, float | Tensor]) -> dict[str, float]:

@@ -29,14 +29,13 @@ class Sharpness(StepCallback):
     The loss is the mean next-token loss in nats per token of one fixed batch, spread over the
     validation split, on an eager float32 copy of the weights. Training may therefore be compiled,
     sharded, in bfloat16 and with fused attention. The loss excludes a router's auxiliary loss; the
-    selection of experts has zero curvature. lambda_max is computed by Lanczos (its error bounds the
-    distance to an eigenvalue; if it exceeds 1% of the value, lambda_max is only a lower bound; see
-    `curvature.lanczos`),
-    trace and ||H||_F^2 by Hutchinson, with the same random vectors each time. Also logged:
-    sharpness/{loss, seconds, products, sequences, skipped}. A measurement does not change the
-    random state, weights or gradients of the run. Rank 0 computes while the others wait. Memory:
-    the copy, the retained graph (it keeps the T^2 attention entries, so only the beginning of long
-    sequences is used, with a log message), and lanczos_steps vectors of a subset's size.
+    selection of experts has zero curvature. lambda_max is computed by Lanczos, trace and ||H||_F^2
+    by Hutchinson, with the same random vectors each time. The error of lambda_max bounds its
+    distance to an eigenvalue; above 1%, lambda_max is only a lower bound (`curvature.lanczos`).
+    Also logged: sharpness/{loss, seconds, products, sequences, skipped}. A measurement does not
+    change the random state, weights or gradients of the run. Rank 0 computes while the others wait.
+    Memory: the copy, the retained graph (it keeps the T^2 attention entries, so only the beginning
+    of long sequences is used, with a log message), and lanczos_steps vectors of a subset's size.
 
     If `loss` is given, that loss is measured on the training model of any class. The model must not
     be sharded.
