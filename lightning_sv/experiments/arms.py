@@ -119,8 +119,9 @@ class Arm(_ArmPlace):
 
     @property
     def why_no_runs(self) -> str:
-        """What happened to the runs of an arm without a complete one."""
-        return "diverged" if self.diverged else "are missing"
+        """Sentence on an arm without a complete run."""
+        fate = "diverged" if self.diverged else "are missing"
+        return f"all runs of {self.label} {fate}"
 
     @property
     def losses(self) -> NDArray[np.float64]:

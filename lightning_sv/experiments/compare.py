@@ -134,8 +134,7 @@ def compare(
     if panel.why_not is not None:
         raise RunError(panel.why_not)
     if len(panel.arms) < 2:
-        lost = [arm for arm in panel.all_arms if not arm.runs]
-        reasons = [f"all runs of {arm.label} {arm.why_no_runs}" for arm in lost]
+        reasons = [arm.why_no_runs for arm in panel.all_arms if not arm.runs]
         raise RunError(f"{'; '.join(reasons)}; nothing is left to compare.")
 
     named = runs_by_name(panel.arms)

@@ -221,8 +221,7 @@ class LoadedPanel(_Panel):
         all_arms = tuple(arm for arm in self.all_arms if arm.is_of(names))
         lacking = self.kind.lacking(all_arms)
         if lacking:
-            first = lacking[0]
-            raise NotTestableError(f"all runs of {first.label} {first.why_no_runs}")
+            raise NotTestableError(lacking[0].why_no_runs)
         arms = self.kind.comparable(all_arms)
         if not arms:
             raise NotTestableError(f"the arms {' and '.join(names)} share no seed")

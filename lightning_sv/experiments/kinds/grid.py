@@ -47,9 +47,9 @@ class GridKind(PanelKind):
         budget = panel.budget.name
         own = values_under(budget, arm.axes)
         axes = {key: own.get(key, values) for key, values in panel.axes.items()}
-        is_cross = budget in panel.spec.one_at_a_time
+        points_of = cross_points if budget in panel.spec.one_at_a_time else grid_points
         arms = []
-        for point in cross_points(axes) if is_cross else grid_points(axes):
+        for point in points_of(axes):
             run_spec = panel.resolve(arm, panel.spec.model, point)
             arms.append(grid_arm(label, point, run_spec))
         return arms
