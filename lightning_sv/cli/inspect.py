@@ -37,11 +37,9 @@ _COLUMNS: dict[str, tuple[int, str, Callable[[VectorStatistics], float | None]]]
 _LEGEND = """= 1: exactly at its initial value. distinct: different values per vector.
 dead: below 5% of the median size; outliers: above 8 times it.
 balance: median of ln(γ² / ‖w‖²), with w the weights that multiply a channel.
-agreement: correlation of ln ‖w‖ between branches that share γ"""
-_ADVICE = """; if it is low,
-one γ per branch (hg) may help."""
-_FOLDED = """. Each
-shared γ is 1, as before training and after folding, so this is no advice."""
+agreement: correlation of ln ‖w‖ between branches that share γ."""
+_ADVICE = "If the agreement is low, one γ per branch (hg) may help."
+_NO_ADVICE = "Each shared γ is 1, as before training or after folding: no advice follows."
 
 
 def run(argv: list[str]) -> int:
@@ -51,8 +49,8 @@ def run(argv: list[str]) -> int:
         options.model, options.trust_module, trust_remote_code=options.trust_remote_code
     )
     if not rows:
-        what = " ".join([f"{name} has no scale vectors; expected a model with norms.", *notes])
-        raise ConfigError(what)
+        problem = f"{name} has no scale vectors; expected a model with norms."
+        raise ConfigError(" ".join([problem, *notes]))
     families = _by_family(rows)
     if options.png is not None:
         from lightning_sv.plots.inspect_plot import draw_vectors  # importing takes a second
@@ -62,7 +60,7 @@ def run(argv: list[str]) -> int:
         vectors = [row._asdict() for row in rows]
         print(json_text({"model": name, "vectors": vectors, "notes": notes}))
         return 0
-    lines = [f"{name}: scale vectors", *_table(families), _legend(rows), *notes]
+    lines = [f"{name}: scale vectors", *_table(families), *_legend(rows), *notes]
     print(printable("\n".join(lines)))
     if options.png is not None:
         print(f"drawn: {options.png}")
@@ -131,13 +129,13 @@ def _table(families: dict[str, list[VectorStatistics]]) -> list[str]:
     return [*lines, ""]
 
 
-def _legend(rows: Sequence[VectorStatistics]) -> str:
+def _legend(rows: Sequence[VectorStatistics]) -> list[str]:
     """Return the legend, with advice only if the branches of a norm read a trained vector."""
     shared = [row for row in rows if row.agreement is not None]
     if not shared:
-        return f"{_LEGEND}."
+        return [_LEGEND]
     are_ones = all(row.at_start == 1 for row in shared)
-    return _LEGEND + (_FOLDED if are_ones else _ADVICE)
+    return [_LEGEND, _NO_ADVICE if are_ones else _ADVICE]
 
 
 def _parts(rows: Sequence[VectorStatistics]) -> list[Sequence[VectorStatistics]]:

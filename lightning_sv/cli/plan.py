@@ -40,9 +40,9 @@ def run(argv: list[str]) -> int:
 
 
 def _parser() -> PlainParser:
-    text = "Estimate GPU memory, hours, checkpoint size and data of a run. "
-    text += (
-        "Give the run as to `fit`: --model NAME, e.g. --model llama-1b, or --config FILE, any key."
+    text = (
+        "Estimate GPU memory, hours, checkpoint size and data of a run. Other arguments are those "
+        "of `fit`: --model NAME, e.g. --model llama-1b, or --config FILE, any key."
     )
     parser = PlainParser("plan", text, json="Print the plan as JSON.")
     parser.add_argument(

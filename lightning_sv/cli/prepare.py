@@ -120,11 +120,9 @@ def _lines(dir: str, manifest: Manifest, existed: bool) -> Iterator[str]:
         if more:
             held_out.append(f"and {more:,} more")
         yield f"  held out: {', '.join(held_out)}"
-    left_out = dict(manifest.left_out)
-    if manifest.unreadable:
-        left_out["not UTF-8"] = manifest.unreadable
+    left_out = counted(manifest.left_out | {"not UTF-8": manifest.unreadable})
     if left_out:
-        yield f"  left out: {counted(left_out)}"
+        yield f"  left out: {left_out}"
     if manifest.tokenizer_loss:
         yield f"  dropped by the tokenizer: {manifest.tokenizer_loss:.2%} of the text"
 

@@ -38,7 +38,7 @@ def run(argv: list[str]) -> int:
 
 def _print(heading: str, files: Sequence[Path]) -> None:
     if files:
-        print(f"{heading}")
+        print(heading)
     for path in files:
         print(f"  {path.stem:26} {_summary(path)}")
 

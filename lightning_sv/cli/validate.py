@@ -11,11 +11,11 @@ from lightning_sv.settings.paths import expand_path
 
 def run(argv: list[str]) -> int:
     """Validate a checkpoint; return the exit code."""
-    return run_command("validate", _without_run(argv))
+    return run_command("validate", _with_files_of_run(argv))
 
 
-def _without_run(argv: Sequence[str]) -> list[str]:
-    """Replace a run directory before the options by its config and its last checkpoint."""
+def _with_files_of_run(argv: Sequence[str]) -> list[str]:
+    """Replace a run directory, if it is the first word, by its config and last checkpoint."""
     if not argv or argv[0].startswith("-"):
         return list(argv)
     run_dir = Path(expand_path(argv[0], "RUN"))

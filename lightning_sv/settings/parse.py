@@ -99,9 +99,8 @@ class Parser(ArgumentParser):
         for action in self._actions:
             value = values.get(action.dest)
             is_interpolated = isinstance(value, str) and "${" in value
-            if value is None or is_interpolated:  # an option without a value, or that of another
-                continue
-            self._check_type(action.dest, value, getattr(action, "_typehint", None))
+            if value is not None and not is_interpolated:
+                self._check_type(action.dest, value, _type_of(action))
 
     def _check_type(self, key: str, value: Any, kind: Any) -> None:
         if get_origin(kind) is Literal:
@@ -163,10 +162,15 @@ def _expand_paths(config: Any) -> None:
 
 
 def _is_nullable(action: Action) -> bool:
-    hint = getattr(action, "_typehint", None)
-    if hint in (None, Any) or action.default is None:
+    kind = _type_of(action)
+    if kind in (None, Any) or action.default is None:
         return True
-    return type(None) in get_args(hint)
+    return type(None) in get_args(kind)
+
+
+def _type_of(action: Action) -> Any:
+    """Return the annotation of a key; None for an option of argparse."""
+    return getattr(action, "_typehint", None)
 
 
 def ignore_keys(

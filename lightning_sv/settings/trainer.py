@@ -205,7 +205,7 @@ def _check_followed_arguments(given: Any) -> None:
     steps = given["max_steps"]
     is_length = steps == -1 or steps >= 1
     expect(is_length, "trainer.max_steps", steps, "at least 1, or -1 for model.tokens_per_param.")
-    refuse_float16(given["precision"])  # a fit warns about others by `check_precision`
+    refuse_float16(given["precision"])  # `check_precision` warns once the run starts
 
 
 def refuse_float16(precision: object) -> None:
