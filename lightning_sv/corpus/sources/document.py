@@ -48,7 +48,7 @@ class Document:
             found = f"{where} has half of a surrogate pair"
             hint = "Repair it, or set data.corpus.errors to replace or skip."
             raise ConfigError(f"{found}; expected Unicode text. {hint}") from None
-        check_size(raw, where)
+        _check_size(raw, where)
         return cls(text, len(raw), hashlib.blake2b(raw, digest_size=24).digest(), where)
 
     def held_out(self, val_fraction: float) -> bool:
@@ -57,14 +57,17 @@ class Document:
 
 
 def read_text_file(file: Any, where: str) -> bytes:
-    """Return the bytes of an open file; read no more than one that is too large needs."""
+    """Return the bytes of an open file.
+
+    Raises:
+        ConfigError: the file has more than `MAX_DOCUMENT_BYTES`; the rest is not read
+    """
     raw: bytes = file.read(MAX_DOCUMENT_BYTES + 1)
-    check_size(raw, where)
+    _check_size(raw, where)
     return raw
 
 
-def check_size(raw: bytes, where: str) -> None:
-    """Check that a text has at most `MAX_DOCUMENT_BYTES`."""
+def _check_size(raw: bytes, where: str) -> None:
     if len(raw) > MAX_DOCUMENT_BYTES:
         found = f"{where} has more than {MAX_DOCUMENT_BYTES:,} bytes"
         raise ConfigError(f"{found}; split it, or write its parts as lines of a .jsonl file.")

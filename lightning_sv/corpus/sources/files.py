@@ -85,10 +85,12 @@ def _refuse_no_files(name: str, skipped: Counter[str]) -> NoReturn:
 def counted(left_out: Mapping[str, int]) -> str:
     """Return a phrase with the numbers of files left out, the most frequent kinds first.
 
+    It is empty if none is left out.
+
     >>> counted({".pdf": 2, ".png": 1200, ".zip": 0})
     '.png 1,200, .pdf 2'
     """
-    kinds = (+Counter(left_out)).most_common()  # + removes those without a file
+    kinds = (+Counter(left_out)).most_common()  # + removes counts of 0
     phrases = [f"{kind} {number:,}" for kind, number in kinds[:_LISTED_KINDS]]
     if len(kinds) > _LISTED_KINDS:
         phrases.append("...")
@@ -149,8 +151,8 @@ def _changes(then: FileStates, paths: Iterable[Path]) -> list[str]:
         if name not in then:
             phrases.append(f"{name} is new")
         elif name not in now:
-            is_there = os.path.lexists(name)  # of a suffix that an earlier version read
-            phrases.append(f"{name} is no longer read" if is_there else f"{name} is gone")
+            exists = os.path.lexists(name)  # with a suffix that only earlier versions read
+            phrases.append(f"{name} is no longer read" if exists else f"{name} is gone")
         elif not _is_same(now[name], then[name]):
             phrases.append(f"{name} has changed")
     return phrases
