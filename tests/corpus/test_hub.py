@@ -114,7 +114,7 @@ def test_prepare_of_a_folder_whose_files_have_changed_is_refused(
     with pytest.raises(ConfigError, match="max_tokens"):  # all parts, but no corpus
         prepare(replace(config, max_tokens=10**9), progress=False, workers=1, part_bytes=4000)
     first.write_bytes((dataset / "sample/10BT/001.parquet").read_bytes())
-    with pytest.raises(ConfigError, match=r"000\.parquet has changed; .*corpus\.parts"):
+    with pytest.raises(ConfigError, match=r"000\.parquet .*corpus\.parts"):
         prepare(config, progress=False, workers=1)
 
     first.write_bytes(content)
@@ -122,7 +122,7 @@ def test_prepare_of_a_folder_whose_files_have_changed_is_refused(
     assert prepare(config, progress=False, workers=1).corpus_hash == expected
     assert prepare(config, progress=False).corpus_hash == expected
     first.write_bytes(content[:-1])
-    with pytest.raises(ConfigError, match=r"000\.parquet has changed"):
+    with pytest.raises(ConfigError, match=r"000\.parquet"):
         prepare(config, progress=False)
 
 

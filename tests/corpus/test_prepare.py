@@ -65,7 +65,7 @@ def test_prepare_layer_sets_corpus_and_vocabulary(
     assert made.vocab_size <= model.backbone.vocab_size < made.vocab_size + 64
     assert made.corpus_hash[:12] in told("prepare", "--config", layer)  # there already
     args = ["--config", files[0], "--config", files[1], "--data.corpus.dir", config.dir]
-    assert f"--config {layer} does" in refused("fit", *args)
+    assert layer in refused("fit", *args)
 
 
 def test_prepare_command_of_one_text_says_that_its_end_is_held_out(
@@ -79,7 +79,7 @@ def test_prepare_command_of_one_text_says_that_its_end_is_held_out(
         "bpe:300",
     ]
     said = told("prepare", *words, "--data.corpus.dir", str(tmp_path / "corpus"))
-    assert "of 1 document, the end of each held out, tokenizer bpe:300" in said
+    assert " 1 document, " in said and "end of each" in said
     assert "left out" not in said and "dropped" not in said
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
@@ -253,6 +253,27 @@ def test_check_corpus_two_at_once_one_hashes(
     monkeypatch.setattr(validate, "locked", wait)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(_load_and_check, [copy, copy]))
+    assert len(hashed) == _shards(copy)
+
+
+def test_check_corpus_locked_for_too_long_is_hashed(
+    copy: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other process may be stuck."""
+    monkeypatch.setattr(validate, "_WAIT_S", 0.01)
+    is_held = Event()
+    may_end = Event()
+
+    def hold() -> None:
+        with locked(copy / STAMP, "process"):
+            is_held.set()
+            may_end.wait(10)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(hold)
+        is_held.wait(10)
+        _load_and_check(copy)
+        may_end.set()
     assert len(hashed) == _shards(copy)
 
 

@@ -55,6 +55,8 @@ def test_sweep_lowest_at_the_end_no_optimum(
     args += ["--lr", "0.004", "0.008"]
     assert sweep(args, launcher=(*FAKE, *BOWL)) == 0
     assert "lr 0.008, its lowest point" in capsys.readouterr().out
+    (tuned,) = (tmp_path / "out/tuned").glob("*.yaml")
+    assert "llama is its lowest point" in tuned.read_text()
     assert sweep([*args, "0.032"], launcher=(*FAKE, *BOWL)) == 0  # three, for a parabola
     printed = capsys.readouterr().out
     assert "llama at lr 0.012: 4.0" in printed and "more seeds or values" in printed

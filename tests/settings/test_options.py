@@ -96,17 +96,17 @@ WRONG: list[tuple[list[str], str, str]] = [
     (
         DRY,
         "--trainer.max_steps '${data.global_batch}' --trainer.max_step 3",
-        "Did you mean 'trainer.max_steps'?",
+        "'trainer.max_steps'",
     ),
-    (DRY, "--data.seq_len", "expected one argument"),
+    (DRY, "--data.seq_len", "argument --data.seq_len"),
     (DRY, "--model.optim '{weight_deacy: 1}'", "model.optim.weight_decay"),
     (FIT, "--model.optim.lr nan", "model.optim.lr"),
-    (DRY, "--data.seq_len x", "data.seq_len is 'x'; expected an integer."),
+    (DRY, "--data.seq_len x", "data.seq_len is 'x'"),
     (FIT, "--data.seq_len null", "data.seq_len"),
     (FIT, "--allow_lr_jump maybe", "allow_lr_jump"),
     (FIT, "--model.optim.name math:pi --model.optim.lr 1", "model.optim.name"),
-    (DRY, "--model.compile all", "model.compile is all; expected one of none model block."),
-    (DRY, "--trainer.gradient_clip_val x", "trainer.gradient_clip_val is 'x'; expected a number"),
+    (DRY, "--model.compile all", "model.compile is all"),
+    (DRY, "--trainer.gradient_clip_val x", "trainer.gradient_clip_val is 'x'"),
     (DRY, "--model.scale unifed", "unifed"),
     (FIT, "--trainer.callbacks+=Nonsense", "trainer.callbacks"),
     (FIT, "--trainer.callbacks no_module.C", "no_module"),
@@ -148,10 +148,7 @@ WRONG: list[tuple[list[str], str, str]] = [
     (argv("sweep --scale llama"), ABSENT_CORPUS, "--lr"),
     (argv("sweep --scale llama --lr -1 2 3"), ABSENT_CORPUS, "lr"),
     # without a config
-    *(
-        (argv(command), "", "no model is given; expected --model NAME")
-        for command in WITHOUT_CONFIG
-    ),
+    *((argv(command), "", "--model NAME") for command in WITHOUT_CONFIG),
     (["train"], "", "fit"),
     (["fit"], "--config llama-1", "llama-1b"),
     (["fit"], "--config runs/no_such_run/config.yaml", "no_such_run"),
