@@ -36,7 +36,7 @@ class _Panel(NamedTuple):
     value: str  # attribute of `VectorStatistics`
     role: str = ""  # role of the vectors to show; "" for all
     rest: float = 0.0  # height of the reference line
-    band: bool = False  # if True, few vectors have a band from 5% to 95% of their entries
+    band: bool = False  # if True and kinds are few, a band has 5% to 95% of the entries
 
     def shows(self, vector: VectorStatistics) -> bool:
         """Return True for a vector of the role that has the value."""
@@ -140,15 +140,20 @@ class _DepthTicks(NamedTuple):
 def _depth_ticks(vectors: Sequence[VectorStatistics]) -> _DepthTicks:
     """Return ticks at some layers, and one at the vectors outside the layers, if there are any."""
     end = _layer_count(vectors)
+    layers = list(map(round, MaxNLocator(integer=True).tick_values(0, max(end - 1, 1))))
     outside = [row.name for row in vectors if row.depth is None]
-    layers = [round(at) for at in MaxNLocator(integer=True).tick_values(0, max(end - 1, 1))]
-    labels = {at: str(at) for at in layers if 0 <= at < end}
-    if outside:
-        step = layers[1] - layers[0]
-        labels = {at: label for at, label in labels.items() if end - at >= step}  # room for text
-        is_head = all(name.startswith("head.") for name in outside)
-        labels[end] = "head" if is_head else "outside"
+    if not outside:
+        return _DepthTicks(end, _labels_up_to(end - 1, layers))
+
+    step = layers[1] - layers[0]
+    labels = _labels_up_to(end - step, layers)  # leaves room for the text at `end`
+    is_head = all(name.startswith("head.") for name in outside)
+    labels[end] = "head" if is_head else "outside"
     return _DepthTicks(end, labels)
+
+
+def _labels_up_to(last: int, layers: Sequence[int]) -> dict[int, str]:
+    return {layer: str(layer) for layer in layers if 0 <= layer <= last}
 
 
 def _draw_panel(

@@ -55,7 +55,10 @@ class Look(NamedTuple):
 
 
 def human_tokens(tokens: float) -> str:
-    """Format a token count with two significant digits: 1536000 -> 1.5M; below 995 with all."""
+    """Format a token count with two significant digits: 1536000 -> 1.5M.
+
+    Counts below 995 keep all digits.
+    """
     rounded = float(f"{tokens:.2g}")  # before the unit is chosen, so that 999999 becomes 1M
     for size, unit in _UNITS:
         if abs(rounded) >= size:
