@@ -91,7 +91,7 @@ def test_page_example_for_muon_chooses_by_role() -> None:
         .partition("### Rules by number of axes")[2]
     )
     model = find("qwen3_moe").build()
-    with pytest.warns(UserWarning, match="has a note on"):
+    with pytest.warns(UserWarning, match="gate_up_proj"):
         report = apply_strategy(model, "hg+dp+or+iwd")
     names: dict[str, Any] = {"torch": torch, "model": model, "tokens": None}
     exec(page.partition("```python\n")[2].partition("```")[0], names)

@@ -145,8 +145,8 @@ def test_vectors_of_folder_gamma_of_unknown_form_is_noted(
     monkeypatch.setattr(LlamaRMSNorm, "forward", exponential)
     found = vectors_of_folder(tmp_path / "llama")
     assert not found.vectors
-    assert any("model.norm.weight is omitted" in note for note in found.notes)
-    assert "model.norm.weight is omitted" in refused("inspect", str(tmp_path / "llama"))
+    assert any("model.norm.weight" in note for note in found.notes)
+    assert "model.norm.weight" in refused("inspect", str(tmp_path / "llama"))
 
     def plus_two(norm: Any, x: Tensor) -> Tensor:
         return (2 + norm.weight) * x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
@@ -163,7 +163,7 @@ def test_vectors_of_folder_matrix_of_joined_patches_is_noted(tmp_path: Path) -> 
     rows = {vector.name: vector for vector in found.vectors}
     assert not rows["model.visual.merger.ln_q.weight"].matrices
     (note,) = found.notes
-    assert note.startswith("model.visual.merger.mlp.0.weight reads model.visual.merger.ln_q.weight")
+    assert "model.visual.merger.mlp.0.weight" in note and "model.visual.merger.ln_q.weight" in note
 
 
 def test_vectors_of_backbone_experts_measured_one_by_one() -> None:

@@ -54,8 +54,8 @@ class _NormInputs(NamedTuple):
 
     Attributes:
         complete: values of which a norm reads all channels
-        in_part: other values, of which norms read some channels, such as queries and keys of
-            three matrices in one weight
+        in_part: values of which a norm reads some channels, such as queries and keys of three
+            matrices in one weight
     """
 
     complete: frozenset[Node]
@@ -115,11 +115,9 @@ class Matrices:
         layout = _layout(row, products)
         outputs = self._outputs(products)
         is_normalized = not outputs.isdisjoint(self._norm_inputs.complete)
-        is_normalized_in_part = not is_normalized and not outputs.isdisjoint(
-            self._norm_inputs.in_part
-        )
+        has_norm_of_part = not outputs.isdisjoint(self._norm_inputs.in_part)
         is_one = len(row.shape) == 2 and len(layout.parts) == 1
-        has_several = layout.mixed or (is_one and is_normalized_in_part)
+        has_several = layout.mixed or (is_one and has_norm_of_part and not is_normalized)
         return TracedBranch(
             weight=name,
             in_axis=row.in_axis,
@@ -168,7 +166,7 @@ def _norm_inputs(traced: TracedModel) -> _NormInputs:
             complete.update(nodes)
         else:
             in_part.update(nodes)
-    return _NormInputs(frozenset(complete), frozenset(in_part - complete))
+    return _NormInputs(frozenset(complete), frozenset(in_part))
 
 
 def _read_by_norms(traced: TracedModel) -> Iterator[tuple[Node, Node]]:

@@ -41,13 +41,10 @@ class Report(NamedTuple):
     @property
     def warning(self) -> str | None:
         """One line for a warning; None if the report has no notes."""
-        n = len(self._lines)
-        if not n:
+        names = dict.fromkeys([*(name for name, _ in self.notes), *self.stacked])
+        if not names:
             return None
-        names = [name for name, _ in self.notes]
-        first = _first_of(list(dict.fromkeys([*names, *self.stacked])))
-        count = "a note" if n == 1 else f"{n} notes"
-        return f"apply_strategy has {count} on {first}; print the report that it returns."
+        return f"apply_strategy has notes on {_first_of([*names])}; print the report it returns."
 
     @property
     def _label(self) -> str:
