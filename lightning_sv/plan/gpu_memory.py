@@ -65,9 +65,8 @@ def gpu_memory(
     """
     shards = gpus // parallel.replicas
     if parallel.kind == "fsdp" and shards > 1:
-        keep_gathered = parallel.keep_gathered
         return _fully_sharded(
-            step, blocks, shards, accumulate=accumulate, keep_gathered=keep_gathered
+            step, blocks, shards, accumulate=accumulate, keep_gathered=parallel.keep_gathered
         )
     state = step.parts()
     has_copies = parallel.kind == "ddp" and not parallel.bucket_view
@@ -105,8 +104,7 @@ def _fully_sharded(
         prefetched = 0
 
     gradients_at_start = 0
-    gradients_of_blocks = round(shard.gradients * all_blocks / (root + all_blocks))
-    gradients_later = gradients_of_blocks
+    gradients_later = round(shard.gradients * all_blocks / (root + all_blocks))  # of the blocks
     unreduced_root = root  # gradients of R, which are reduced at the end
     if accumulate:  # all gradients stay unsharded until the last micro-batch
         gradients_at_start = full.gradients

@@ -107,8 +107,6 @@ class _EffectiveWeight(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         weight, gamma_in, gamma_out = ctx.saved_tensors
-        if not any(ctx.needs_input_grad[1:]):  # frozen vectors
-            return definitions.effective_weight(grad, gamma_in, gamma_out), None, None
         return effective_weight_gradients(grad, weight, gamma_in, gamma_out)
 
 

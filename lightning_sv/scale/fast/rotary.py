@@ -19,7 +19,7 @@ def rotate(
 ) -> Float[Tensor, "B T H d_head"]:
     """Rotate the channel pairs (i, i + d_head/2) of x (B, T, H, d_head) by the position's angle.
 
-    Computed in x's dtype, as transformers does.
+    The result is computed in x's dtype, as in transformers.
     """
     cos, sin = (table.to(x.dtype) for table in tables)
     if uses_definition():
