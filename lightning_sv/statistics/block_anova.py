@@ -203,9 +203,10 @@ class BlockDesign:
         """A - B of n pairs with the scatter of the pooled arms."""
         contrast = self.pooled.contrast(a, b)
         df = self.pooled.df
-        se = math.nan
         if df == 0 or self._has_single_run(a, b):
-            return PairedDifference.student(contrast.mean, se, n=n, confidence=confidence, df=df)
+            return PairedDifference.student(
+                contrast.mean, math.nan, n=n, confidence=confidence, df=df
+            )
         se = math.sqrt(self.pooled.variance * contrast.relative_variance)
         pooled = PairedDifference.student(contrast.mean, se, n=n, confidence=confidence, df=df)
         return replace(pooled, scatter=self._pooled_arms())

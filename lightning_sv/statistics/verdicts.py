@@ -73,7 +73,7 @@ def directed_or_equal(d: PairedDifference, bound: float = 0.0) -> Outcome:
 
 
 def direction(d: PairedDifference) -> str:
-    """Return what B - A shows of B: lower, higher, equal within 0.01 or not resolved."""
+    """Return what A - B shows of A: lower, higher, equal within 0.01 or not resolved."""
     word = directed_or_equal(d).word
     return {HOLDS: "lower", CONTRADICTED: "higher"}.get(word, word)
 

@@ -113,20 +113,19 @@ def _overhead() -> Finding:
     agrees = True
     for c, d in ((64, 64), (64, 16), (16, 64), (1, 4)):
         m = min(c, d)
-        scaled = _n_parameters(_F, c, d) - c * d
-        deep = _n_parameters(DeepLinear(), c, d) - c * d
-        agrees = agrees and scaled == d and deep == c * m + m * d - c * d
+        agrees = agrees and _added_parameters(_F, c, d) == d
+        agrees = agrees and _added_parameters(DeepLinear(), c, d) == c * m + m * d - c * d
 
     d = 64
-    plain = _n_parameters(_G, d, d)
-    scaled = _n_parameters(_F, d, d) - plain
-    deep = _n_parameters(DeepLinear(), d, d) - plain
-    note = f"c = d = {d}: {scaled} and {deep} parameters more than {plain}"
+    scaled = _added_parameters(_F, d, d)
+    deep = _added_parameters(DeepLinear(), d, d)
+    note = f"c = d = {d}: {scaled} and {deep} parameters more than {d * d}"
     return Finding(d, scaled, None, agrees, note)
 
 
-def _n_parameters(student: Student, c: int, d: int) -> int:
-    return sum(block.size for block in student.initial(c, d))
+def _added_parameters(student: Student, c: int, d: int) -> int:
+    """Return the number of parameters beyond those of one matrix."""
+    return sum(block.size for block in student.initial(c, d)) - c * d
 
 
 @claim("dln", "Arora et al. (2018), Theorem 1, two layers", "K", "W_2ᵀ W_2 = W_1 W_1ᵀ")

@@ -139,7 +139,7 @@ def _simulated() -> Finding:
 def _largest_error(simulated: Array, stated: Array) -> float:
     """Return the largest relative error of a mean of 50 steps, from step `SETTLED` on; (T,) each.
 
-    Means, because single relative steps scatter.
+    Single relative steps scatter, so means are compared.
     """
     ratio = simulated[SETTLED:] / stated[SETTLED:]
     means = np.convolve(ratio, np.full(50, 1 / 50), "valid")

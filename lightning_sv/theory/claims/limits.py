@@ -84,10 +84,9 @@ class _TeacherCase(NamedTuple):
 def _any_teacher(name: str, largest: int, smaller_example: Array) -> Finding:
     """Search all teachers (a, b), 1 ≤ b ≤ a ≤ largest, by increasing norm.
 
-    They are columns, or rows if `smaller_example` is one. That is a counterexample of a smaller
-    norm, whose entries are not whole numbers.
-
-    Signs and order of the entries do not matter: all flows are equivariant under them.
+    They have the shape of `smaller_example`, a counterexample of smaller norm whose entries are not
+    whole numbers. Signs and order of the entries do not matter, because all flows are equivariant
+    under them.
     """
     student = STUDENTS[name]
     holding: list[_TeacherCase] = []
@@ -156,7 +155,7 @@ def _decay_panel(student: Student, teacher: Array) -> Panel:
 
 
 def _describe(ratio: LossRatio) -> str:
-    """Return since when a ratio is above 1, and its largest value."""
+    """Return the time from which a ratio is above 1, and its largest value, as text."""
     at = ratio.time_of_largest
     end = ", still rising where the losses meet rounding" if at == ratio.times[-1] else ""
     return f"above 1 from t = {ratio.first_above(1):.2f}, {ratio.largest:.2f} at t = {at:.2f}{end}"

@@ -250,8 +250,8 @@ class _Trend(NamedTuple):
     def is_settled(self, window: float) -> bool:
         """Return True if the 99% interval of the slope covers 0, and is narrow.
 
-        Narrow: the drift over the window is within 10% of the level. A wide interval would cover 0
-        too.
+        A wide interval would cover 0 too. A narrow one allows a drift over the window of at most
+        10% of the level.
         """
         half = _Z_TWO_SIDED * self.error
         covers_zero = abs(self.slope) < half
