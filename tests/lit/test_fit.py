@@ -118,7 +118,7 @@ def test_validate_equals_fit_and_refuses_a_different_tokenizer(
     assert told("validate", str(run)) == said
     last = str(run / "checkpoints/last.ckpt")
     assert told("validate", str(run), "--ckpt_path", last, "--json") == told(*validate, "--json")
-    assert "expected the directory of a run" in refused("validate", str(run / "checkpoints"))
+    assert "config.yaml" in refused("validate", str(run / "checkpoints"))
     error = refused(*validate, "--data.corpus.dir", str(short_corpus))
     assert "tokenizer_sha256 is " in error and "as in the checkpoint" in error
 

@@ -125,7 +125,7 @@ def test_sharding_of_a_module_of_your_own_is_refused() -> None:
     """Its gradients would be reduced by the attribute `net`, its states named by `settings`."""
     run = L.Trainer(accelerator="cpu", strategy=FullyShardedStrategy(), logger=False)
     run.strategy.connect(BoringModel())
-    with pytest.raises(ConfigError, match="the module a BoringModel; expected a PretrainModule"):
+    with pytest.raises(ConfigError, match="^trainer.strategy is .*BoringModel"):
         run.strategy.setup_environment()
 
 
@@ -133,10 +133,10 @@ def test_fit_warns_about_weights_in_bfloat16_once(
     data: TokenDataModule, run_args: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer(precision="bf16-true", enable_checkpointing=False).fit(module(), data)
-    assert capsys.readouterr().err.count("bf16-true loses small changes") == 1
+    assert capsys.readouterr().err.count("bf16-true") == 1
     words = argv("--trainer.precision bf16-true --trainer.fast_dev_run true")
     assert main(["fit", *run_args, *words]) == 0
-    assert capsys.readouterr().err.count("bf16-true loses small changes") == 1
+    assert capsys.readouterr().err.count("bf16-true") == 1
 
 
 def test_averages_of_sharded_weights_are_refused() -> None:

@@ -97,7 +97,7 @@ def test_write_sharded_without_a_shard_of_a_node_is_refused(
     monkeypatch.setattr(ChecksummedWriter, "write_data", write_elsewhere)
     checkpoint = {"state_dict": {"weight": torch.ones(3)}}
     path = tmp_path / "step-1.ckpt"
-    with pytest.raises(OSError, match="__0_0.distcp is missing; all nodes"):
+    with pytest.raises(OSError, match="__0_0.distcp"):
         write_sharded(SingleDeviceStrategy(torch.device("cpu")), checkpoint, path)
     assert not path.exists()
 

@@ -28,7 +28,7 @@ def test_prepare_after_another_preparation_of_the_corpus_names_it(tmp_path: Path
     job = Job("t", ("x",), (), tmp_path / "run", {"corpus_hash": "a" * 64})
     job.prepare()
     other = replace(job, context={"corpus_hash": "b" * 64})
-    with pytest.raises(ConfigError, match=r"prepared again since \(a{12}, now b{12}\); remove it"):
+    with pytest.raises(ConfigError, match=r"\(a{12}, now b{12}\)"):
         other.prepare()
 
 
