@@ -40,9 +40,9 @@ class TokenDataModule(L.LightningDataModule):
             for all
         seed: seed of the order; None for that of seed_everything, or 0 without it
         full_last_validation: if True, the last validation of a fit reads the whole split, and so do
-            `validate` and `test`, as on the command line. Its loss is then on other data than the
-            earlier ones, which ModelCheckpoint and EarlyStopping compare. A fit that only
-            `max_time` or a callback ends has no last validation
+            `validate` and `test`, as on the command line. ModelCheckpoint and EarlyStopping then
+            compare losses of different data. A fit that only `max_time` or a callback ends has no
+            last validation
 
     Attributes:
         settings: corpus, sequence length and batch; `setup` sets the global batch

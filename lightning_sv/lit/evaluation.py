@@ -63,8 +63,8 @@ def prediction_loader(data: DataConfig, share: RankShare) -> "DataLoader[Tensor]
     sequences, numbers = data.validation_split(data.validation_sequences)
     fewest, rest = divmod(len(numbers), share.ranks)
     size = share.micro_batch
-    # If `rest` is not 0, some devices have one sequence more. It must fit into their last batch;
-    # if all batches were full, it would be one batch more than those of other devices.
+    # With a rest, some devices have one sequence more. It must fit into their last batch. If that
+    # were full, they would have one batch more than the other devices.
     while rest and fewest % size == 0:
         size += 1
     mine = numbers[share.rank :: share.ranks]

@@ -71,7 +71,7 @@ class FitRun(CommandRun):
         checkpoint: callback that writes the checkpoints of the run
         loggers: loggers of the user, in addition to that of the run
         dump: function that returns a config as YAML
-        cleanup: what ends with the command, however that ends
+        cleanup: stack of exit handlers, called when the command ends, also after an error
 
     Attributes:
         run_dir: directory of the run, set by `open`
@@ -93,7 +93,7 @@ class FitRun(CommandRun):
 
     @property
     def is_restoring(self) -> bool:
-        """True before a resumed run begins, when Lightning has not yet restored its checkpoint."""
+        """True until a resumed run begins, because Lightning restores its checkpoint before."""
         return self.start.checkpoint is not None and not self._has_begun
 
     # check
@@ -292,10 +292,10 @@ class FitRun(CommandRun):
         return self.start.step >= self.trainer.max_steps
 
     def _check_last_validation(self) -> None:
-        """Check the loss of the last validation, before which an earlier start may have ended."""
+        """Check that the last validation logged a loss; run it if an earlier start did not."""
         if self._starts_at_the_end():
             self.trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
-            self.begin()  # no step was left, before which the fit would have done so
+            self.begin()  # the fit had no step left, so it has not begun
         self.check_validated()
 
     def _write_summary(self) -> dict[str, Any]:

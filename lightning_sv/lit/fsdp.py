@@ -69,8 +69,8 @@ class FullyShardedStrategy(ModelParallelStrategy):
             (`lightning_sv.runs.sharded_checkpoint`), which resumes on every number of devices. To
             resume under a different strategy, your own Trainer needs the plugin
             `lit.checkpoint.atomic_io.AtomicCheckpointIO`
-        timeout: longest time that a rank waits for the others, because Lightning's 30 minutes cost
-            many GPU-hours; null for the default of torch
+        timeout: longest time that a rank waits for the others; null for torch's default.
+            Lightning's 30 minutes would cost many GPU-hours
     """
 
     def __init__(

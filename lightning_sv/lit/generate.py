@@ -62,8 +62,8 @@ def generate(
         sampling: sampling options
         context: number of previous tokens the model sees, normally the training length
         mask_documents: restrict attention to the document, as in training
-        broadcast: returns the first device's token on all devices of a sharded model. Rounding may
-            differ between them, and all need the same number of forward passes
+        broadcast: function that returns the first device's token on every device. Rounding may
+            differ between devices, and those of a sharded model need equally many forward passes
     """
     generator = torch.Generator().manual_seed(sampling.seed)
     start = [tokenizer.eot, *tokenizer.encode(prompt)]

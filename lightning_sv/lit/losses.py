@@ -25,7 +25,7 @@ class EvaluationLoss:
     def log(self, module: L.LightningModule) -> None:
         """Log the mean over all batches and devices and its perplexity; a collective.
 
-        Start anew afterwards.
+        The next batch starts a new mean.
         """
         if self._sums is None:
             return  # a subclass logs its own losses

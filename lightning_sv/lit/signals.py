@@ -86,7 +86,7 @@ class StopSignals:
                 self._before[number] = signal.signal(number, self._note)
 
     def _follow(self, environment: ClusterEnvironment) -> None:
-        """Follow the Trainer's plugin: which signal comes first, and whether it requeues."""
+        """Use the signal of the Trainer's SLURM plugin, and requeue only if the plugin does."""
         if isinstance(environment, SLURMEnvironment):
             self._announcing = environment.requeue_signal or signal.SIGUSR1
             if not environment.auto_requeue:

@@ -83,7 +83,7 @@ def _new_dir(base: Path, create: bool) -> Path:
 
 
 def _take(path: Path, create: bool) -> bool:
-    """Return True if the path is free; with `create`, make it, and return False if another did."""
+    """Return True if the path is free; with `create`, True if this process has made it."""
     if path.exists():
         return False
     if not create:

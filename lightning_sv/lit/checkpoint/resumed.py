@@ -28,7 +28,7 @@ class StartingPoint:
     Attributes:
         checkpoint: path of the checkpoint; None for a new run
         step: step of the checkpoint; 0 for a new run
-        asked_for_last: whether the command said `--ckpt_path last`, which a first start may say too
+        asked_for_last: if True, the command has `--ckpt_path last`, which needs no checkpoint
     """
 
     checkpoint: str | None

@@ -39,7 +39,7 @@ class FiniteGuard(L.Callback):
         skipped: number of skipped steps
         skipped_now: whether the last step was skipped
         norm: gradient norm of the last step before clipping, as a number
-        gradient_norm: the same on the device, sharded if the gradients are; None before any
+        gradient_norm: the same on the device, sharded if the gradients are; None before the first
         stops: whether a device asked to stop before the last step; None if no step was checked
     """
 
