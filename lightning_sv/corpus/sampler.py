@@ -264,8 +264,8 @@ class TokenLoader(DataLoader[Tensor]):
         """Continue from a saved position in the next iteration.
 
         Raises:
-            ConfigError: the position belongs to a different corpus, seed, length, batch or length
-                of an epoch, or is inside a step
+            ConfigError: the position belongs to a different corpus, seed, sequence length, batch or
+                epoch length, or is inside a step
         """
         current = self.state_dict()
         # checkpoints of earlier versions lack it
@@ -284,7 +284,7 @@ class TokenLoader(DataLoader[Tensor]):
 
 
 def _check_same_order(saved: dict[str, Any], current: dict[str, Any]) -> None:
-    """Check that two positions are of the same sequences in the same order and epochs."""
+    """Check that two positions have the same sequences, order and epochs."""
     for name in ("corpus_hash", "seed", "seq_len", "global_batch"):
         if saved[name] != current[name]:
             expected = f"{saved[name]}, as in the checkpoint"

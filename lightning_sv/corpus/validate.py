@@ -199,7 +199,7 @@ class _Corpus:
         if not stamp.unverified():
             return
         with ExitStack() as stack:
-            # after the time-out, or if it is not writable, each process hashes
+            # after the time-out, or if the folder is not writable, each process hashes
             with suppress(OSError):
                 lock = locked(stamp.path, f"process that checks {self.root}", timeout=_WAIT_S)
                 stack.enter_context(lock)

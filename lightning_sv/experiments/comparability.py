@@ -120,9 +120,9 @@ def _fact_warnings(runs: Mapping[str, Run], allowed: Collection[str]) -> list[st
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """Return facts of a run, by the predicate of `The runs ...` for runs that differ in one."""
+    """Return predicate -> value; runs that differ in a value have the warning `The runs ...`."""
     summary = run.summary
-    # torch and Python follow in the same text; torch is a fact of its own
+    # versions follow in the same text; torch's is a fact of its own
     machine, _, _ = (summary.get("machine") or "one not stated").partition(", torch ")
     return {
         _DIFFERENT_TOKENS: str(run.tokens),

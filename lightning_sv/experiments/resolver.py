@@ -156,7 +156,7 @@ class RunResolver:
     def _steps(self, panel: PanelSpec, arm: ArmSpec, role: str) -> int:
         """Return the steps of an arm: those of llama in its panel, times `longer`.
 
-        So arms with more scale vectors do not get more steps, nor those with a model of their own.
+        Arms with more scale vectors, or with a model of their own, do not get more steps.
         """
         if "trainer.max_steps" in arm.overrides and "trainer.max_steps" not in self.extra:
             return int(arm.overrides["trainer.max_steps"])

@@ -375,7 +375,7 @@ class ClaimType(NamedTuple):
         needs: returns a sentence on the missing key of a claim, else None
         parts: returns the claims of which it consists, each with its own verdict
         per_size: if True, panels of several sizes have a verdict per size
-        reads_curve: if True, it needs losses before the end for any `until`
+        reads_curve: if True, it needs losses before the end of a run, whatever `until` is
     """
 
     statement: str

@@ -73,7 +73,7 @@ def with_looks(arms: Sequence[_ArmOrSeries]) -> list[tuple[_ArmOrSeries, style.L
     looks: list[style.Look] = []
     for name in names:
         look = _next_look(name, colours, lines)
-        if look in looks:  # both cycles may have one period, so that pairs repeat with it
+        if look in looks:  # cycles of one length repeat their pairs
             look = look._replace(line=next(lines))
         looks.append(look)
     return list(zip(ordered, looks, strict=True))

@@ -142,7 +142,7 @@ def _check_length(arm: RequestedArm, first: RequestedArm) -> None:
 
 
 def _with_steps(arm: RequestedArm, steps: int) -> RequestedArm:
-    """Return an arm of this many steps, with a key of its own if its parameters give it others."""
+    """Return an arm of this many steps, with a key if it would have others."""
     if int(arm.run.trainer["max_steps"]) == steps:
         return arm
     overrides = {**arm.spec.overrides, "trainer.max_steps": steps}
@@ -171,7 +171,7 @@ def check_data(arms: Sequence[RequestedArm]) -> None:
     for arm in arms:
         data = arm.run.data
         check_trainer_keys(arm.run.trainer, complete=True)
-        check_precision(arm.run.trainer["precision"])  # the arms' own warnings are in their logs
+        check_precision(arm.run.trainer["precision"])  # the runs' own warnings are in their logs
         corpus = data.folder.resolve()
         is_new = corpus not in hashed  # the checksums of a large corpus take minutes
         data.check(arm.run.model.backbone.vocab_size, checksums=is_new)

@@ -253,7 +253,7 @@ def _reported_runs(path: Path) -> _FoundRuns:
 
 
 def _check_labels(file: Path, rows: Iterable[Mapping[str, str]]) -> None:
-    """Check that a label and a seed mean one run in all panels, as in a report of `compare`."""
+    """Check that each run has one label, and each label and seed one run."""
     labels: dict[str, str] = {}
     runs: dict[tuple[str, str], str] = {}
     for row in rows:
