@@ -10,6 +10,8 @@ _UNITS = {"": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
 # 75 MB of the 160 MB of 'stdlib': about 30 M training tokens of a 1,024 BPE.
 _STDLIB_BYTES = 75_000_000
+#: sources whose text is Python
+PYTHON_SOURCES = ("stdlib", "installed")
 #: name of a corpus's own layer of a run's config
 LAYER = "corpus.yaml"
 #: Vocabularies are padded to a multiple of this, as GPT-2's 50,257 to 50,304, because odd matrix
@@ -87,7 +89,7 @@ class CorpusConfig:
         if self.kind in ("files", "hf"):
             is_known = bool(self.location.strip())
         else:
-            is_known = self.source in ("stdlib", "installed")
+            is_known = self.source in PYTHON_SOURCES
         expected = "'stdlib', 'installed', 'files:PATH[,PATH...]' or 'hf:NAME'."
         expect(is_known, "source", repr(self.source), expected)
 

@@ -17,6 +17,7 @@ from rich.table import Column, Table
 from lightning_sv.atomic import write_atomically
 from lightning_sv.callbacks import tokens_seen
 from lightning_sv.corpus import Manifest
+from lightning_sv.corpus.config import PYTHON_SOURCES
 from lightning_sv.errors import ConfigError
 from lightning_sv.json_text import json_text
 from lightning_sv.lit.checkpoint.compat import recorded_settings
@@ -32,9 +33,6 @@ from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import ModelPlan, PretrainConfig
 
 log = logging.getLogger(__name__)
-
-#: sources of a corpus whose text is Python
-_PYTHON_SOURCES = ("stdlib", "installed")
 
 
 def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> dict[str, Any]:
@@ -199,7 +197,7 @@ def _prompt(run_dir: Path) -> list[str]:
     """Return a prompt in Python for a run on a corpus of Python sources; none for other texts."""
     folder = config_value(read_config(run_dir), "data.corpus.dir")
     with suppress(ConfigError):  # the corpus may have been deleted
-        if Manifest.load(str(folder)).source in _PYTHON_SOURCES:
+        if Manifest.load(str(folder)).source in PYTHON_SOURCES:
             return ["--prompt", "def "]
     return []
 
