@@ -76,21 +76,17 @@ def _new_dir(base: Path, create: bool) -> Path:
     """
     path = base
     number = 1
-    while not _take(path, create):
+    while path.exists() or (create and not _make(path)):
         number += 1
         path = base.with_name(f"{base.name}-{number}")
     return path
 
 
-def _take(path: Path, create: bool) -> bool:
-    """Return True if the path is free; with `create`, True if this process has made it."""
-    if path.exists():
-        return False
-    if not create:
-        return True
+def _make(path: Path) -> bool:
+    """Make a directory; return False if a run that starts at the same time has made it."""
     try:
         path.mkdir(parents=True)
-    except FileExistsError:  # by a run that starts at the same time
+    except FileExistsError:
         return False
     return True
 
