@@ -51,7 +51,7 @@ class ManualClipping(PretrainModule):
         optimizer: Any = self.optimizers()
         optimizer.zero_grad()
         loss = self.training_loss(block)[0]
-        self.manual_backward((batch_idx + 1) * loss)  # each step has another norm
+        self.manual_backward((batch_idx + 1) * loss)  # each step has a different norm
         self.clip_gradients(optimizer, gradient_clip_val=LIMIT)
         self.clipped.append(gradient_norm(self))
         optimizer.step()

@@ -51,7 +51,7 @@ def _misfit(problem: str) -> str:
 
 
 def _check_groups(saved: dict[str, Any], fresh: Optimizer) -> None:
-    """Raise `ValueError` if the groups differ from those of the optimizer, which loads them."""
+    """Load the groups into the optimizer; raise `ValueError` if they differ from its own."""
     groups = [dict(group) for group in fresh.state_dict()["param_groups"]]
     if _numbers(groups) != _numbers(saved["param_groups"]):
         raise ValueError("its parameters are numbered otherwise")

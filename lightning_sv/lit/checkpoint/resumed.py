@@ -23,7 +23,7 @@ DAMAGED = (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """Where a start of a run begins, known before anything is built.
+    """Checkpoint from which a command starts, known before anything is built.
 
     Attributes:
         checkpoint: path of the checkpoint; None for a new run
