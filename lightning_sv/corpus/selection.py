@@ -97,15 +97,6 @@ class Selection:
         """Tokens of both splits."""
         return self.total("train_tokens") + self.total("val_tokens")
 
-    @property
-    def n_documents(self) -> int:
-        """Documents of both splits; a document that is cut counts once."""
-        return sum(int(np.count_nonzero(part.rows)) for part in self.parts)
-
-    def n_documents_of(self, split: str) -> int:
-        """Return the number of documents, or of their ends, in a split."""
-        return sum(int(np.count_nonzero(part.lengths(split))) for part in self.parts)
-
     def text_bytes(self, split: str) -> int:
         """Return the bytes of the text of a split; of validation text what the tokenizer keeps."""
         val_bytes = self.total("val_bytes")

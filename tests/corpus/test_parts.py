@@ -103,7 +103,7 @@ def test_prepare_max_tokens_before_the_first_validation_document_is_refused(
     repeated: CorpusConfig,
 ) -> None:
     """The parts stay, so that a larger number continues."""
-    with pytest.raises(ConfigError, match="max_tokens=300"):
+    with pytest.raises(ConfigError, match="max_tokens is 300"):
         prepared(replace(repeated, max_tokens=300), "few", part_bytes=PART_BYTES, workers=1)
     assert prepared(replace(repeated, max_tokens=3000), "few", workers=1).val.documents
 
