@@ -12,7 +12,6 @@ from lightning_sv.version import __version__
 if TYPE_CHECKING:
     from lightning_sv.callbacks import (
         BranchNorms,
-        RelativeSteps,
         RouterMonitor,
         ScaleVectorMonitor,
         Sharpness,
@@ -36,7 +35,7 @@ _HOMES = {
     "TokenDataModule": "lit.data",
     "TextSamples": "lit.text_samples",
     **dict.fromkeys(
-        ("BranchNorms", "ScaleVectorMonitor", "RelativeSteps", "RouterMonitor", "Sharpness"),
+        ("BranchNorms", "ScaleVectorMonitor", "RouterMonitor", "Sharpness"),
         "callbacks",
     ),
     "TrainingMonitor": "callbacks",
@@ -56,7 +55,6 @@ __all__ = [
     "PretrainCLI",
     "PretrainModule",
     "RMSNorm",
-    "RelativeSteps",
     "RouterMonitor",
     "ScaleOptions",
     "ScaleStrategy",

@@ -3,7 +3,7 @@
 A callback that measures has one of these bases, which say when it acts and log its figures:
 
 StepCallback          at some steps of a run: Sharpness
-  BranchCallback      figures of each branch: BranchNorms, ScaleVectorMonitor, RelativeSteps
+  BranchCallback      figures of each branch: BranchNorms, ScaleVectorMonitor
   HeldOutProbe        figures of held-out text: CopyingMonitor, ResidualMonitor
   MetricAccumulator   sums over micro-batches: TrainingMonitor, RouterMonitor
 """
@@ -12,7 +12,6 @@ from lightning_sv.callbacks.branch_norms import BranchNorms, branch_norms
 from lightning_sv.callbacks.copying import CopyingMonitor
 from lightning_sv.callbacks.logging import write_scalars
 from lightning_sv.callbacks.progress import RunProgress
-from lightning_sv.callbacks.relative_steps import RelativeSteps
 from lightning_sv.callbacks.residual_monitor import ResidualMonitor, residual_ratios
 from lightning_sv.callbacks.router_monitor import RouterMonitor
 from lightning_sv.callbacks.run_state import tokens_seen
@@ -24,7 +23,6 @@ from lightning_sv.callbacks.training_monitor import TrainingMonitor
 __all__ = [
     "BranchNorms",
     "CopyingMonitor",
-    "RelativeSteps",
     "ResidualMonitor",
     "RouterMonitor",
     "RunProgress",

@@ -67,9 +67,6 @@ def write_run(
     train = [(500 * i, points[-1][1] + (20 - i)) for i in range(1, 19)]
     ends = [(9_500, points[-1][1] - 0.25), (10_000, points[-1][1] + 0.25)]
     write_scalars(directory, "train/loss", [*train, *ends], wall_time=1.0)
-    write_scalars(
-        directory, "relative_step/role/matrix", [(5_000, 0.03), (10_000, 0.01)], wall_time=1.0
-    )
     config = {
         "seed_everything": seed,
         "run_dir": str(directory),

@@ -18,9 +18,9 @@ from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.preflight import check_recorded, check_recorded_curves
 from lightning_sv.experiments.report.results_csv import (
     CLIPPED,
+    clipped_share,
     read_recorded,
     run_frame,
-    step_means,
     write_csv,
 )
 from lightning_sv.experiments.report.write import write_report
@@ -159,7 +159,7 @@ def test_read_recorded_scalar_of_a_claim(specs: Sequence[PanelSpec], tmp_path: P
     write_csv(path, run_frame([figure], tmp_path))
     (run,) = read_recorded([path]).values()
     assert run.curve(CLIPPED).values.tolist() == [0.5, 0.25]
-    assert step_means(run) == {CLIPPED: 0.375}
+    assert clipped_share(run) == 0.375
 
 
 @pytest.mark.parametrize(("val_loss", "has_scalar"), [(3.0, True), (3.5, False)])

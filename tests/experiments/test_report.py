@@ -16,10 +16,10 @@ from markdown_it import MarkdownIt
 from matplotlib.image import imread
 
 from lightning_sv.__main__ import main
+from lightning_sv.experiments.report.clipped import clipped_table
 from lightning_sv.experiments.report.content import Section, report_content
 from lightning_sv.experiments.report.markdown import markdown_report
 from lightning_sv.experiments.report.page import html_page
-from lightning_sv.experiments.report.steps import steps_table
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Verdict
 from lightning_sv.experiments.sources.from_runs import own_figure
@@ -208,7 +208,6 @@ def test_report_command_numbers_are_those_of_the_event_files(
         assert float(row["val_loss"]) == run.curve("val/loss").values[-1]
         assert (row["tokens"], row["epochs"]) == ("10000", "2.5")
         assert (row["baseline"] == "True") == (row["arm"] == "llama")
-        assert float(row["relative_step/role/matrix"]) == pytest.approx(0.02)
         assert float(row["train_loss_last_tenth"]) == pytest.approx(run.val_loss)
 
     made = json.loads(printed.out)
@@ -223,7 +222,9 @@ def test_report_command_numbers_are_those_of_the_event_files(
     assert len(list((tmp_path / "figures").glob("*.svg"))) == 2
 
 
-def test_report_command_of_one_run_shows_its_steps_and_gammas(tmp_path: Path, told: Told) -> None:
+def test_report_command_of_one_run_shows_its_clipped_steps_and_gammas(
+    tmp_path: Path, told: Told
+) -> None:
     run = write_run(tmp_path / "run", "unified", 0)
     told("report", str(run), "--out", str(tmp_path / "without"))
     assert not list((tmp_path / "without").glob("figures/*gamma*"))
@@ -232,19 +233,19 @@ def test_report_command_of_one_run_shows_its_steps_and_gammas(tmp_path: Path, to
     write_scalars(run, "clipped_steps", [(5_000, 0.5), (10_000, 0.0)], wall_time=1.0)
     write_scalars(run, gamma, [(0, 1.0), (10_000, 1.2)], wall_time=1.0)
     told("report", str(run), "--out", str(tmp_path / "with"))
-    assert "| unified | 25.0% | 2.00e-02 |" in (tmp_path / "with/report.md").read_text()
+    assert "| unified | 25.0% |" in (tmp_path / "with/report.md").read_text()
     assert len(list((tmp_path / "with").glob("figures/*gamma*"))) == 2
 
 
-def test_steps_table_value_that_a_run_lacks_is_empty(tmp_path: Path) -> None:
+def test_clipped_table_value_that_a_run_lacks_is_empty(tmp_path: Path) -> None:
     for seed in range(2):
         for label in ("llama", "dp"):
             run = write_run(tmp_path / f"{label}{seed}", label, seed)
             if (label, seed) != ("dp", 1):
                 write_scalars(run, "clipped_steps", [(5_000, 0.5 * seed)], wall_time=1.0)
     panel = own_figure([tmp_path], baseline="llama").panels[0]
-    table = steps_table(panel).to_numpy().tolist()
-    assert table == [["llama", "25.0%", "2.00e-02"], ["dp", "", "2.00e-02"]]
+    table = clipped_table(panel).to_numpy().tolist()
+    assert table == [["llama", "25.0%"], ["dp", ""]]
 
 
 def test_report_command_report_of_other_runs_not_replaced(

@@ -2,8 +2,8 @@
 
 The name of a run directory has a hash of everything that determines the run, so a row identifies it
 on any machine, and replaces a directory that does not exist there. A row has validation losses,
-copying measurements, the scalars that its panel and its claims name, means of step sizes and
-provenance, but no other scalars and no config.
+copying measurements, the scalars that its panel and its claims name, the share of clipped steps
+and provenance, but no other scalars and no config.
 """
 
 import csv
@@ -42,10 +42,8 @@ _SUMMARY = (
 )  # fmt: skip
 #: columns with texts of any content
 _TEXTS = ("figure", "panel", "kind", "arm", "run", *_SUMMARY)
-#: tags of `TrainingMonitor` and `RelativeSteps`, whose means over a run have columns
+#: tag of `TrainingMonitor` whose mean over a run has a column
 CLIPPED = "clipped_steps"
-ROLE_STEP = "relative_step/role/"
-_STEPS = (CLIPPED, ROLE_STEP, "relative_step/mean/")
 _NEEDED = ("run", "arm", "seed", "tokens", "val_loss", "corpus_hash", "tokenizer_sha256")
 
 
@@ -55,7 +53,7 @@ _NEEDED = ("run", "arm", "seed", "tokens", "val_loss", "corpus_hash", "tokenizer
 def run_frame(figures: Sequence[Figure], out: Path) -> pd.DataFrame:
     """Return one row per run of each panel, also without a pair or diverged.
 
-    Copying, steps and the named scalars have one column per tag. Run directories are relative
+    Copying and the named scalars have one column per tag. Run directories are relative
     to `out`, the folder of the report, so that a report in a different folder has equal rows.
     """
     rows = []
@@ -99,7 +97,7 @@ def _run_cells(arm: Arm, run: Run, out: Path) -> dict[str, Any]:
         "epochs": run.summary.get("epochs"),
         "val_loss": "nan" if isnan(run.val_loss) else run.val_loss,  # nan alone is an empty cell
         LATE_TRAIN_LOSS: run.late_train_loss,
-        **step_means(run),
+        **_clipped_cell(run),
         **{key: run.summary.get(key) for key in _SUMMARY},
         "run": os.path.relpath(run.dir, out),
         "curve": curve_text(run.curve(VAL_LOSS)),
@@ -112,16 +110,18 @@ def tokens_per_param(run: Run) -> float | None:
     return run.tokens / parameters if parameters else None
 
 
-def step_means(run: Run) -> dict[str, float]:
-    """Return the share of clipped steps, and the relative steps per role and branch."""
-    means = {}
-    for column, value in run.summary.items():
-        if column.startswith(_STEPS):  # of a recorded run
-            means[column] = float(value)
-    for tag, curve in run.curves.items():
-        if tag.startswith(_STEPS):
-            means[tag] = float(curve.values.mean())
-    return dict(sorted(means.items()))
+def _clipped_cell(run: Run) -> dict[str, float]:
+    """Return the share of clipped steps; nothing if it is unknown, so that no column is empty."""
+    share = clipped_share(run)
+    return {} if share is None else {CLIPPED: share}
+
+
+def clipped_share(run: Run) -> float | None:
+    """Return the share of clipped steps, its mean over training; None if it is unknown."""
+    if CLIPPED in run.curves:
+        return float(run.curves[CLIPPED].values.mean())
+    recorded = run.summary.get(CLIPPED)
+    return None if recorded is None else float(recorded)
 
 
 def write_csv(path: Path, frame: pd.DataFrame) -> None:

@@ -10,7 +10,7 @@ from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import runs_of
 from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
-from lightning_sv.experiments.report import copying, steps
+from lightning_sv.experiments.report import clipped, copying
 from lightning_sv.experiments.report.claims import verdict_frame
 from lightning_sv.experiments.report.content import (
     Picture,
@@ -90,7 +90,7 @@ def _panel_sections(panel: LoadedPanel, out: Path, stem: str) -> list[Section]:
     if panel.kind.shows_training:
         sections += [
             *_copying_section(panel, out, stem),
-            *_steps_section(panel),
+            *_clipped_section(panel),
             *_gamma_section(panel, out, stem),
         ]
     return sections
@@ -105,12 +105,12 @@ def _copying_section(panel: LoadedPanel, out: Path, stem: str) -> list[Section]:
     return [Section(f"{panel.title}: copying from the context", pictures, table, [copying.NOTE])]
 
 
-def _steps_section(panel: LoadedPanel) -> list[Section]:
-    """Return the table of clipped and relative steps, if runs measured them."""
-    table = without_empty_columns(steps.steps_table(panel))
+def _clipped_section(panel: LoadedPanel) -> list[Section]:
+    """Return the table of clipped steps, if runs measured them."""
+    table = clipped.clipped_table(panel)
     if table.empty:
         return []
-    return [Section(f"{panel.title}: size of the steps", table=table, notes=[steps.NOTE])]
+    return [Section(f"{panel.title}: size of the steps", table=table, notes=[clipped.NOTE])]
 
 
 def _gamma_section(panel: LoadedPanel, out: Path, stem: str) -> list[Section]:
