@@ -57,10 +57,7 @@ def prepare_for_run(named: Resolved) -> None:
         prepare_named(named.corpus)
         return
     run = check_run(named.parseable)
-    if run is None:  # the sizes of a transformers model are known to `fit` alone
-        prepare_named(named.corpus)
-    else:
-        _prepare_new(run.data.corpus, _needed_tokens(run))
+    _prepare_new(run.data.corpus, _needed_tokens(run))
 
 
 def _prepare_new(config: CorpusConfig, needed: int | None) -> None:

@@ -7,11 +7,10 @@ from lightning_sv.interop.decay import DecayReport, decay_report
 from lightning_sv.interop.fold import Folding, fold, foldable
 from lightning_sv.interop.groups import decayed_names, param_groups
 from lightning_sv.interop.hf.convert import to_hugging_face
-from lightning_sv.interop.hf.load import from_hugging_face
 from lightning_sv.roles import ModelParameter, Roles, fake_model, weight_decay_roles
 
 __all__ = [
     "DecayReport", "Folding", "ModelParameter", "Report", "Roles", "apply_strategy", "decay_report",
-    "decayed_names", "fake_model", "fold", "fold_applied", "foldable", "from_hugging_face",
-    "param_groups", "to_hugging_face", "weight_decay_roles",
+    "decayed_names", "fake_model", "fold", "fold_applied", "foldable", "param_groups",
+    "to_hugging_face", "weight_decay_roles",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Folding and its inverse: the same function with as few scale vectors as possible.
+"""Folding: the same function with as few scale vectors as possible.
 
 See the paper, Section 2.1.
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import expect
 from lightning_sv.nn import Backbone, meta_backbone
 from lightning_sv.scale import (
     BranchGroup,
@@ -257,81 +257,6 @@ def _reader(branch: str) -> str | None:
     if name not in _READERS:
         return None
     return f"{group.rpartition('.')[0]}.{_READERS[name]}"
-
-
-@torch.no_grad()
-def unfold(model: Backbone, weights: Mapping[str, Tensor], norms: Mapping[str, Tensor]) -> None:
-    """Load matrices and norm gammas into a backbone, preserving their function.
-
-    The gamma of a norm goes to the input-side vectors behind it, or into the matrices if the
-    strategy has none there (`nop`, `ap`). Output-side vectors keep their initial value, by which
-    the matrix before them is divided.
-
-    Args:
-        model: an initialized backbone that passed `check_no_norm`
-        weights: weights other than scale vectors, by name in the state dict; changed in place
-        norms: path of each RMSNorm -> its gamma, (d,)
-    """
-    groups = _groups(model)
-    for path, group in groups.items():
-        _unfold_group(group, path, weights, norms[f"{path}.norm"])
-    for path, gamma in norms.items():
-        if path.removesuffix(".norm") not in groups:
-            norm: Any = model.get_submodule(path)  # no matrix behind it absorbs gamma
-            _unfold_norm(norm.scale, gamma, path, str(model.strategy))
-    for path, _, (_, scale_out) in scaled_linears(model):
-        if scale_out is not None:
-            weights[f"{path}.weight"].div_(scale_out().unsqueeze(-1))  # `initial_gamma_out`
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    of_vectors = all(name.startswith(_vector_prefixes(model)) for name in missing)
-    assert of_vectors and not unexpected, (missing, unexpected)
-
-
-def _unfold_group(
-    group: BranchGroup, path: str, weights: Mapping[str, Tensor], gamma: Tensor
-) -> None:
-    """Give the gamma of a norm to the vectors behind it, and what they cannot hold to matrices."""
-    columns_of: dict[ScaleVector, Tensor | None] = {}
-    for name in group.names:
-        vector = group.vectors(name)[0]
-        if vector is not None and vector not in columns_of:
-            columns_of[vector] = _set_with_signs(vector, gamma, f"{path}.{name}")
-        columns = gamma if vector is None else columns_of[vector]
-        if columns is not None:
-            weights[f"{path}.{name}.weight"].mul_(columns)
-
-
-def _unfold_norm(scale: ScaleVector | None, gamma: Tensor, path: str, strategy: str) -> None:
-    """Set the vector of a norm without matrices, which must represent gamma."""
-    left = gamma if scale is None else _set_with_signs(scale, gamma, path)
-    if left is not None and not bool((left == 1).all()):
-        found = f"{strategy!r}, which cannot represent the imported {path}"
-        wanted = "a different one, e.g. hg+dp+or+iwd."
-        raise ConfigError(f"the strategy is {found}; expected {wanted}")
-
-
-def check_no_norm(model: Backbone) -> None:
-    """Check that the strategy normalizes no outputs, and so preserves the function of a model."""
-    for path, branch, _ in scaled_linears(model):
-        if branch.norm_width is not None:
-            effect = f"normalizes the output of {path} and changes the imported function"
-            found = f"{str(model.strategy)!r}, which {effect}"
-            wanted = "one without dnp, for instance hg+dp+or+iwd."
-            raise ConfigError(f"the strategy is {found}; expected {wanted}")
-
-
-def _set_with_signs(vector: ScaleVector, gamma: Tensor, where: str) -> Tensor | None:
-    """Set gamma; return the signs for the matrix behind it if the vector must be positive."""
-    try:
-        vector.set_gamma(gamma)
-        return None
-    except ValueError:
-        pass  # it may be the signs
-    try:
-        vector.set_gamma(gamma.abs())
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    return gamma.sign()
 
 
 def _expect_backbone(model: object) -> None:

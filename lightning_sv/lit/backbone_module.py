@@ -84,7 +84,7 @@ class BackboneModule(L.LightningModule):
                 settings.backbone, settings.strategy, settings.scale_options, seed=self.init_seed
             )
         if self._start is not None:
-            self._start.load(backbone)
+            backbone.load_state_dict(self._start.weights)
             self._start = None
         backbone.activation_checkpointing = settings.activation_checkpointing
         backbone.narrow_residual = settings.residual == "narrow"

@@ -27,7 +27,6 @@ from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.distributed import end_at_once, join_ranks, leave_group
 from lightning_sv.lit.fit_run import FitRun
 from lightning_sv.lit.fsdp import FullyShardedStrategy
-from lightning_sv.lit.init_from import with_sizes
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.lit.run_parser import RunParser, command_of
 from lightning_sv.lit.signals import exit_code
@@ -137,11 +136,9 @@ class PretrainCLI(LightningCLI):
     # The arguments
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse, after a check of a resumed config; add the sizes of a transformers model."""
+        """Parse, after a check of a resumed config."""
         words, allow = split_allow(underscored(args))
         check_resumed(words, allow)
-        if self.command == "fit":
-            words = with_sizes(words)
         self.config = parser.parse_args(words)
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

@@ -54,9 +54,8 @@ class PretrainModule(BackboneModule):
         nonfinite: reaction to a loss or gradient that is not finite: 'stop' before the step, or
             'skip' the step
         seed: seed of the initialization; None for that of seed_everything
-        init_from: checkpoint, run directory or transformers folder (Llama, Mistral, Qwen 3) with
-            the initial weights, read by the command line; optimizer, steps and tokens start from
-            zero
+        init_from: checkpoint or run directory with the initial weights, read by the command line;
+            optimizer, steps and tokens start from zero
         lr: peak learning rate, overriding optim.lr
         attention_backend: kernel of attention on a GPU: 'cudnn', 'flash', 'efficient' or 'math';
             'auto' for the first of them that supports the model, without cuDNN's under

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.settings.data import DataConfig
-from lightning_sv.settings.model import PretrainConfig, is_of_transformers
+from lightning_sv.settings.model import PretrainConfig
 from lightning_sv.settings.parse import Parser, add_run, ignore_keys
 from lightning_sv.settings.trainer import Plain, class_name, entries_of
 from lightning_sv.settings.words import values_of
@@ -55,10 +55,6 @@ class RunArguments(NamedTuple):
 def parse_run(args: list[str], *, check_corpus: bool = True) -> RunArguments:
     """Parse arguments of `fit`."""
     run = _read_run(args)
-    if run is None:
-        expected = "null, because only fit takes its sizes from there"
-        found = "model.init_from is a model of transformers"
-        raise ConfigError(f"{found}; expected {expected}. Set --model.init_from null.")
     trainer: dict[str, Any] = run.trainer.as_dict()
     if isinstance(trainer["strategy"], dict):
         trainer["strategy"] = _strategy(trainer["strategy"])
@@ -103,28 +99,22 @@ def check_run(args: list[str]) -> Any:
     """Check arguments of `fit` without its corpus and checkpoint: keys, values, and the model.
 
     Returns:
-        The settings in sections; None for a model of transformers, because only `fit` takes its
-        sizes from there.
+        The settings in sections.
 
     Raises:
         ConfigError: an argument is unknown or has a wrong value
     """
     run = _read_run(args)
-    if run is not None:
-        with warnings.catch_warnings(action="ignore"):  # `fit` shows them
-            _ = run.model.plan  # refuses settings that do not fit each other
+    with warnings.catch_warnings(action="ignore"):  # `fit` shows them
+        _ = run.model.plan  # refuses settings that do not fit each other
     return run
 
 
 def _read_run(args: list[str]) -> Any:
-    """Return the settings in sections; None for a model of transformers."""
+    """Return the settings in sections."""
     parser = run_parser()
     with warnings.catch_warnings(action="ignore"):  # `fit` shows them
-        config = parser.parse_args(args)
-        start = config.get("model.init_from")
-        if start is not None and is_of_transformers(start):
-            return None
-        return parser.instantiate(config)
+        return parser.instantiate(parser.parse_args(args))
 
 
 @cache

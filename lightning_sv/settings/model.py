@@ -3,12 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from torch.optim import Optimizer
 
-from lightning_sv.atomic import regular
 from lightning_sv.errors import ConfigError, expect, expect_known, expect_numbers
 from lightning_sv.nn import (
     Backbone,
@@ -195,8 +193,3 @@ def _model_section(kind: str, stem: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"model in {path} is {values}; expected the section of a module.")
     return values
-
-
-def is_of_transformers(init_from: str) -> bool:
-    """Return True if `init_from` is a folder written by transformers' `save_pretrained`."""
-    return regular(Path(init_from) / "config.json").is_file()

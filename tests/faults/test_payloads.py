@@ -260,7 +260,6 @@ def test_resumed_config_texts_with_dots_are_no_modules(tmp_path: Path) -> None:
         ("checkpoints/last.ckpt", "inspect RUN"),
         ("checkpoints/last.ckpt", "fit --run_dir RUN --ckpt_path last"),
         ("config.json", "roles RUN"),
-        ("config.json", "fit --model.init_from RUN"),
         ("model.safetensors.index.json", "inspect RUN"),
         ("model.safetensors", "inspect RUN"),
     ],

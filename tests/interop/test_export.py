@@ -22,14 +22,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaF
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.__main__ import main
 from lightning_sv.corpus.tokenizer import Tokenizer
-from lightning_sv.errors import ConfigError, RunError
+from lightning_sv.errors import RunError
 from lightning_sv.interop import foldable, to_hugging_face
 from lightning_sv.interop.hf import save
 from lightning_sv.interop.hf.card import model_card
 from lightning_sv.interop.hf.tokenizer import fast_tokenizer
-from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.runs.checkpoint import load_backbone
-from tests.conftest import GEMMA, MOE, Answer, Refused, write_run_args
+from tests.conftest import GEMMA, MOE, Answer, Refused
 
 
 def test_export_plain_run_is_llama_with_same_text(
@@ -194,51 +193,6 @@ def test_fast_tokenizer_any_text_same_ids(tmp_path: Path) -> None:
         theirs.model_max_length == 64
         and theirs.eos_token_id == theirs.bos_token_id == tokenizer.eot
     )
-
-
-def test_fit_from_exported_same_loss(
-    runs: dict[str, Path], corpus: Path, tmp_path: Path, refused: Refused
-) -> None:
-    """At a tiny learning rate, the loss under a different strategy equals that of the exported
-    run."""
-    folder = tmp_path / "exported"
-    run = tmp_path / "run"
-    assert main(["export", str(runs["plain"]), str(folder)]) == 0
-    own_end = shutil.copytree(corpus, tmp_path / "own_end")
-    (own_end / "tokenizer_config.json").write_text('{"eos_token": "!"}')
-    small = ["--data.val_sequences", "4", "--data.validations", "1", "--trainer.max_steps", "1"]
-    args = [
-        *write_run_args(own_end, tmp_path),
-        *small,
-        "--model.optim.lr",
-        "1e-12",
-        "--run_dir",
-        str(run),
-    ]
-    fit = ["fit", *args, "--model.init_from", str(folder)]
-    assert "expected one without dnp" in refused(*fit, "--model.scale", "unified")
-    assert "d_model" in refused(*fit, "--model.scale", "or", "--model.backbone.d_model", "64")
-    assert str(tmp_path) in refused(*fit, "--model.init_from", str(tmp_path))
-    Tokenizer.train([Path(os.__file__).read_text()], 300).save(folder)
-    assert (
-        "the tokenizer of the corpus" in refused(*fit, "--model.scale", "or") and not run.exists()
-    )
-    (folder / "tokenizer.json").unlink()
-    assert main([*fit, "--model.scale", "hg+dp+er+iwd"]) == 0
-    before, after = (
-        json.loads((path / "summary.json").read_text()) for path in (runs["plain"], run)
-    )
-    assert after["label"] == "hg+dp+er+iwd" and after["val_loss"] == pytest.approx(
-        before["val_loss"], rel=1e-5
-    )
-    with pytest.raises(
-        ConfigError, match="init_from"
-    ):  # a comparison would take its runs for others
-        parse_run(["--config", str(run / "config.yaml")])
-    assert parse_run(["--config", str(run / "config.yaml"), "--model.init_from", "null"])
-    shutil.rmtree(folder)  # a checkpoint does without
-    again = ["--config", str(run / "config.yaml"), "--run_dir", str(run), "--ckpt_path", "last"]
-    assert main(["fit", *again]) == 0 and Tokenizer.load(run).eot_token == "!"
 
 
 def test_export_of_masked_documents_starts_without_the_end_of_a_text(

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.__main__ import main
 from lightning_sv.corpus.tokenizer import Tokenizer
-from lightning_sv.errors import ConfigError
 from lightning_sv.interop import apply_strategy, to_hugging_face
 from lightning_sv.interop.hf.save import export
 from lightning_sv.interop.inspect import (
@@ -25,9 +25,6 @@ from lightning_sv.interop.inspect import (
     vectors_of_backbone,
     vectors_of_folder,
 )
-from lightning_sv.lit.init_from import read_start
-from lightning_sv.optim import OptimConfig
-from lightning_sv.settings.model import PretrainConfig
 from tests.conftest import Answer, Refused, Told, perturbed, thinned, write_run_args
 from tests.interop.test_apply import named
 from tests.roles.families import find
@@ -130,6 +127,17 @@ def test_vectors_of_folder_statistics_equal_formulas(
             row, measured(model.get_parameter(row.name) + origin, family(model, row.name))
         )
         assert row.folds == (row.role == "input" and bool(row.matrices)) != bool(row.why)
+
+
+def test_vectors_of_folder_wrapped_names_same_vectors(tmp_path: Path) -> None:
+    named("llama").save_pretrained(tmp_path)
+    expected = vectors_of_folder(tmp_path).vectors
+    weights = tmp_path / "model.safetensors"
+    renamed = {f"_orig_mod.module.{key}": value for key, value in load_file(weights).items()}
+    save_file(renamed, weights, metadata={"format": "pt"})
+    found = vectors_of_folder(tmp_path).vectors
+    for vector, same in zip(found, expected, strict=True):
+        assert vector.name == same.name and torch.equal(vector.stored, same.stored)
 
 
 def test_vectors_of_folder_gamma_of_unknown_form_is_noted(
@@ -364,14 +372,6 @@ def test_formats_of_other_tools_are_named(
         (tmp_path / name).write_text("{}")
     for command in ("inspect", "roles"):
         assert expected in refused(command, str(tmp_path))
-    with pytest.raises(ConfigError, match=expected):
-        read_start(
-            str(tmp_path),
-            PretrainConfig(
-                BackboneConfig(d_model=16, n_layer=1, n_head=2), optim=OptimConfig(lr=0.1)
-            ),
-            data=None,
-        )  # type: ignore[arg-type]
     if expected == "GGUF":
         assert expected in refused("inspect", str(tmp_path / files[0]))
 

@@ -152,6 +152,10 @@ def test_init_from_unfit_checkpoint_refused(
     ]
     fit += ["--model.init_from"]
     assert "tokenizer_sha256 is " in refused(*fit, str(source))  # a bpe:300 of its own text
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "config.json").write_text("{}")
+    assert "Use apply_strategy" in refused(*fit, str(theirs))
     checkpoint = torch.load(source / LAST, weights_only=True)
     fit = ["fit", "--config", str(source / "config.yaml"), "--run_dir", str(tmp_path / "refused")]
     torch.save(

@@ -1,1 +1,1 @@
-"""Conversion to and from transformers: Llama, Mistral, Qwen 3; to Gemma 3 and Qwen's experts."""
+"""Conversion to transformers: Llama, Qwen 3, Gemma 3 and Qwen's experts."""

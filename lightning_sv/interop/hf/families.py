@@ -56,7 +56,6 @@ _OUTSIDE = {
 #: prefix of transformers' classes -> the parts of a layer
 LAYERS: dict[str, dict[str, str]] = {
     "Llama": _LLAMA,
-    "Mistral": _LLAMA,  # import only
     "Qwen3": _LLAMA | _QK_NORM,
     "Gemma3": _ATTENTION | _FFN | _QK_NORM | _POST_NORM,
     "Qwen2Moe": _ATTENTION | _EXPERTS | _SHARED_EXPERT,
