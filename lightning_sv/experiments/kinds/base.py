@@ -59,8 +59,8 @@ class PanelKind:
             the panel
         has_own_pool: if True, arms do not share their scatter with other panels of the figure
         has_pairs: if True, arms are compared with the baseline in pairs
-        shows_training: if True, the report has copying, sizes of steps and gammas if the runs
-            measured them
+        shows_training: if True, the report has copying and sizes of steps if the runs measured
+            them
         lost_runs: sentence on what is compared if runs are missing
     """
 

@@ -1,4 +1,4 @@
-"""Plots of logged scalars: norms of Q, K and V, any scalar, copying, and gamma of one run."""
+"""Plots of logged scalars: norms of Q, K and V, any scalar, copying."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,8 @@ from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
 from lightning_sv.experiments.report.copying import FORMED, GAIN
 from lightning_sv.experiments.report.plot import Plot, finished, with_looks
 from lightning_sv.plots import style
-from lightning_sv.plots.gamma_plot import gamma_figure
 from lightning_sv.plots.run_plot import branch_curves, draw_branches
-from lightning_sv.runs.events import Curve, Run
+from lightning_sv.runs.events import Curve
 from lightning_sv.statistics.paired import on_one_grid
 
 #: longer names of arms leave no room for a question in the title
@@ -120,8 +119,3 @@ def copying_plot(panel: LoadedPanel) -> Plot:
     style.set_token_axis(axes)
     legend = "at the end; dotted: the circuit has formed"
     return finished("copying", f"{panel.title}: loss on text read twice", axes, legend)
-
-
-def gamma_plot(run: Run) -> Plot:
-    """Plot the rms of gamma of one run by layer and training tokens."""
-    return Plot("gamma", f"rms of γ by layer and training tokens: {run.label}", gamma_figure(run))

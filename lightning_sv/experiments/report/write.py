@@ -8,7 +8,6 @@ import pandas as pd
 
 from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.arms import runs_of
 from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
 from lightning_sv.experiments.report import clipped, copying
 from lightning_sv.experiments.report.claims import verdict_frame
@@ -25,17 +24,11 @@ from lightning_sv.experiments.report.markdown import markdown_report
 from lightning_sv.experiments.report.page import html_page
 from lightning_sv.experiments.report.plot import Plot
 from lightning_sv.experiments.report.results_csv import RESULTS, run_frame, write_csv
-from lightning_sv.experiments.report.scalar_plots import copying_plot, gamma_plot
+from lightning_sv.experiments.report.scalar_plots import copying_plot
 from lightning_sv.experiments.report.tuned import write_tuned
 from lightning_sv.experiments.results import Figure
-from lightning_sv.plots.gamma_plot import gamma_maps
 from lightning_sv.plots.style import plain_style
 from lightning_sv.runs.provenance import Provenance
-
-GAMMA_NOTE = (
-    "Root mean square of the entries of γ, by layer and training tokens. White is 1, the value at "
-    "the start of training. Branches with equal values share a panel."
-)
 
 
 @plain_style
@@ -91,7 +84,6 @@ def _panel_sections(panel: LoadedPanel, out: Path, stem: str) -> list[Section]:
         sections += [
             *_copying_section(panel, out, stem),
             *_clipped_section(panel),
-            *_gamma_section(panel, out, stem),
         ]
     return sections
 
@@ -111,15 +103,6 @@ def _clipped_section(panel: LoadedPanel) -> list[Section]:
     if table.empty:
         return []
     return [Section(f"{panel.title}: size of the steps", table=table, notes=[clipped.NOTE])]
-
-
-def _gamma_section(panel: LoadedPanel, out: Path, stem: str) -> list[Section]:
-    """Return the picture of gamma by layer, if the panel is of one run that logged it."""
-    runs = runs_of(panel.arms)
-    if len(runs) != 1 or not gamma_maps(runs[0]):
-        return []
-    pictures = _saved([gamma_plot(runs[0])], out, stem)
-    return [Section("Scale vectors by layer", pictures, notes=[GAMMA_NOTE])]
 
 
 def _saved(plots: Sequence[Plot], out: Path, stem: str) -> list[Picture]:
