@@ -97,16 +97,20 @@ def new_axes() -> Axes:
     return new_figure(panels=1).subplots()
 
 
-def legend_below(figure: Figure, axes: Axes, title: str) -> None:
-    """Add a legend below the axes; the figure becomes higher by its rows."""
-    lines, names = axes.get_legend_handles_labels()
+def legend_below(figure: Figure, title: str) -> None:
+    """Add one legend of all lines below the axes; the figure becomes higher by its rows."""
+    lines: dict[str, Any] = {}
+    for axes in figure.axes:
+        for line, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            lines.setdefault(name, line)
     most_characters = 4.5 * figure.get_figwidth()  # of a name in half of the width
-    columns = 2 if max(map(len, names)) <= most_characters else 1
+    columns = 2 if max(map(len, lines)) <= most_characters else 1
     rows_of_title = title.count("\n") + 1
-    rows = rows_of_title + math.ceil(len(names) / columns)
+    rows = rows_of_title + math.ceil(len(lines) / columns)
     figure.set_figheight(figure.get_figheight() + 0.25 * rows)  # inches per row
     where: dict[str, Any] = {"loc": "outside lower left", "ncols": columns, "alignment": "left"}
-    figure.legend(lines, names, frameon=False, title=title, handlelength=3, **where)
+    names = list(lines)
+    figure.legend(lines.values(), names, frameon=False, title=title, handlelength=3, **where)
 
 
 def set_style(axes: Axes) -> None:

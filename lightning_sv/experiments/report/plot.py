@@ -47,7 +47,7 @@ def finished(name: str, alt: str, axes: Axes, legend: str) -> Plot:
     figure = axes.get_figure(root=True)
     assert figure is not None
     style.set_style(axes)
-    style.legend_below(figure, axes, legend)
+    style.legend_below(figure, legend)
     names = axes.get_legend_handles_labels()[1]
     return Plot(name, f"{alt}: {'; '.join(names)}", figure)
 
