@@ -38,8 +38,6 @@ def _plan(panel: BudgetedPanel) -> PlannedPanel:
     why_left_out = _why_left_out(panel)
     if why_left_out is not None:
         return PlannedPanel(panel.spec, why_not=why_left_out)
-    if panel.spec.file is not None:  # it has measured results instead of runs
-        return PlannedPanel(panel.spec)
     why_untrained = _why_untrained(panel)
     if why_untrained is not None:
         return PlannedPanel(panel.spec, skipped=panel.skipped, why_not=why_untrained)

@@ -166,7 +166,6 @@ class PanelSpec:
         axes: key of a grid -> budget -> values; all combinations are trained
         one_at_a_time: budgets under which one axis varies at a time, the others at their first
             values
-        file: measured results of a table
         tag: logged scalar, above 0, of a panel of the kind `scalar`
         probes: file of conf/probes; "" for none
         skip_under: budget -> why the panel is unavailable there
@@ -186,7 +185,6 @@ class PanelSpec:
     tuned_as: str = ""
     axes: Axes = field(default_factory=dict)
     one_at_a_time: list[str] = field(default_factory=list)
-    file: str | None = None
     tag: str = ""
     probes: str = ""
     skip_under: dict[str, str] = field(default_factory=dict)

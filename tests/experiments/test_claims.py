@@ -297,7 +297,7 @@ def test_cost_and_memory_are_ratios_of_the_second_half(kind: str) -> None:
     found = judge(kind, *arms, margin=1.2)
     assert found.verdict == HOLDS
     assert interval_of(found) == pytest.approx((1.1, 1.1, 1.1))
-    rows = throughput_table(arms).frame.to_numpy().tolist()
+    rows = throughput_table(arms).to_numpy().tolist()
     assert rows[1] == ["b", pytest.approx(1e4), pytest.approx(2.0), "not stated", 4]
 
 

@@ -1,4 +1,4 @@
-"""Recordings instead of runs, and the recorded claims of `make theory`, a table of figure 11."""
+"""Recordings instead of runs, and the recorded claims of `make theory`."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,6 @@ from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.kinds.base import LoadedPanel
-from lightning_sv.experiments.kinds.table import read_table
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.preflight import check_recorded, check_recorded_curves
 from lightning_sv.experiments.report.results_csv import (
@@ -273,16 +272,6 @@ def test_read_recorded_empty_file_refused(tmp_path: Path) -> None:
 RECORDED = ROOT / "results/theory/theory.json"
 
 
-def test_table_read_figure_11_has_the_recorded_claims() -> None:
-    (panel,) = load_figure("or-theorem", ROOT / "conf").panels
-    assert panel.file is not None and ROOT / panel.file == RECORDED
-    frame, note = read_table(RECORDED)
-    assert frame.part.tolist() == ["(i)", "(ii)", "(iii)", "P"]
-    assert set(frame.verdict) == {"holds"} and "make theory" in note
-    (ratio,) = frame.measured[frame.part == "(iii)"]
-    assert ratio.startswith("0.9999")  # below 1, and not rounded to it
-
-
 def test_recorded_claims_are_the_current_ones() -> None:
     """A new or changed claim needs a new `make theory`."""
     rows = json.loads(RECORDED.read_text())
@@ -290,13 +279,6 @@ def test_recorded_claims_are_the_current_ones() -> None:
     assert recorded == sorted((claim.claim, claim.part, claim.statement) for claim in CLAIMS)
     pictures = {path.stem for path in RECORDED.parent.glob("*.png")}
     assert {row["claim"] for row in rows} - {"table1"} <= pictures
-
-
-@pytest.mark.parametrize("text", ["", "[]", '[{"claim": "or"}]', "[" * 100_000])
-def test_table_read_file_without_claims_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "theory.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"theory\.json"):
-        read_table(tmp_path / "theory.json")
 
 
 def test_check_recorded_curves_refuses_to_train_without_the_curve_of_a_claim(
