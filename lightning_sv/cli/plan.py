@@ -1,5 +1,6 @@
 """`lightning-sv plan`: estimate memory, hours and data of a run."""
 
+import math
 from argparse import Namespace
 from pathlib import Path
 
@@ -8,7 +9,6 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from lightning_sv.cli.names import resolve_names
-from lightning_sv.corpus.estimate import duration
 from lightning_sv.gpus import GPUS, find_gpu
 from lightning_sv.json_text import json_text
 from lightning_sv.lit.run_arguments import parse_run
@@ -106,7 +106,7 @@ def _add_time(table: Table, plan: Plan, source: str) -> None:
     work = f"{plan.tokens:,} tokens, {plan.flops:.3g} FLOPs"
     table.add_row("run", f"{plan.steps:,} steps", work)
     for mfu, hours, gpu_hours in plan.hours:
-        table.add_row(f"at {mfu:.1%} MFU", duration(hours), f"{gpu_hours:,.1f} GPU-hours")
+        table.add_row(f"at {mfu:.1%} MFU", _duration(hours), f"{gpu_hours:,.1f} GPU-hours")
     table.add_row("MFU", "", source)
     table.add_row("checkpoint", _gib(plan.checkpoint), "weights and optimizer state")
 
@@ -131,3 +131,17 @@ def _add_data(table: Table, plan: Plan) -> None:
 
 def _gib(size: float) -> str:
     return f"{size / 2**30:.2f} GiB"
+
+
+def _duration(hours: float) -> str:
+    """Return a duration in its usual unit.
+
+    >>> _duration(0.001), _duration(0.5), _duration(30), _duration(240)
+    ('1 minute', '30 minutes', '30.0 hours', '10.0 days')
+    """
+    if hours >= 100:
+        return f"{hours / 24:,.1f} days"
+    if hours >= 1:
+        return f"{hours:.1f} hours"
+    minutes = math.ceil(hours * 60)
+    return "1 minute" if minutes <= 1 else f"{minutes} minutes"

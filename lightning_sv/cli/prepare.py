@@ -15,7 +15,6 @@ from lightning_sv.corpus.sources.document import END_OF
 from lightning_sv.corpus.sources.files import counted
 from lightning_sv.json_text import json_text
 from lightning_sv.lit.run_arguments import check_run
-from lightning_sv.plan.plan import needed_tokens, plan_steps
 from lightning_sv.settings.parse import Parser, ignore_keys
 from lightning_sv.settings.words import underscored
 
@@ -45,7 +44,7 @@ def prepare_named(corpus: NamedCorpus | None) -> None:
         max_tokens = Manifest.load(corpus.folder).settings.get("max_tokens")
         prepare(replace(config, max_tokens=max_tokens))
     else:
-        _prepare_new(config, None)
+        _prepare_new(config)
 
 
 def prepare_for_run(named: Resolved) -> None:
@@ -57,20 +56,12 @@ def prepare_for_run(named: Resolved) -> None:
         prepare_named(named.corpus)
         return
     run = check_run(named.parseable)
-    _prepare_new(run.data.corpus, _needed_tokens(run))
+    _prepare_new(run.data.corpus)
 
 
-def _prepare_new(config: CorpusConfig, needed: int | None) -> None:
-    manifest = prepare(config, needed_tokens=needed)
+def _prepare_new(config: CorpusConfig) -> None:
+    manifest = prepare(config)
     print("\n".join(_lines(config.dir, manifest, existed=False)), file=sys.stderr)
-
-
-def _needed_tokens(run: Any) -> int | None:
-    """Return the tokens that a run needs; None for a run that counts epochs."""
-    trainer = run.trainer.as_dict()
-    if str(trainer["max_epochs"]) not in ("None", "-1"):
-        return None
-    return needed_tokens(run.data, plan_steps(run.model, run.data, trainer))
 
 
 def _parse(words: Sequence[str]) -> tuple[Any, CorpusConfig]:

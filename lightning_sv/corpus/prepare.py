@@ -10,8 +10,7 @@ from typing import Any
 from lightning_sv.atomic import file_sha256, locked, remove
 from lightning_sv.corpus.assemble import publish
 from lightning_sv.corpus.config import LAYER, CorpusConfig
-from lightning_sv.corpus.enough import encode_enough, encode_first
-from lightning_sv.corpus.estimate import describe_need
+from lightning_sv.corpus.enough import encode_enough
 from lightning_sv.corpus.job import FILENAME as JOB
 from lightning_sv.corpus.job import GROWING, Job, open_job, parts_folder
 from lightning_sv.corpus.manifest import FILENAME, Manifest
@@ -31,7 +30,6 @@ def prepare(
     progress: bool = True,
     workers: int | None = None,
     part_bytes: int = PART_BYTES,
-    needed_tokens: int | None = None,
 ) -> Manifest:
     """Prepare the corpus of a config, or return the existing one.
 
@@ -47,8 +45,6 @@ def prepare(
         progress: if True, show a progress bar per phase
         workers: processes on this machine; None for one per core
         part_bytes: bytes of text of a part, of which a killed process loses one
-        needed_tokens: tokens that a run needs; if given, and if the text has several parts, log how
-            many of them suffice, and disk and hours
 
     Returns:
         The manifest, also in `config.dir`/manifest.json, next to the corpus's own layer of a run's
@@ -66,7 +62,7 @@ def prepare(
     expect(part_bytes >= 1, "--part_bytes", part_bytes, "at least 1.")
     target = Path(config.dir).expanduser().resolve()
     try:
-        return _prepare(config, target, workers, part_bytes, needed_tokens, shown=progress)
+        return _prepare(config, target, workers, part_bytes, shown=progress)
     except OSError as error:
         found = f"preparing dir={config.dir} failed ({error})"
         raise ConfigError(f"{found}; check path, permissions and space.") from error
@@ -78,13 +74,7 @@ def usable_cores() -> int:
 
 
 def _prepare(
-    config: CorpusConfig,
-    target: Path,
-    workers: int,
-    part_bytes: int,
-    needed: int | None,
-    *,
-    shown: bool,
+    config: CorpusConfig, target: Path, workers: int, part_bytes: int, *, shown: bool
 ) -> Manifest:
     manifest = _existing(config, target)
     if manifest is not None:
@@ -96,7 +86,7 @@ def _prepare(
             return manifest
         job = open_job(config, target, part_bytes, shown=shown)
 
-    count = _encode(job, workers, needed, shown=shown)
+    count = _encode(job, workers, shown=shown)
 
     with locked(target, f"prepare of {target}"):
         manifest = _existing(config, target)
@@ -105,26 +95,15 @@ def _prepare(
         return publish(job, count, target, workers, shown=shown)
 
 
-def _encode(job: Job, workers: int, needed: int | None, *, shown: bool) -> int:
+def _encode(job: Job, workers: int, *, shown: bool) -> int:
     """Encode the parts that are needed, together with other processes; return their number."""
     try:
-        if needed is not None and len(job.parts) > 1:
-            _log_need(job, needed, workers, shown=shown)
         return encode_enough(job, workers, shown=shown)
     except ConfigError:
         is_unused = not any(part.is_complete() for part in job.parts)
         if is_unused:
             remove(job.folder)
         raise
-
-
-def _log_need(job: Job, needed: int, workers: int, *, shown: bool) -> None:
-    """Log how much of the text a run needs, as soon as the first part is encoded."""
-    encode_first(job, 1, workers, shown=shown)
-    if not job.is_open():  # another process has published the corpus
-        return
-    for sentence in describe_need(job, needed, workers):
-        log.info("%s", sentence)
 
 
 def _remove_left_parts(config: CorpusConfig, target: Path) -> None:

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_sv.corpus.estimate import sufficient_tokens
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.gpus import Gpu
 from lightning_sv.plan.gpu_memory import USABLE, GpuMemory
@@ -17,6 +16,8 @@ from lightning_sv.settings.model import PretrainConfig
 
 #: default MFUs without a given or measured one: the range of well-tuned dense models of this size
 MFUS = (0.3, 0.4, 0.5)
+#: share of tokens above those that a run needs, because hashes select the validation documents
+_MARGIN = 0.01
 
 
 class Hours(NamedTuple):
@@ -127,7 +128,7 @@ def make_plan(
         hours=tuple(hours),
         checkpoint=state.weights + state.optimizer,
         epochs=data.epochs(tokens) if data.is_prepared else None,
-        sufficient_tokens=needed_tokens(data, steps),
+        sufficient_tokens=sufficient_tokens(data, steps),
         device_counts=tuple(divisors(data.global_batch)),
     )
 
@@ -148,10 +149,16 @@ def plan_steps(run: PretrainConfig, data: DataConfig, trainer: dict[str, Any]) -
     return int(max_steps)
 
 
-def needed_tokens(data: DataConfig, steps: int) -> int:
-    """Return a data.corpus.max_tokens with which a run of `steps` steps reads no sequence twice."""
-    sequences = steps * data.global_batch
-    return sufficient_tokens(sequences, data.seq_len, data.corpus.val_fraction)
+def sufficient_tokens(data: DataConfig, steps: int) -> int:
+    """Return a data.corpus.max_tokens with which a run of `steps` steps reads no sequence twice.
+
+    It is steps x global_batch x (seq_len + 1) / (1 - val_fraction) and 1%, rounded up to three
+    digits.
+    """
+    train_tokens = steps * data.global_batch * (data.seq_len + 1)
+    exact = int(train_tokens / (1 - data.corpus.val_fraction) * (1 + _MARGIN))
+    unit = 10 ** max(0, len(str(exact)) - 3)
+    return -(-exact // unit) * unit
 
 
 def train_hours(tokens: int, flops_per_token: float, gpus: int, peak: float, mfu: float) -> float:

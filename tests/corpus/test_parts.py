@@ -7,7 +7,6 @@ import gzip
 import json
 import math
 import random
-import re
 import subprocess
 import sys
 import warnings
@@ -25,13 +24,14 @@ from lightning_sv.cli.names import resolve_names
 from lightning_sv.cli.prepare import prepare_for_run
 from lightning_sv.corpus import CorpusConfig, Manifest, prepare
 from lightning_sv.corpus import duplicates as duplicates_module
-from lightning_sv.corpus.estimate import sufficient_tokens
 from lightning_sv.corpus.job import Job, parts_folder
 from lightning_sv.corpus.manifest import Shard
 from lightning_sv.corpus.parts import DOCUMENT
 from lightning_sv.corpus.selection import Selection
 from lightning_sv.corpus.shards import plan_shards, write_index, write_shard
 from lightning_sv.errors import ConfigError
+from lightning_sv.plan.plan import sufficient_tokens
+from lightning_sv.settings.data import DataConfig
 from tests.corpus.conftest import write_rows
 
 PART_BYTES = 5000
@@ -108,36 +108,11 @@ def test_prepare_max_tokens_before_the_first_validation_document_is_refused(
     assert prepared(replace(repeated, max_tokens=3000), "few", workers=1).val.documents
 
 
-def test_prepare_for_a_run_tells_how_much_suffices(
-    repeated: CorpusConfig, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The offered number gives a corpus of the first parts, without an offer for one that is whole
-    anyway."""
-    caplog.set_level("INFO")
-    whole = prepared(repeated, "whole", workers=1, needed_tokens=10**9)
-    assert not caplog.messages  # a single part
-    total = whole.train.tokens + whole.val.tokens
-    offer = "--data.corpus.max_tokens 3000 "
-    for max_tokens, needed, is_offered in (
-        (None, 3000, True),
-        (2000, 3000, False),
-        (None, 10 * total, False),
-    ):
-        caplog.clear()
-        config = replace(repeated, max_tokens=max_tokens)
-        prepared(
-            config, f"{max_tokens}-{needed}", part_bytes=PART_BYTES, workers=1, needed_tokens=needed
-        )
-        assert any(f"{needed:,} tokens" in message for message in caplog.messages)
-        assert (offer in " ".join(caplog.messages)) == is_offered
-
-
 @pytest.mark.parametrize("key", ["max_tokens", "max_bytes"])
 def test_prepare_of_compressed_files_encodes_no_more_than_the_limit(
-    key: str, tmp_path: Path, texts: list[str], caplog: pytest.LogCaptureFixture
+    key: str, tmp_path: Path, texts: list[str]
 ) -> None:
     """Their bytes are fewer than those of the text, by a ratio that the first part shows."""
-    caplog.set_level("INFO")
     n_files = 20
     for number in range(n_files):
         lines = "".join(json.dumps({"text": text}) + "\n" for text in texts[number::n_files])
@@ -152,17 +127,12 @@ def test_prepare_of_compressed_files_encodes_no_more_than_the_limit(
     encoded = list((tmp_path / "part.parts").glob("[0-9]*/part.json"))
     assert n_files / 4 <= len(encoded) <= n_files / 4 + 2
 
-    prepared(config, "estimated", part_bytes=1, workers=1, needed_tokens=tokens // 4)
-    (estimated,) = re.findall(r"about ([\d,]+) tokens", caplog.text)
-    assert int(estimated.replace(",", "")) == pytest.approx(tokens, rel=0.2)
-
 
 def test_sufficient_tokens_feed_a_run(repeated: CorpusConfig) -> None:
-    sequences = 200
-    seq_len = 31
-    enough = sufficient_tokens(sequences, seq_len, repeated.val_fraction)
+    data = DataConfig(repeated, seq_len=31, global_batch=20)
+    enough = sufficient_tokens(data, steps=10)
     manifest = prepared(replace(repeated, max_tokens=enough), "enough", workers=1)
-    assert sequences <= manifest.train.sequences(seq_len) < 1.2 * sequences
+    assert 200 <= manifest.train.sequences(31) < 1.2 * 200
 
 
 def test_training_by_name_leaves_a_part_of_a_text_as_it_is(
