@@ -11,6 +11,7 @@ from lightning_sv.corpus import CorpusConfig, Manifest, prepare
 from lightning_sv.corpus.config import byte_size
 from lightning_sv.corpus.manifest import FILENAME
 from lightning_sv.corpus.parts import PART_BYTES
+from lightning_sv.corpus.prepare import usable_cores
 from lightning_sv.corpus.sources.document import END_OF
 from lightning_sv.corpus.sources.files import counted
 from lightning_sv.json_text import json_text
@@ -24,9 +25,8 @@ def run(argv: list[str]) -> int:
     config, corpus = _parse(resolve_names(underscored(argv)).to_prepare)
     existed = (Path(corpus.dir).expanduser() / FILENAME).is_file()
     part_bytes = byte_size("--part_bytes", config.part_bytes)
-    manifest = prepare(
-        corpus, progress=not config.json, workers=config.workers, part_bytes=part_bytes
-    )
+    workers = usable_cores() if config.workers is None else config.workers
+    manifest = prepare(corpus, progress=not config.json, workers=workers, part_bytes=part_bytes)
     if config.json:
         print(json_text({"dir": config.data.corpus.dir, **manifest.to_dict()}))
     else:
@@ -60,7 +60,7 @@ def prepare_for_run(named: Resolved) -> None:
 
 
 def _prepare_new(config: CorpusConfig) -> None:
-    manifest = prepare(config)
+    manifest = prepare(config, workers=usable_cores())
     print("\n".join(_lines(config.dir, manifest, existed=False)), file=sys.stderr)
 
 

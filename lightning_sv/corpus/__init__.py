@@ -7,8 +7,7 @@ config          its settings
 sources         documents from files, a hub, or installed packages, in slices
 tokenizer       trained on the text, or given
 job             the plan, in the folder of the parts: source, tokenizer, parts
-enough          as many parts as the limit of the corpus needs
-work            their encoding, by any number of processes
+work            encoding of as many parts as the limit of the corpus needs, in processes
 parts           the encoding of one part
 selection       the documents of a corpus, without duplicates, up to its limit
 duplicates      equal documents of all parts

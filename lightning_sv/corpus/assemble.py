@@ -25,12 +25,11 @@ from lightning_sv.corpus.validate import check_corpus
 from lightning_sv.errors import expect
 
 
-def publish(job: Job, count: int, target: Path, workers: int, *, shown: bool) -> Manifest:
-    """Write the corpus of the first `count` parts and rename it to `target`.
+def publish(job: Job, selection: Selection, target: Path, workers: int, *, shown: bool) -> Manifest:
+    """Write the corpus of the selected documents and rename it to `target`.
 
     The parts are removed, unless the corpus can grow.
     """
-    selection = Selection.of_first(job, count)
     _check_max_tokens(job.config, selection)
     folder = job.folder / "corpus"
     splits = _write_splits(job, selection, folder, workers, shown=shown)

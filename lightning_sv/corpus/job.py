@@ -1,17 +1,14 @@
 """The folder of an unfinished preparation: its plan, its tokenizer and its parts.
 
 `NAME.parts` is next to the corpus NAME. It has `job.json`, the tokenizer, a folder per complete
-part, the lock of each part, and the shards of the corpus until they are all written and renamed to
-NAME.
+part, and the shards of the corpus until they are all written and renamed to NAME.
 """
 
 import json
 import logging
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 
 from lightning_sv.atomic import read_json, remove, write_atomically
@@ -64,15 +61,6 @@ class Job:
         limit = self.config.limit
         return plan_parts(self.folder, slices, self.encoding, limit, self.part_bytes)
 
-    def first_parts(self, n_bytes: float) -> int:
-        """Return the number of first parts whose slices have `n_bytes`; all if they have less."""
-        ends = list(accumulate(part.n_bytes for part in self.parts))
-        return min(bisect_left(ends, n_bytes) + 1, len(ends))
-
-    def is_open(self) -> bool:
-        """Return False after the corpus has been published."""
-        return (self.folder / FILENAME).is_file()
-
     def save(self) -> None:
         """Write the plan and the tokenizer."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -109,8 +97,7 @@ class Job:
         """Remove parts of text that has changed since they were encoded."""
         planned = {part.path.name for part in self.parts}
         for path in self.folder.glob("[0-9]*-*"):
-            is_lock = path.suffix == ".lock"  # another process may hold it
-            if path.name not in planned and not is_lock:
+            if path.name not in planned:
                 log.warning("%s is a part of a different text; it is removed", path)
                 remove(path)
 

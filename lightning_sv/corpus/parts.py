@@ -16,7 +16,7 @@ part of a different text, tokenizer or revision is never taken for this one.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -121,40 +121,6 @@ class Part:
         return np.memmap(path, dtype, mode="r")
 
 
-@dataclass(frozen=True)
-class Content:
-    """Sizes of complete parts, duplicates included in the text but not in the tokens.
-
-    Attributes:
-        source_bytes: bytes of their slices, e.g. of compressed files
-        text_bytes: bytes of their text in UTF-8
-        tokens: tokens of both splits
-    """
-
-    source_bytes: int
-    text_bytes: int
-    tokens: int
-
-    @classmethod
-    def of_parts(cls, parts: list[Part]) -> "Content":
-        """Return the sum over complete parts."""
-        summaries = [part.summary() for part in parts]
-        source_bytes = sum(part.n_bytes for part in parts)
-        text_bytes = sum(summary["bytes"] for summary in summaries)
-        tokens = sum(summary["tokens"] for summary in summaries)
-        return cls(source_bytes, text_bytes, tokens)
-
-    @property
-    def source_bytes_per_byte(self) -> float:
-        """Bytes of the slices per byte of text; undefined without tokens."""
-        return self.source_bytes / self.text_bytes
-
-    @property
-    def source_bytes_per_token(self) -> float:
-        """Bytes of the slices per token; undefined without tokens."""
-        return self.source_bytes / self.tokens
-
-
 def plan_parts(
     folder: Path, slices: list[Slice], encoding: Encoding, max_bytes: int | None, part_bytes: int
 ) -> list[Part]:
@@ -189,10 +155,8 @@ class _Row:
     lost_bytes: int = 0
 
 
-def encode_part(
-    part: Part, source: Source, encoding: Encoding, step: Callable[[int], None]
-) -> None:
-    """Encode a part and write its folder; `step` is called with the bytes of text of each batch.
+def encode_part(part: Part, source: Source, encoding: Encoding) -> None:
+    """Encode a part and write its folder.
 
     Raises:
         ConfigError: the text cannot be read, contains the end-of-text token, or loses too much in
@@ -206,7 +170,6 @@ def encode_part(
         with _TokenWriter(folder, encoding) as writer:
             for batch in _batches(_unique(part, reader, rows)):
                 writer.write(batch)
-                step(sum(row.n_bytes for row, _ in batch))
         source.check_unchanged(part.slices)
         table = _table(rows)
         np.save(folder / "documents.npy", table)

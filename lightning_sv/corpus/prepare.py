@@ -10,15 +10,16 @@ from typing import Any
 from lightning_sv.atomic import file_sha256, locked, remove
 from lightning_sv.corpus.assemble import publish
 from lightning_sv.corpus.config import LAYER, CorpusConfig
-from lightning_sv.corpus.enough import encode_enough
 from lightning_sv.corpus.job import FILENAME as JOB
 from lightning_sv.corpus.job import GROWING, Job, open_job, parts_folder
 from lightning_sv.corpus.manifest import FILENAME, Manifest
 from lightning_sv.corpus.parts import PART_BYTES
 from lightning_sv.corpus.remote import is_remote
+from lightning_sv.corpus.selection import Selection
 from lightning_sv.corpus.sources.files import changed_text
 from lightning_sv.corpus.tokenizer import open_tokenizer, tokenizer_file
 from lightning_sv.corpus.validate import check_corpus
+from lightning_sv.corpus.work import encode_enough
 from lightning_sv.errors import ConfigError, expect
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ def prepare(
     config: CorpusConfig,
     *,
     progress: bool = True,
-    workers: int | None = None,
+    workers: int = 1,
     part_bytes: int = PART_BYTES,
 ) -> Manifest:
     """Prepare the corpus of a config, or return the existing one.
@@ -36,14 +37,15 @@ def prepare(
     Parts of the text are encoded in the folder NAME.parts next to `config.dir`, by any number of
     processes, and kept until the corpus is complete, so that the next start goes on after a kill, a
     full disk or a lost connection. Then duplicates are dropped, and the corpus is written next to
-    the parts and renamed, so `config.dir` exists only when complete. Processes that prepare the
-    same folder, also on other machines, share the parts. The corpus does not depend on their
-    number, on the size of parts, or on interruptions.
+    the parts and renamed, so `config.dir` exists only when complete. A second call for the same
+    folder waits for the first. The corpus does not depend on the number of processes, on the size
+    of parts, or on interruptions.
 
     Args:
         config: settings and folder of the corpus
         progress: if True, show a progress bar per phase
-        workers: processes on this machine; None for one per core
+        workers: processes that encode; with more than 1, a script needs `if __name__ ==
+            "__main__":`, because each of them imports it
         part_bytes: bytes of text of a part, of which a killed process loses one
 
     Returns:
@@ -53,11 +55,10 @@ def prepare(
     Raises:
         ConfigError: the text or the tokenizer is not available, there is nothing to split, or
             `config.dir` has other content, or a corpus whose text has changed since
+        RunError: one of several workers died; the next start goes on with the complete parts
     """
     expected = "a local folder. Prepare the corpus there and copy it to the store."
     expect(not is_remote(config.dir), "dir", config.dir, expected)
-    if workers is None:
-        workers = usable_cores()
     expect(workers >= 1, "--workers", workers, "at least 1.")
     expect(part_bytes >= 1, "--part_bytes", part_bytes, "at least 1.")
     target = Path(config.dir).expanduser().resolve()
@@ -76,7 +77,7 @@ def usable_cores() -> int:
 def _prepare(
     config: CorpusConfig, target: Path, workers: int, part_bytes: int, *, shown: bool
 ) -> Manifest:
-    manifest = _existing(config, target)
+    manifest = _existing(config, target)  # without the lock, for a folder that is read-only
     if manifest is not None:
         _remove_left_parts(config, target)
         return manifest
@@ -85,18 +86,12 @@ def _prepare(
         if manifest is not None:  # another process has prepared it while this one waited
             return manifest
         job = open_job(config, target, part_bytes, shown=shown)
-
-    count = _encode(job, workers, shown=shown)
-
-    with locked(target, f"prepare of {target}"):
-        manifest = _existing(config, target)
-        if manifest is not None:
-            return manifest
-        return publish(job, count, target, workers, shown=shown)
+        selection = _encode(job, workers, shown=shown)
+        return publish(job, selection, target, workers, shown=shown)
 
 
-def _encode(job: Job, workers: int, *, shown: bool) -> int:
-    """Encode the parts that are needed, together with other processes; return their number."""
+def _encode(job: Job, workers: int, *, shown: bool) -> Selection:
+    """Encode the parts that are needed; after an error, keep those that are complete."""
     try:
         return encode_enough(job, workers, shown=shown)
     except ConfigError:

@@ -33,8 +33,11 @@ class _SpeedColumn(TransferSpeedColumn):
 
 
 @contextmanager
-def phase(name: str, total: int | None, *, shown: bool = True) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on standard error; yield the function that advances it by bytes."""
+def phase(name: str, total: float, *, shown: bool = True) -> Iterator[Callable[..., None]]:
+    """Show a progress bar on standard error; yield the function that advances it by bytes.
+
+    The function takes a new `total` too.
+    """
     columns = (
         SpinnerColumn(),
         TextColumn(f"{name:<16}"),
@@ -46,7 +49,13 @@ def phase(name: str, total: int | None, *, shown: bool = True) -> Iterator[Calla
     )
     with Progress(*columns, console=Console(stderr=True), disable=not shown) as bars:
         task = bars.add_task(name, total=total)
-        yield lambda amount: bars.advance(task, amount)
+
+        def advance(amount: int, total: float | None = None) -> None:
+            if total is not None:
+                bars.tasks[task].total = total  # `bars.update` would forget the speed
+            bars.advance(task, amount)
+
+        yield advance
         bars.update(task, total=bars.tasks[task].completed)
 
 

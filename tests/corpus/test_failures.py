@@ -1,10 +1,9 @@
 """Preparations that fail: one sentence, nothing lost, and the next start goes on where it was."""
 
+import multiprocessing
 import os
 import resource
 import shutil
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -116,31 +115,58 @@ def bad_line(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
         file.write("no json\n")
 
 
-def dead_workers(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
+def dead_worker(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker is killed as soon as it exists."""
+    processes = []
+
+    def kill_one() -> None:
+        while not processes:
+            processes.extend(multiprocessing.active_children())
+            time.sleep(0.01)
+        processes[0].kill()
+
+    threading.Thread(target=kill_one, daemon=True).start()
 
 
 def killed(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process of its own, in many small parts, is killed after some of them."""
+    """A process of its own, in many small parts, is killed after some of them; its workers end."""
     folder = parts_folder(Path(preparation.config.dir))
-    process = start(preparation.config, workers=1, part_bytes=500)
+    process = start(preparation.config, workers=2, part_bytes=500)
+    wait_until(
+        lambda: len(list(folder.glob("[0-9]*/part.json"))) >= 5 or process.poll() is not None
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) >= 2
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(map(is_running, children)))
+    raise RunError("killed")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
-    while len(list(folder.glob("[0-9]*/part.json"))) < 5 and process.poll() is None:
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    raise RunError("killed")
+
+
+def is_running(process: str) -> bool:
+    """Return True for a process that exists and has not ended."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"  # the zombie of a parent that does not wait
 
 
 @pytest.mark.parametrize(
     ("fail", "workers", "error", "keeps"),
     [
-        pytest.param(killed, 1, RunError, True, id="killed"),
+        pytest.param(killed, 2, RunError, True, id="killed"),
         pytest.param(full_disk, 1, ConfigError, True, id="full disk"),
         pytest.param(changed_text, 1, ConfigError, True, id="text changed while it is read"),
         pytest.param(bad_line, 2, ConfigError, True, id="bad line, two workers"),
-        pytest.param(dead_workers, 2, RunError, False, id="all workers died"),
+        pytest.param(dead_worker, 2, RunError, False, id="a worker died"),
     ],
 )
 def test_prepare_after_a_failure_keeps_complete_parts(
@@ -163,38 +189,13 @@ def test_prepare_after_a_failure_keeps_complete_parts(
     assert preparation.run() == preparation.expected_hash
 
 
-def test_prepare_a_part_of_a_dead_worker_is_encoded_by_another(
+def test_prepare_changed_file_replaces_its_parts(
     preparation: Preparation, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A worker is killed as soon as a part is complete; the other one goes on."""
-    killed = []
-
-    def kill_one() -> None:
-        children = Path(f"/proc/self/task/{os.getpid()}/children")
-        deadline = time.monotonic() + 300
-        while not killed and time.monotonic() < deadline:
-            processes = children.read_text().split()
-            if len(processes) > 1:
-                killed.append(processes[0])
-                os.kill(int(processes[0]), signal.SIGKILL)
-            time.sleep(0.01)
-
-    thread = threading.Thread(target=kill_one)
-    thread.start()
-    assert preparation.run(workers=2) == preparation.expected_hash
-    thread.join()
-    assert killed and "a worker died" in caplog.text
-
-
-def test_prepare_changed_file_replaces_its_parts_and_no_lock(
-    preparation: Preparation, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Another process may hold the lock of a part that is kept."""
     with pytest.raises(ConfigError, match="max_tokens"):  # so that the parts stay
         preparation.run(max_tokens=10**9)
     kept = preparation.complete()
     folder = parts_folder(Path(preparation.config.dir))
-    locks = set(folder.glob("*.lock"))
     changed = {path.name for path in folder.glob("[0-9]*-*") if path.is_dir()} - kept.keys()
 
     write_rows(preparation.folder / "b.jsonl", ["a different text", "and one more"])
@@ -202,7 +203,6 @@ def test_prepare_changed_file_replaces_its_parts_and_no_lock(
         preparation.run(max_tokens=10**9)
     named = {word for word in changed | kept.keys() if word in caplog.text}
     assert kept and changed and named == changed
-    assert locks and locks <= set(folder.glob("*.lock"))
     assert kept.items() <= preparation.complete().items()
 
 

@@ -270,7 +270,7 @@ def start(config: CorpusConfig, workers: int, part_bytes: int) -> subprocess.Pop
     return subprocess.Popen([sys.executable, "-c", SCRIPT, *arguments], start_new_session=True)
 
 
-def test_prepare_two_processes_encode_each_part_once(repeated: CorpusConfig) -> None:
+def test_prepare_second_process_waits_for_the_first(repeated: CorpusConfig) -> None:
     whole = prepared(repeated, "whole", workers=1)
     processes = [start(repeated, workers=2, part_bytes=500) for _ in range(2)]
     assert [process.wait(300) for process in processes] == [0, 0]
