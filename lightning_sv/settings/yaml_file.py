@@ -3,25 +3,19 @@
 import io
 from copy import deepcopy
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml.nodes import MappingNode, Node, SequenceNode
 
 from lightning_sv.atomic import reading
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.settings.sections import leaves, without_empty
 
-#: Maximum number of values of a config with its aliases expanded; a run's config has about two
-#: hundred.
-MAX_NODES = 10_000
-_MAX_DEPTH = 100
-#: errors of the parsers; ValueError for a 13th month
-_INVALID = (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError)
+#: errors of the parsers; ValueError for a 13th month, OSError for a single number
+_INVALID = (yaml.YAMLError, OmegaConfBaseException, ValueError, OSError, RecursionError)
 _T = TypeVar("_T")
 
 
@@ -82,40 +76,14 @@ def yaml_problem(error: Exception) -> str:
     problem = getattr(error, "problem", None)
     if mark is None or problem is None:
         return " ".join(str(error).split())
-    hint = ". Indent with spaces, not tabs." if "'\\t'" in problem else ""
+    hint = ". Indent with spaces, not tabs." if "cannot start any token" in problem else ""
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}{hint}"
 
 
 @lru_cache(maxsize=64)  # a figure's plan reads the same ten files a hundred times
 def _parse(text: str) -> Any:
-    node = yaml.compose(text, yaml.SafeLoader)
-    if node is None or node.tag == "tag:yaml.org,2002:null":
-        return {}
-    if _size(node, {}, 0) > MAX_NODES:
-        raise yaml.YAMLError(f"more than {MAX_NODES:,} values with aliases expanded")
-    if not isinstance(node, MappingNode):
-        return node.value
     # OmegaConf instead of yaml, because YAML 1.1 reads 1e-5 as text and accepts a repeated key
     return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
-
-
-def _size(node: Node, known: dict[int, int], depth: int) -> int:
-    """Count the nodes below `node` with aliases expanded; recursive aliases raise an error."""
-    if depth > _MAX_DEPTH:
-        raise RecursionError(f"nested more than {_MAX_DEPTH} deep")
-    if id(node) not in known:
-        sizes = [_size(child, known, depth + 1) for child in _children(node)]
-        known[id(node)] = 1 + sum(sizes)
-    return known[id(node)]
-
-
-def _children(node: Node) -> list[Node]:
-    """Return the values of a list, or the keys and values of a mapping."""
-    if isinstance(node, SequenceNode):
-        return list(node.value)
-    if isinstance(node, MappingNode):
-        return list(chain.from_iterable(node.value))
-    return []
 
 
 def read_leaves(file: str | Path) -> dict[str, Any]:
