@@ -20,9 +20,7 @@ from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.preflight import (
     check_corpora,
-    check_prepared,
     check_recorded,
-    check_recorded_curves,
     check_trainable,
 )
 from lightning_sv.experiments.report.claims import verdicts_json
@@ -57,7 +55,6 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     figures = _plan_figures(options.fig, budget, keys)
     command = PaperCommand(budget, figures, options, words, launcher)
     if options.dry_run:
-        check_prepared(figures)
         return command.list_runs()
     if options.no_train:
         return command.judge()
@@ -235,8 +232,6 @@ class PaperCommand:
             args = list(requests[0].run_spec.args)
             context = context_of(parse_run(args).data)  # a budget has one corpus
         runs = self._runs(context)
-        if runs.missing(requests):
-            check_recorded_curves(self.figures, runs)
         return runs
 
     def _runs(self, context: Mapping[str, str] | None) -> RunStore:

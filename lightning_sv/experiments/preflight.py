@@ -1,6 +1,5 @@
 """Checks of figures before their first run is trained."""
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -9,15 +8,9 @@ from pathlib import Path
 from lightning_sv.corpus import is_remote
 from lightning_sv.corpus.manifest import FILENAME
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.experiments.claims.claim_types import KINDS
-from lightning_sv.experiments.kinds.base import PlannedPanel
 from lightning_sv.experiments.results import PlannedFigure, requests_of
 from lightning_sv.experiments.run_spec import RunSpec
-from lightning_sv.experiments.run_store import RunStore
-from lightning_sv.experiments.spec import ClaimSpec
-from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.runs.events import Run
-from lightning_sv.runs.tags import VAL_LOSS
 
 
 def check_trainable(figures: Sequence[PlannedFigure]) -> None:
@@ -60,22 +53,6 @@ def _check_corpus(run_spec: RunSpec) -> None:
     expect(manifest.is_file(), "data.corpus.dir", folder, expected)
 
 
-def check_prepared(figures: Sequence[PlannedFigure]) -> None:
-    """Refuse runs whose corpus is prepared and does not fit the model.
-
-    Raises:
-        ConfigError: names the key, e.g. data.corpus.tokenizer
-    """
-    checked = set()
-    for run_spec, _ in requests_of(figures):
-        is_prepared = run_spec.epochs is not None
-        corpus_and_model = json.dumps([run_spec.settings["data"], run_spec.model], sort_keys=True)
-        if is_prepared and corpus_and_model not in checked:
-            checked.add(corpus_and_model)
-            run = parse_run(list(run_spec.args), check_corpus=False)
-            run.data.check(run.model.backbone.vocab_size, checksums=False)
-
-
 def _prepare_args(args: Sequence[str]) -> Iterator[str]:
     """Yield the arguments of a run that `prepare` takes too."""
     for name, value in pairwise(args):
@@ -107,45 +84,3 @@ def check_recorded(
     expected = f"a recording with {runs}. Omit it, or change --fig."
     is_used = not needed.isdisjoint(recorded)
     expect(is_used, "--results_from", " ".join(map(str, paths)), expected)
-
-
-def check_recorded_curves(figures: Sequence[PlannedFigure], runs: RunStore) -> None:
-    """Refuse to train next to recorded runs that lack the loss curve of a claim.
-
-    Raises:
-        ConfigError: names the run and the command that trains it
-    """
-    for figure in figures:
-        name = figure.spec.name
-        for claim, run in _claims_without_curve(figure, runs):
-            found = f"--results_from: {run} has a single loss"
-            expected = f"a curve of val/loss, which a claim {claim.kind!r} of {name} needs"
-            command = f"lightning-sv paper --budget {figure.budget} --fig {name}"
-            without = f"Run `{command}` without --results_from"
-            hint = f"{without}, or judge the other claims with --no_train."
-            raise ConfigError(f"{found}; expected {expected}. {hint}")
-
-
-def _claims_without_curve(figure: PlannedFigure, runs: RunStore) -> Iterator[tuple[ClaimSpec, str]]:
-    """Yield each claim about a curve with each of its recorded runs that has only the last loss."""
-    for panel in figure.panels:
-        for claim in filter(_reads_curve, panel.spec.claims):
-            for run in _recorded_runs(claim, panel, runs):
-                if len(run.curve(VAL_LOSS).tokens) == 1:
-                    yield claim, run.dir.name
-
-
-def _reads_curve(claim: ClaimSpec) -> bool:
-    """Return True if a claim is about losses before the end of a run."""
-    parts = KINDS[claim.kind].parts(claim)
-    return any(KINDS[part.kind].reads_curve or part.until < 1 for part in parts)
-
-
-def _recorded_runs(claim: ClaimSpec, panel: PlannedPanel, runs: RunStore) -> Iterator[Run]:
-    """Yield the recorded runs of the arms of a claim."""
-    for arm in panel.arms:
-        if not arm.is_of(claim.arms):
-            continue
-        for request in arm.requests:
-            if runs.is_recorded(*request):
-                yield runs.read(*request)

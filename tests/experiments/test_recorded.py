@@ -14,7 +14,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.plan import plan_figure
-from lightning_sv.experiments.preflight import check_recorded, check_recorded_curves
+from lightning_sv.experiments.preflight import check_recorded
 from lightning_sv.experiments.report.results_csv import (
     CLIPPED,
     clipped_share,
@@ -279,22 +279,3 @@ def test_recorded_claims_are_the_current_ones() -> None:
     assert recorded == sorted((claim.claim, claim.part, claim.statement) for claim in CLAIMS)
     pictures = {path.stem for path in RECORDED.parent.glob("*.png")}
     assert {row["claim"] for row in rows} - {"table1"} <= pictures
-
-
-def test_check_recorded_curves_refuses_to_train_without_the_curve_of_a_claim(
-    recording: tuple[Path, Figure], tmp_path: Path
-) -> None:
-    """The claim about half of the tokens needs curves, the one about the end does not."""
-    report, _ = recording
-    rows = pd.read_csv(report / "results.csv", dtype=str).assign(curve="")
-    rows.to_csv(tmp_path / "results.csv", index=False)
-    (figure,) = plan("heterogeneity")
-    (panel,) = figure.panels
-    without = RunStore(tmp_path, None, FAKE, recorded=read_recorded([tmp_path]))
-    check_recorded_curves([figure], without)
-
-    claims = [replace(claim, until=0.5) for claim in panel.spec.claims]
-    early = replace(figure, panels=(replace(panel, spec=replace(panel.spec, claims=claims)),))
-    check_recorded_curves([early], replace(without, recorded=read_recorded([report])))
-    with pytest.raises(ConfigError, match="--results_from"):
-        check_recorded_curves([early], without)
