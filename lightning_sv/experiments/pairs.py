@@ -21,7 +21,7 @@ class Pair:
     @cached_property
     def efficiency(self) -> TokenEfficiency:
         """Tokens of both arms to the higher one of their final losses."""
-        return token_efficiency(self.a.curves, self.b.curves, TWO_SIDED, to_higher=True)
+        return token_efficiency(self.a.curves, self.b.curves, TWO_SIDED)
 
     @property
     def verdict_sentence(self) -> str:

@@ -23,7 +23,6 @@ class Verdict:
         smallest: smallest effect that this scatter and n resolve, half of the interval
         unit: unit of the estimate and its interval; `times` is a ratio
         confidence: coverage of the interval
-        part: quantity of the estimate, if the claim does not name it
         p: one-sided p value of the verdict, scaled so that 5% is the threshold for each coverage;
             if nothing is resolved, the smaller one of both sides
         p_corrected: p corrected for the number of primary claims, or of the others
@@ -48,7 +47,6 @@ class Verdict:
     panel: str = ""
     unit: str = "nats per token"
     confidence: float = 0.9
-    part: str = ""
     p: float = math.nan
     df: int | None = None
     primary: bool = False

@@ -99,15 +99,14 @@ class TokenEfficiency:
     """factor = exp(mean(log(tokens_A / tokens_B))): above 1, B needs fewer tokens than A.
 
     Attributes:
-        tokens_a: tokens at which A reached the target of each pair; None if it never did
-        factor: geometric mean over the pairs; NaN unless every pair reached its target, because a
-            mean over the successful pairs alone is biased towards B
+        tokens_a: tokens at which A reached the target of each pair; empty without a factor
+        factor: geometric mean over the pairs; NaN if it is unknown
         low: lower end of the interval of the factor; NaN without a factor or for one pair
-        why_not: why the runs have no factor; then all tokens are None
+        why_not: why the runs have no factor
     """
 
-    tokens_a: tuple[float | None, ...]
-    tokens_b: tuple[float | None, ...]
+    tokens_a: tuple[float, ...]
+    tokens_b: tuple[float, ...]
     factor: float = math.nan
     low: float = math.nan
     high: float = math.nan
@@ -120,7 +119,7 @@ class TokenEfficiency:
 
     @property
     def has_factor(self) -> bool:
-        """If True, every pair reached its target."""
+        """If True, the runs have losses before the end, and the target is below the first."""
         return not math.isnan(self.factor)
 
     @property
@@ -183,36 +182,21 @@ def tokens_to_reach(tokens: ArrayLike, losses: ArrayLike, target: float) -> floa
 
 
 def token_efficiency(
-    a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.95, *, to_higher: bool = False
+    a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.95
 ) -> TokenEfficiency:
     """tokens_A / tokens_B to a target loss: geometric mean over the pairs.
 
-    Both arms have the same seeds in the same order. The target of a pair is the last value of A, or
-    with `to_higher` the higher one of both final losses, which both reach.
+    Both arms have the same seeds in the same order. The target of a pair is the higher one of both
+    final losses, which both reach.
     """
-    targets = _targets(a, b, to_higher=to_higher)
+    targets = [max(float(x.values[-1]), float(y.values[-1])) for x, y in zip(a, b, strict=True)]
     why_not = _why_no_efficiency(a, b, targets)
     if why_not:
-        nothing = (None,) * len(a)
-        return TokenEfficiency(nothing, nothing, why_not=why_not)
-
+        return TokenEfficiency((), (), why_not=why_not)
     reached_a = _tokens_of_pairs(a, targets)
     reached_b = _tokens_of_pairs(b, targets)
-    if None in reached_a or None in reached_b:
-        return TokenEfficiency(reached_a, reached_b)
-    log_a = np.log(np.array(reached_a, dtype=np.float64))
-    log_b = np.log(np.array(reached_b, dtype=np.float64))
-    ratio = paired_difference(log_a, log_b, confidence).exponentiated()
+    ratio = paired_difference(np.log(reached_a), np.log(reached_b), confidence).exponentiated()
     return TokenEfficiency(reached_a, reached_b, ratio.mean, ratio.low, ratio.high)
-
-
-def _targets(a: Sequence[Curve], b: Sequence[Curve], *, to_higher: bool) -> list[float]:
-    """Return the target loss of each pair, as in `token_efficiency`."""
-    ends_of_a = [float(curve.values[-1]) for curve in a]
-    if not to_higher:
-        return ends_of_a
-    ends_of_b = [float(curve.values[-1]) for curve in b]
-    return list(map(max, ends_of_a, ends_of_b))
 
 
 def _why_no_efficiency(a: Sequence[Curve], b: Sequence[Curve], targets: Sequence[float]) -> str:
@@ -230,9 +214,10 @@ def _why_no_efficiency(a: Sequence[Curve], b: Sequence[Curve], targets: Sequence
     return ""
 
 
-def _tokens_of_pairs(curves: Sequence[Curve], targets: Sequence[float]) -> tuple[float | None, ...]:
+def _tokens_of_pairs(curves: Sequence[Curve], targets: Sequence[float]) -> tuple[float, ...]:
     pairs = zip(curves, targets, strict=True)
-    return tuple(tokens_to_reach(*curve, target) for curve, target in pairs)
+    reached = [tokens_to_reach(*curve, target) for curve, target in pairs]
+    return tuple(np.array(reached, dtype=np.float64).tolist())
 
 
 def on_one_grid(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

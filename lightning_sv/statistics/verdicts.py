@@ -140,41 +140,24 @@ def decimals(scale: float) -> int:
 
 
 def difference_sentence(a: str, b: str, d: PairedDifference) -> str:
-    """`unified is lower than llama by 0.086 nats per token (95% interval 0.041 to 0.132, ...)`.
+    """Return `unified - llama is -0.086 nats per token (95% interval ..., 3 pairs): lower.`.
 
-    The difference `d` is B - A, in the order of the sentence: B is the unified of the example.
+    The difference `d` is B - A: B is the unified of the example.
     """
-    if not d.has_interval:
-        return (
-            f"Not resolved: one pair gives no interval; {b} - {a} is {d.mean:+.3f} nats per token "
-            "for this seed alone. Add seeds."
-        )
-    n = decimals(d.smallest_resolvable)
-    level = f"{percent(d.confidence)} interval"
-    is_resolved = verdict_below(d) != NOT_RESOLVED
-    if is_resolved:
-        low, high = sorted([abs(d.low), abs(d.high)])
-        word = "lower" if d.mean < 0 else "higher"
-        ends = f"{level} {low:.{n}f} to {high:.{n}f}, {pairs_words(d)}"
-        return f"{b} is {word} than {a} by {abs(d.mean):.{n}f} nats per token ({ends})."
-
-    ends = f"the {level} of {b} - {a}, {d.low:+.{n}f} to {d.high:+.{n}f} nats per token"
-    is_equal = verdict_inside(d, MARGIN) == HOLDS
-    if is_equal:
-        equal = f"{b} and {a} are equal within {MARGIN:g}"
-        return f"{equal}: {ends}, lies inside ({pairs_words(d)})."
-    scatter = f" ({d.scatter})" if d.scatter else ""
-    smallest = f"a difference of about {d.smallest_resolvable:.{n}f}{scatter}"
-    return f"Not resolved: {ends}, covers zero; {count_pairs(d.n)} could show {smallest}."
+    return f"{interval(d, f'{b} - {a}')}: {direction(d)}."
 
 
 def tokens_sentence(a: str, b: str, e: TokenEfficiency, confidence: float = 0.95) -> str:
-    """`To reach the higher final loss, llama needs 1.24 times as many tokens as unified (...)`."""
+    """Return `tokens_words` as a sentence, or why there is no factor."""
     if not e.has_factor:
-        reason = e.why_not or "a run ends no lower than it began"
-        return f"{b} against {a}: no token factor, because {reason}."
+        return f"{b} against {a}: no token factor, because {e.why_not}."
+    return f"{tokens_words(a, b, e, confidence)}."
+
+
+def tokens_words(a: str, b: str, e: TokenEfficiency, confidence: float) -> str:
+    """`llama needs 1.24 times the tokens of unified to reach the higher final loss (...)`."""
     within = "one pair, no interval"
     if e.has_interval:
         within = f"{percent(confidence)} interval {times(e.low)} to {times(e.high)}, {e.n} pairs"
-    needs = f"{a} needs {times(e.factor)} times as many tokens as {b}"
-    return f"To reach the higher final loss, {needs} ({within})."
+    needs = f"{a} needs {times(e.factor)} times the tokens of {b}"
+    return f"{needs} to reach the higher final loss ({within})"

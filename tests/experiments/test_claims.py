@@ -160,7 +160,7 @@ def test_verdict_any_losses_follow_from_the_interval(
 
 @pytest.mark.parametrize("kind", LOSS_CLAIMS)
 def test_verdicts_one_pair_are_not_resolved(kind: str) -> None:
-    gap = np.linspace(-0.5, 0.5, len(TOKENS))
+    gap = np.linspace(0.1, 0.5, len(TOKENS))
     for sign in (1, -1):
         for found in judge_all(kind, arm("a", sign * gap, [0.0]), arm("b", noise=[0.0])):
             assert (found.verdict, found.n) == (NOT_RESOLVED, 1)
@@ -181,10 +181,9 @@ def test_efficiency_is_the_ratio_of_tokens() -> None:
     assert (again.n, again.low) == (4, found.low)  # all pairs of the pool
 
     lucky = judge("efficiency", arm("a", -0.01, (0.0, 0.0, 0.0, 0.02)), flat())
-    assert "in 3 of 4 pairs" in lucky.sentence
+    assert lucky.verdict == NOT_RESOLVED and lucky.estimate < 1.01
     worse = judge("efficiency", arm("a", 0.1), flat())
-    assert worse.verdict == CONTRADICTED and "in 0 of 4 pairs" in worse.sentence
-    assert estimate_text(worse).startswith("the final loss: +0.1000 (")
+    assert worse.verdict == CONTRADICTED and worse.estimate == pytest.approx(0.9, rel=1e-3)
     ends = [run(np.array([3 + x])) for x in NOISE]
     with pytest.raises(NotTestableError):
         judge("efficiency", of_runs("a", ends), of_runs("b", ends))

@@ -23,7 +23,6 @@ from lightning_sv.runs.events import Run
 from lightning_sv.statistics.optimum import Optimum
 from lightning_sv.statistics.paired import (
     PairedDifference,
-    TokenEfficiency,
     paired_difference,
     percent,
     token_efficiency,
@@ -31,7 +30,6 @@ from lightning_sv.statistics.paired import (
 from lightning_sv.statistics.scaling import FEWEST_SIZES, ScalingFit
 from lightning_sv.statistics.verdicts import (
     CONFIDENCE,
-    CONTRADICTED,
     HOLDS,
     MARGIN,
     NOT_RESOLVED,
@@ -43,6 +41,7 @@ from lightning_sv.statistics.verdicts import (
     opposite,
     pairs_words,
     times,
+    tokens_words,
     verdict_below,
     verdict_inside,
 )
@@ -52,7 +51,6 @@ class Estimate(NamedTuple):
     """Estimate of the quantity of a claim.
 
     Attributes:
-        part: measured quantity, if the claim does not name it, e.g. `the final loss`
         sides: 2 if the error of the interval covers both sides, so that the opposite needs no test
         tested: logarithms of a ratio, if they are tested instead of `d`
         outcome: result, if the kind of claim has no separate test
@@ -61,7 +59,6 @@ class Estimate(NamedTuple):
     d: PairedDifference
     detail: str
     unit: str = "nats per token"
-    part: str = ""
     sides: int = 1
     tested: PairedDifference | None = None
     outcome: Outcome | None = None
@@ -122,39 +119,19 @@ def change(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
 
 
 def efficiency(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
-    """Ratio of the tokens of B to those of A at the final loss of B, within the schedule of A."""
+    """Ratio of the tokens of B to those of A at the higher final loss, within one schedule."""
     a, b = _paired_arms(claim, panel)
-    # A of `token_efficiency` is the arm whose final loss is the target: B of the claim
     e = token_efficiency(b.curves, a.curves, CONFIDENCE)
     if e.why_not:
         raise NotTestableError(e.why_not)
-    if not e.has_factor:
-        return _without_factor(e, a, b, panel)
 
-    within = "one pair, no interval"
-    if e.has_interval:
-        within = f"{percent(CONFIDENCE)} interval {e.low:.2f} to {e.high:.2f}, {e.n} pairs"
-    needs = f"{b.label} needs {e.factor:.2f} times the tokens of {a.label} for its final loss"
-    detail = f"within one schedule {needs} ({within})"
     # shown: B over A, e.g. 1.24 times; tested: ln(A / B), which is below 0 if the claim holds
     tokens_of_a = e.tokens_b
     tokens_of_b = e.tokens_a
-    tested = paired_difference(_logarithms(tokens_of_a), _logarithms(tokens_of_b), CONFIDENCE)
+    tested = paired_difference(np.log(tokens_of_a), np.log(tokens_of_b), CONFIDENCE)
     shown = replace(tested, mean=e.factor, low=e.low, high=e.high)
+    detail = f"within one schedule {tokens_words(b.label, a.label, e, CONFIDENCE)}"
     return Estimate(shown, detail, "times", tested=tested)
-
-
-def _logarithms(tokens: Iterable[float | None]) -> list[float]:
-    return [math.log(count) for count in tokens if count is not None]
-
-
-def _without_factor(e: TokenEfficiency, a: Arm, b: Arm, panel: LoadedPanel) -> Estimate:
-    """Return the difference of the final losses, because A does not reach that of B."""
-    d = panel.difference(a, b)
-    n = sum(tokens is not None for tokens in e.tokens_b)
-    reached = f"{a.label} reaches {b.label}'s final loss in {n} of {e.n} pairs: no token factor"
-    word = CONTRADICTED if verdict_below(d) == CONTRADICTED else NOT_RESOLVED
-    return Estimate(d, reached, part="the final loss", outcome=Outcome(word, d.p_above()))
 
 
 def growths_apart(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
@@ -375,7 +352,6 @@ class ClaimType(NamedTuple):
         needs: returns a sentence on the missing key of a claim, else None
         parts: returns the claims of which it consists, each with its own verdict
         per_size: if True, panels of several sizes have a verdict per size
-        reads_curve: if True, it needs losses before the end of a run, whatever `until` is
     """
 
     statement: str
@@ -384,7 +360,6 @@ class ClaimType(NamedTuple):
     needs: Callable[[ClaimSpec, PanelSpec], str | None] = _needs_nothing
     parts: Callable[[ClaimSpec], tuple[ClaimSpec, ...]] = _itself
     per_size: bool = True
-    reads_curve: bool = False
 
     @property
     def takes_margin(self) -> bool:
@@ -450,20 +425,17 @@ KINDS: dict[str, ClaimType] = {
         change,
         _below_or_equal,
         parts=_change_and_lead,
-        reads_curve=True,
     ),
     "keeps": ClaimType(
         "the lead of {a} over {b} shrinks by less than {margin:g} after {at:.0%} of the tokens",
         change,
         directed,
         parts=_lead_and_change,
-        reads_curve=True,
     ),
     "efficiency": ClaimType(
         "{a} reaches the final loss of {b} with fewer tokens",
         efficiency,
         directed,
-        reads_curve=True,
     ),
     "apart": ClaimType(
         "in {a} the norms of {tags} grow or shrink at rates more than {margin:.0%} apart",

@@ -133,7 +133,6 @@ def _decide(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool) -> Verdict:
         paper=claim.paper,
         unit=estimate.unit,
         confidence=d.confidence,
-        part=estimate.part,
         p=outcome.p,
         df=d.df,
         paper_value=paper_value,
@@ -176,9 +175,8 @@ def _diverged_sentences(claim: ClaimSpec, panel: LoadedPanel) -> list[str]:
 
 
 def _paper_value(claim: ClaimSpec, estimate: Estimate, paper_scale: bool) -> float | None:
-    """Return the number of the paper, if the estimate is of its quantity and has an interval."""
-    is_same_quantity = not estimate.part
-    is_comparable = paper_scale and is_same_quantity and estimate.d.has_interval
+    """Return the number of the paper, if the runs have its models and there is an interval."""
+    is_comparable = paper_scale and estimate.d.has_interval
     if not is_comparable:
         return None
     return claim.paper_value

@@ -55,20 +55,19 @@ def _p_text(verdict: Verdict) -> str:
 
 
 def estimate_text(verdict: Verdict) -> str:
-    """Return the estimate of a claim with its part, unit, interval and number of pairs."""
+    """Return the estimate of a claim with its unit, interval and number of pairs."""
     if isnan(verdict.estimate):
         return "not measured"
 
-    part = f"{verdict.part}: " if verdict.part else ""
     basis = f"{percent(verdict.confidence)}, {count_pairs(verdict.n)}"
     if not isnan(verdict.own_low):
         basis += f"; by their own scatter {interval_text(verdict.own_low, verdict.own_high)}"
 
     if verdict.unit == "times":
-        return f"{part}{times(verdict.estimate)} times ({_ratio_interval(verdict)}; {basis})"
+        return f"{times(verdict.estimate)} times ({_ratio_interval(verdict)}; {basis})"
     unit = "" if verdict.unit == "nats per token" else f" {verdict.unit}"
     interval = interval_text(verdict.low, verdict.high)
-    return f"{part}{verdict.estimate:+.4f}{unit} ({interval}; {basis})"
+    return f"{verdict.estimate:+.4f}{unit} ({interval}; {basis})"
 
 
 def _ratio_interval(verdict: Verdict) -> str:
