@@ -51,7 +51,7 @@ $(VENV)-hf4/.hf4: requirements/hf4.txt
 	@VENV=$(VENV)-hf4 requirements/install.sh hf4
 
 install: $(VENV)/.run  ## install the locked environment in .venv
-install-hf: $(VENV)/.hf  ## add transformers, for export, roles and inspect
+install-hf: $(VENV)/.hf  ## add transformers, for export and inspect
 install-text: $(VENV)/.text  ## add readers of .parquet, .zst and Hugging Face datasets
 
 data: $(VENV)/.run  ## prepare the corpus DATA, a name or your own file or folder

@@ -36,7 +36,6 @@ COMMANDS = {
     "generate": "continue a prompt with a trained model",
     "export": "write a run as a folder for transformers and inference engines",
     "inspect": "statistics of the scale vectors of a trained model: table, picture, JSON",
-    "roles": "the role of each parameter of a transformers model, and patterns for optimizers",
     "theory": "check the paper's theorems and their counterexamples",
 }
 

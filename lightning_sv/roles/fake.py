@@ -107,20 +107,16 @@ def check_folder(path: Path) -> None:
         raise ConfigError(f"{path} has GGUF files; expected config.json and *.safetensors. {hint}")
 
 
-def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Module:
-    """Build the model of a config.json, or of its directory, on fake tensors.
+def model_from_config(folder: Path, *, trust_remote_code: bool = False) -> nn.Module:
+    """Build the model of a folder's config.json on fake tensors.
 
     Its weights are never opened.
 
     Raises:
         ConfigError: it is not one, needs code that may not run, or its model cannot be built
     """
-    check_folder(path)
-    file = path / "config.json" if path.is_dir() else path
-    if file.suffix != ".json":
-        wanted = "a model's directory or its config.json."
-        raise ConfigError(f"{file} is not a .json file; expected {wanted}")
-    written = read_json(file, "expected a directory written by save_pretrained, or a config.json.")
+    file = folder / "config.json"
+    written = read_json(file, "expected a folder written by save_pretrained.")
     _check_depth(written, str(file))
     module = transformers()
     kind = str(written.get("model_type"))
@@ -130,7 +126,7 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
         raise ConfigError(f"{file}: {why}; read that code, then pass --trust_remote_code.")
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code} if is_foreign else {}
     try:
-        config = module.AutoConfig.from_pretrained(file.parent if is_foreign else file, **options)
+        config = module.AutoConfig.from_pretrained(folder if is_foreign else file, **options)
         build = _builder(module, written, config)
         return fake_model(lambda: build(config, dtype=torch.bfloat16, **options))
     except Exception as error:  # model code can raise anything

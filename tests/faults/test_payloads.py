@@ -257,7 +257,7 @@ def test_resumed_config_texts_with_dots_are_no_modules(tmp_path: Path) -> None:
         ("checkpoints/last.ckpt", "generate RUN --prompt x"),
         ("checkpoints/last.ckpt", "inspect RUN"),
         ("checkpoints/last.ckpt", "fit --run_dir RUN --ckpt_path last"),
-        ("config.json", "roles RUN"),
+        ("config.json", "inspect RUN"),
         ("model.safetensors.index.json", "inspect RUN"),
         ("model.safetensors", "inspect RUN"),
     ],

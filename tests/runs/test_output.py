@@ -71,4 +71,4 @@ def test_main_without_home_is_refused(
     monkeypatch.setattr(
         "lightning_sv.cli.main._command", lambda name: lambda rest: len(str(Path.home()))
     )
-    assert main(["roles"]) == 2 and "HOME" in capsys.readouterr().err
+    assert main(["runs"]) == 2 and "HOME" in capsys.readouterr().err

@@ -1,0 +1,144 @@
+"""Models of a config.json without weights, the table of their roles, and refused inputs."""
+
+from pathlib import Path
+
+import pytest
+
+from lightning_sv.errors import ConfigError
+from lightning_sv.roles import ModelParameter, Roles, weight_decay_roles
+from lightning_sv.roles.fake import model_from_config
+from tests.conftest import edit_json, thinned
+from tests.roles.families import find
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    """A directory as save_pretrained leaves it, but for the weights."""
+    find("gemma3_text").build().config.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_roles_table_has_one_row_per_kind_and_a_frozen_one() -> None:
+    trained = ModelParameter("layers.0.norm.weight", (2,), "input", True, 0.0)
+    more = ModelParameter("layers.1.norm.weight", (2,), "input", True, 0.0)
+    frozen = ModelParameter("layers.2.norm.weight", (2,), "input", True, 0.0, trained=False)
+    _, *rows = f"{Roles((trained, more, frozen))}".splitlines()
+    assert [row.split() for row in rows] == [
+        ["layers.*.norm.weight", "2", "2", "input", "yes", "0", "yes"],
+        ["layers.*.norm.weight", "1", "2", "input", "yes", "0", "frozen"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", thinned(["t5", "llava", "gemma3", "whisper", "vit"], ["t5", "whisper"])
+)
+def test_model_from_config_configured_class_is_built(name: str, tmp_path: Path) -> None:
+    model = find(name).build()
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(tmp_path)
+    found = dict(model_from_config(tmp_path).named_parameters())
+    assert found.keys() == dict(model.named_parameters()).keys()
+
+
+def test_weight_decay_roles_unused_parameter_refused() -> None:
+    config = transformers.Dinov2Config(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, image_size=14
+    )
+    model = transformers.Dinov2ForImageClassification(config)
+    name = "dinov2.embeddings.mask_token"
+    with pytest.raises(ConfigError, match=f"parameter {name} is not used in the traced forward"):
+        weight_decay_roles(model)
+    roles = weight_decay_roles(model, known={name: "other"})
+    assert roles[name].role == "other"
+    assert roles["dinov2.encoder.layer.0.layer_scale1.lambda1"].role == "multiplier"
+
+
+def test_weight_decay_roles_inputs_that_a_config_does_not_give_are_refused() -> None:
+    images = find("gemma3").build()
+    images.config.mm_tokens_per_image = 100  # more than the image has patches
+    with pytest.raises(ConfigError, match="accepts no image"):
+        weight_decay_roles(type(images)(images.config))
+    config = transformers.SpeechT5Config(
+        hidden_size=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+    )
+    with pytest.raises(ConfigError, match="needs input_values"):
+        weight_decay_roles(transformers.SpeechT5ForSpeechToText(config))
+
+
+CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+from pathlib import Path
+Path({ran!r}).touch()
+class OwnConfig(LlamaConfig):
+    model_type = "own-llama"
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_model_from_config_remote_code_runs_only_if_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
+    ran = tmp_path / "ran"
+    own = tmp_path / "own"
+    llama = find("llama").build()
+    llama.config.save_pretrained(own)
+    (own / "modeling_own.py").write_text(CODE.format(ran=str(ran)))
+    auto = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}
+    edit_json(
+        own / "config.json",
+        model_type="own-llama",
+        auto_map=auto,
+        architectures=["OwnModelForCausalLM"],
+    )
+    with pytest.raises(ConfigError, match="--trust_remote_code"):
+        model_from_config(own)
+    assert not ran.exists()
+    found = model_from_config(own, trust_remote_code=True)
+    assert ran.exists() and len(list(found.parameters())) == len(list(llama.parameters()))
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "encoder_layers"])
+def test_model_from_config_depth_refused_before_the_model_is_built(
+    key: str, model_dir: Path
+) -> None:
+    config = model_dir / "config.json"
+    edit_json(config, **{key: 1_000_000})
+    with pytest.raises(ConfigError, match=f"{key} is 1000000; expected at most"):
+        model_from_config(model_dir)
+    edit_json(config, **{key: 2}, text_config={key: 1_000_000})
+    with pytest.raises(ConfigError, match=f"text_config: {key} is 1000000"):
+        model_from_config(model_dir)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"num_attention_heads": 5, "num_key_value_heads": 3}, "the model cannot be built"),
+        ({"model_type": "no-such-type"}, "no-such-type"),
+        ({"model_type": None}, "model_type"),
+    ],
+)
+def test_model_from_config_wrong_config_refused(
+    changes: dict[str, object], expected: str, model_dir: Path
+) -> None:
+    edit_json(model_dir / "config.json", **changes)
+    with pytest.raises(ConfigError, match=expected):
+        model_from_config(model_dir)
+
+
+def test_model_from_config_unreadable_config_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
+        model_from_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
+        model_from_config(tmp_path)
