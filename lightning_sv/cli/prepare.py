@@ -12,7 +12,6 @@ from lightning_sv.corpus.config import byte_size
 from lightning_sv.corpus.manifest import FILENAME
 from lightning_sv.corpus.parts import PART_BYTES
 from lightning_sv.corpus.prepare import usable_cores
-from lightning_sv.corpus.sources.document import END_OF
 from lightning_sv.corpus.sources.files import counted
 from lightning_sv.json_text import json_text
 from lightning_sv.lit.run_arguments import check_run
@@ -96,32 +95,17 @@ def _lines(dir: str, manifest: Manifest, existed: bool) -> Iterator[str]:
     val = manifest.val
     name = f"{dir} is already prepared" if existed else dir
     tokens = f"{train.tokens:,} training and {val.tokens:,} validation tokens"
-    documents = _documents(manifest)
+    documents = f"{train.documents:,} and {_count(val.documents, 'document')}"
     if manifest.duplicates:
         documents += f" ({_count(manifest.duplicates, 'duplicate')} dropped)"
     identity = f"tokenizer {manifest.tokenizer}, corpus {manifest.corpus_hash[:12]}"
     yield f"{name}: {tokens} of {documents}, {identity}"
 
-    if manifest.held_out:
-        held_out = list(manifest.held_out)
-        more = val.documents - len(held_out)
-        if more:
-            held_out.append(f"and {more:,} more")
-        yield f"  held out: {', '.join(held_out)}"
     left_out = counted(manifest.left_out | {"not UTF-8": manifest.unreadable})
     if left_out:
         yield f"  left out: {left_out}"
     if manifest.tokenizer_loss:
         yield f"  dropped by the tokenizer: {manifest.tokenizer_loss:.2%} of the text"
-
-
-def _documents(manifest: Manifest) -> str:
-    """Return the documents of both splits; they are the same if the end of each is held out."""
-    train = _count(manifest.train.documents, "document")
-    held_out = manifest.held_out
-    if held_out and all(name.startswith(END_OF) for name in held_out):
-        return f"{train}, the end of each held out"
-    return f"{train} and {_count(manifest.val.documents, 'document')}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -10,7 +10,6 @@ job             the plan, in the folder of the parts: source, tokenizer, parts
 work            encoding of as many parts as the limit of the corpus needs, in processes
 parts           the encoding of one part
 selection       the documents of a corpus, without duplicates, up to its limit
-duplicates      equal documents of all parts
 assemble        from parts to a corpus: shards, manifest, and its folder
 split_writer    the shards of one split
 shards          litdata's format

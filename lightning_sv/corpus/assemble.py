@@ -32,6 +32,7 @@ def publish(job: Job, selection: Selection, target: Path, workers: int, *, shown
     """
     _check_max_tokens(job.config, selection)
     folder = job.folder / "corpus"
+    remove(folder)  # of a start that was interrupted
     splits = _write_splits(job, selection, folder, workers, shown=shown)
     manifest = _manifest(job, selection, splits)
     job.tokenizer.save(folder)
@@ -104,7 +105,6 @@ def _manifest(job: Job, selection: Selection, splits: dict[str, SplitInfo]) -> M
         corpus_hash=corpus_hash(tokenizer.sha256, splits),
         sources=source.files,
         left_out=source.left_out,
-        held_out=selection.held_out(),
         tokenizer_loss=lost / val_bytes,
     )
 

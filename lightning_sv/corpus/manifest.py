@@ -69,7 +69,6 @@ class Manifest:
         corpus_hash: hash of tokens and tokenizer; results are comparable only if it is equal
         sources: name of each source file -> size, time and hash
         left_out: suffix -> number of files of the source that are not read
-        held_out: sources of the first validation documents
         tokenizer_loss: fraction of the validation text's bytes that the tokenizer drops
     """
 
@@ -90,7 +89,6 @@ class Manifest:
     corpus_hash: str
     sources: dict[str, Any]
     left_out: dict[str, Any]
-    held_out: list[str]
     tokenizer_loss: float
 
     @property

@@ -48,8 +48,6 @@ DOCUMENT = np.dtype(
 #: validation text on
 MOST_LOST = 0.05
 LOSS_SAMPLE_BYTES = 1_000_000
-#: number of validation documents recorded by name
-NAMED = 5
 # Text that is encoded at once.
 _BATCH_BYTES = 1 << 22
 #: numpy parses a header with `ast`, which fails in two threads at once: "AST constructor recursion
@@ -177,7 +175,6 @@ def encode_part(part: Part, source: Source, encoding: Encoding) -> None:
             "documents": len(rows),
             "tokens": int(table["train_tokens"].sum() + table["val_tokens"].sum()),
             "bytes": int(table["n_bytes"].sum()),
-            "held_out": writer.held_out,
             "unreadable": sorted(reader.unreadable),
             "slices": [asdict(piece) for piece in part.slices],
         }
@@ -236,15 +233,10 @@ class _Piece:
 
 
 class _TokenWriter:
-    """Encode documents and append their tokens to the files of the splits.
-
-    Attributes:
-        held_out: names of the first validation documents
-    """
+    """Encode documents and append their tokens to the files of the splits."""
 
     def __init__(self, folder: Path, encoding: Encoding) -> None:
         self.encoding = encoding
-        self.held_out: list[str] = []
         self._stack = ExitStack()
         self._files = {}
         for name in SPLITS:
@@ -305,8 +297,6 @@ class _TokenWriter:
         row.val_bytes = document.n_bytes - row.lost_bytes
         self._val_bytes += document.n_bytes
         self._lost_bytes += row.lost_bytes
-        if len(self.held_out) < NAMED:
-            self.held_out.append(document.where)
 
 
 def check_lost(lost_bytes: int, n_bytes: int, tokenizer: str) -> None:

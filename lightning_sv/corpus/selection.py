@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_sv.corpus.duplicates import first_of_equal
 from lightning_sv.corpus.job import Job
-from lightning_sv.corpus.parts import NAMED, Part
+from lightning_sv.corpus.parts import Part
 
 
 @dataclass(frozen=True)
@@ -30,11 +29,6 @@ class KeptPart:
         """Return the number of tokens of each document in a split (n,), 0 if it is dropped."""
         lengths = self.part.documents()[f"{split}_tokens"].astype(np.int64)
         return np.where(self.rows, lengths, 0)
-
-    def held_out(self) -> list[str]:
-        """Return the names of its first validation documents."""
-        n_held_out = np.count_nonzero(self.lengths("val"))
-        return self.part.summary()["held_out"][:n_held_out]
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,7 @@ class Selection:
         n_bytes = 0
         n_tokens = 0
         is_limited = False
-        for part, rows in zip(parts, first_of_equal(parts), strict=True):
+        for part, rows in zip(parts, _first_of_equal(parts), strict=True):
             if is_limited:  # by an earlier part
                 rows[:] = False  # in place, because a corpus may have 100 million documents
                 kept.append(KeptPart(part, rows))
@@ -104,21 +98,26 @@ class Selection:
             return val_bytes
         return self.total("n_bytes") - val_bytes - self.total("lost_bytes")
 
-    def held_out(self) -> list[str]:
-        """Return the names of the first validation documents."""
-        names: list[str] = []
-        for part in self.parts:
-            names += part.held_out()
-            if len(names) >= NAMED:
-                break
-        return names[:NAMED]
-
     def unreadable(self) -> set[str]:
         """Return the places of text that is not UTF-8."""
         places: set[str] = set()
         for kept in self.parts:
             places.update(kept.part.summary()["unreadable"])
         return places
+
+
+def _first_of_equal(parts: Sequence[Part]) -> list[np.ndarray]:
+    """Return for each part whether a document is the first of its text (n,)."""
+    hashes = [part.documents()["digest"] for part in parts]
+    digests = np.concatenate(hashes)
+    # stable, so the first of equal hashes stays first
+    order = np.lexsort((digests[:, 1], digests[:, 0]))
+    ordered = digests[order]
+    repeats = (ordered[1:] == ordered[:-1]).all(axis=1)
+    is_first = np.ones(len(digests), bool)
+    is_first[order[1:][repeats]] = False
+    ends = np.cumsum([len(part_hashes) for part_hashes in hashes])
+    return np.split(is_first, ends[:-1])
 
 
 def _n_within(sums: np.ndarray, limit: int | None) -> int:

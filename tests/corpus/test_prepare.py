@@ -68,21 +68,6 @@ def test_prepare_layer_sets_corpus_and_vocabulary(
     assert layer in refused("fit", *args)
 
 
-def test_prepare_command_of_one_text_says_that_its_end_is_held_out(
-    tmp_path: Path, texts: list[str], told: Told
-) -> None:
-    (tmp_path / "a.txt").write_text("\n".join(texts))
-    words = [
-        "--data.corpus.source",
-        f"files:{tmp_path}/a.txt",
-        "--data.corpus.tokenizer",
-        "bpe:300",
-    ]
-    said = told("prepare", *words, "--data.corpus.dir", str(tmp_path / "corpus"))
-    assert " 1 document, " in said and "end of each" in said
-    assert "left out" not in said and "dropped" not in said
-
-
 def test_prepare_again_does_no_work_and_other_settings_are_refused(
     config: CorpusConfig, jsonl: Path
 ) -> None:

@@ -59,6 +59,11 @@ def _in_manifest(
     return damage
 
 
+def test_check_corpus_manifest_with_a_key_of_an_earlier_version_passes(copy: Path) -> None:
+    _in_manifest(lambda content: content.update(held_out=["a.py"]))(copy)
+    _load_and_check(copy)
+
+
 def _foreign_shard(root: Path) -> None:
     index = json.loads((root / "train/index.json").read_text())
     index["chunks"][0]["filename"] = "../../x.bin"
