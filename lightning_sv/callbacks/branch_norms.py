@@ -1,6 +1,5 @@
 """Norms of W, gamma and the effective W per branch (paper, Figure 4)."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import lightning as L
@@ -8,12 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv.callbacks.branches import BranchCallback, means_over_layers, scaled_branches
-from lightning_sv.callbacks.tensorboard_layout import (
-    BranchCurve,
-    Pages,
-    add_curve,
-    branch_curves,
-)
 from lightning_sv.optim import full_tensor
 from lightning_sv.scale.definitions import effective_weight
 
@@ -55,53 +48,8 @@ def _norms(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:
     return norms
 
 
-#: order of the charts of a page of branches
-_KINDS = ("effective", "W", "gamma_in", "gamma_out", "gamma")
-
-
-def norm_pages(tag: str, norms: Iterable[str]) -> Pages:
-    """Return a page per group of branches, with a chart per place and kind of these norms.
-
-    Q, K and V also have one chart each: with several runs, colours stand for runs, and
-    TensorBoard's markers of a branch differ between runs.
-    """
-    pages: Pages = {}
-    curves = [curve for curve in branch_curves(norms) if curve.figure in _KINDS]
-    for curve in curves:
-        if _has_own_chart(curve):
-            add_curve(pages, curve.page, f"{curve.branch}, effective, mean", f"{tag}/{curve.key}")
-    for curve in sorted(curves, key=_chart_order):
-        add_curve(pages, curve.page, f"{curve.figure}, {curve.place}", f"{tag}/{curve.key}")
-    return pages | _expert_pages(tag, norms)
-
-
-def _has_own_chart(curve: BranchCurve) -> bool:
-    is_mean = curve.place == "mean" and curve.figure == "effective"
-    return is_mean and curve.page == "Q, K, V"
-
-
-def _chart_order(curve: BranchCurve) -> tuple[bool, int, str, int]:
-    """Sort key: the mean, then layer0, layer1, ..., layer10, and in each the kinds."""
-    place = curve.place
-    return place != "mean", len(place), place, _KINDS.index(curve.figure)
-
-
-def _expert_pages(tag: str, norms: Iterable[str]) -> Pages:
-    """Return a page per branch of experts, with a chart per layer and a curve per expert."""
-    pages: Pages = {}
-    for side in ("gate", "up"):
-        branch = f"expert_{side}_proj"
-        first_expert = f"/{branch}/effective/expert0"
-        for key in norms:
-            if key.endswith(first_expert):
-                place = key.removesuffix(first_expert)
-                pattern = f"{tag}/{place}/{branch}/effective/expert.*"
-                add_curve(pages, f"experts, {side}", place, pattern)
-    return pages
-
-
 class BranchNorms(BranchCallback):
-    """Log `branch_norms` under branch_norm/, with Q, K and V together in one TensorBoard chart.
+    """Log `branch_norms` under branch_norm/.
 
     Args:
         every_n_steps: optimizer steps between two writes; step 0 is always written
@@ -115,10 +63,6 @@ class BranchNorms(BranchCallback):
 
     def __init__(self, every_n_steps: int = 50, model: str | None = None):
         super().__init__(every_n_steps, model)
-
-    def charts(self) -> Pages:
-        """Return one page per group of branches."""
-        return norm_pages(self.tag, branch_norms(self._model))
 
     def act(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Write the norms."""

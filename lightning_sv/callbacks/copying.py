@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from lightning_sv.callbacks.held_out_probe import HeldOutProbe
 from lightning_sv.callbacks.run_state import data_of, model_of
-from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.runs.tags import COPYING
 from lightning_sv.scale.shapes import Bool, Float, Int
@@ -170,18 +169,6 @@ class CopyingMonitor(HeldOutProbe):
         if repeat_length is not None:
             self.expect_at_least("repeat_length", repeat_length, 2)
         self.repeat_length = repeat_length
-
-    def charts(self) -> Pages:
-        """Return one page: the loss per kind of token, and on repeated text."""
-        charts = {
-            "loss by kind of token": ("repeat", "seen", "unseen"),
-            "text read twice": ("first_copy", "second_copy"),
-            "second copy minus first": ("second_minus_first",),
-        }
-        page = {}
-        for name, keys in charts.items():
-            page[name] = [f"{COPYING}{key}" for key in keys]
-        return {"copying": page}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Check that the data are token batches and that the repeated text fits into a sequence."""

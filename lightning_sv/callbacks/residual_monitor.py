@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from lightning_sv.callbacks.held_out_probe import HeldOutProbe
 from lightning_sv.callbacks.run_state import model_of
-from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn.backbone import Block
 from lightning_sv.scale.shapes import Int
@@ -104,11 +103,6 @@ class ResidualMonitor(HeldOutProbe):
 
     def __init__(self, points: int = 24, sequences: int = 32, model: str | None = None):
         super().__init__(points, sequences, model)
-
-    def charts(self) -> Pages:
-        """Return one page with the means over layers."""
-        tags = [f"{self.tag}/mean/{sublayer}/ratio" for sublayer in SUBLAYERS]
-        return {"residual stream": {"RMS of output / RMS of residual": tags}}
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Check that the model has blocks."""

@@ -11,13 +11,12 @@ from torch.utils.hooks import RemovableHandle
 from lightning_sv.callbacks.branches import place_of, unique_names, unique_place
 from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
 from lightning_sv.callbacks.run_state import model_of, settings_of, was_skipped
-from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import MixtureOfExperts, Routing
 
 
 class RouterMonitor(MetricAccumulator):
-    """Log the routers under moe/, with the load of all experts of a block in one TensorBoard chart.
+    """Log the routers under moe/.
 
     moe/layer0/load/expert3: tokens of the expert over those of an equal distribution, so 1 when
     balanced; load_max and load_min are the maximum and minimum of a block. balance_loss is 1 when
@@ -54,15 +53,6 @@ class RouterMonitor(MetricAccumulator):
             found = type(pl_module).__name__
             expected = "one with a MixtureOfExperts."
             raise ConfigError(f"the model of RouterMonitor is {found}; expected {expected}")
-
-    def charts(self) -> Pages:
-        """Return the load of every expert, one chart per block; empty for a dense model."""
-        if not self._mixtures:
-            return {}
-        charts = {}
-        for name in self._mixtures:
-            charts[name] = [f"{self.tag}/{name}/load/expert.*"]
-        return {"expert load": charts}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Add hooks to the experts of a custom module, which does not return its routings."""

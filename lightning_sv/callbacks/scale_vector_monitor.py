@@ -16,7 +16,6 @@ from lightning_sv.callbacks.branches import (
     scaled_branches,
 )
 from lightning_sv.callbacks.measuring import measuring
-from lightning_sv.callbacks.tensorboard_layout import Pages, add_curve, branch_curves
 from lightning_sv.optim import full_tensor
 
 #: side -> axis of W along which an entry of gamma has its w_j
@@ -158,22 +157,6 @@ class ScaleVectorMonitor(BranchCallback):
         """Start the clock; before the first step there is no gradient."""
         self._gradients = {}
         super().on_train_start(trainer, pl_module)
-
-    def charts(self) -> Pages:
-        """Return a page per group of branches.
-
-        It has a chart per metric and side, with a curve per branch, averaged over layers.
-        """
-        pages: Pages = {}
-        for curve in branch_curves(scale_vector_figures(self._model)):
-            if curve.place != "mean":
-                continue
-            page = f"{self.tag}: {curve.page}"
-            tag = f"{self.tag}/{curve.key}"
-            add_curve(pages, page, curve.figure, tag)
-            if curve.figure.startswith("beta_"):
-                add_curve(pages, page, f"{curve.figure}_grad", f"{tag}_grad")
-        return pages
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any

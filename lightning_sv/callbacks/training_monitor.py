@@ -22,7 +22,7 @@ from lightning_sv.callbacks.run_state import (
     skipped_steps,
     was_skipped,
 )
-from lightning_sv.callbacks.tensorboard_layout import Pages, lay_out
+from lightning_sv.callbacks.tensorboard_layout import lay_out
 from lightning_sv.optim.groups import matrix_rate
 from lightning_sv.runs.tags import MFU, TRAIN_LOSS, VAL_LOSS
 
@@ -65,14 +65,8 @@ class TrainingMonitor(MetricAccumulator):
         self.last_loss: float | None = None
         self.val_loss: float | None = None
 
-    def charts(self) -> Pages:
-        """Return the chart of the share of clipped steps; none if the run does not clip by norm."""
-        if self._clip_norm is None:
-            return {}
-        return {"steps": {"share that is clipped": ["clipped_steps"]}}
-
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the chart layout of all callbacks, and start the clock."""
+        """Write the layout of TensorBoard's charts, and start the clock."""
         self._clip_norm = clip_norm(trainer)
         lay_out(trainer)
         super().on_train_start(trainer, pl_module)

@@ -25,7 +25,7 @@ from lightning_sv.callbacks import (
 )
 from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
 from lightning_sv.callbacks.sharpness.model_copy import plain_copy
-from lightning_sv.callbacks.tensorboard_layout import layout_of
+from lightning_sv.callbacks.tensorboard_layout import tag_of
 from lightning_sv.callbacks.training_monitor import mean_loss
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import RouterConfig, meta_backbone
@@ -64,8 +64,7 @@ def test_training_monitor_keeps_the_loss_for_other_callbacks(
 
 def test_logger_prefix_is_in_the_tags_of_the_layout(tmp_path: Path) -> None:
     logger = TensorBoardLogger(tmp_path, prefix="run")
-    layout = layout_of(logger, {"page": {"chart": ["train/loss"]}})
-    assert layout == {"page": {"chart": ["Multiline", ["run-train/loss"]]}}
+    assert tag_of(logger, "train/loss") == "run-train/loss"
 
 
 class Foreign(L.LightningModule):

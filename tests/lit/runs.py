@@ -1,6 +1,7 @@
 """Fits in processes of their own, and whether two runs are the same to the last bit."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -152,11 +153,16 @@ def events(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def pages_of(run: Path) -> dict[str, dict[str, list[str]]]:
-    """Return the tags by title of page and chart, as TensorBoard shows them."""
+def drawn_charts(run: Path) -> dict[str, list[str]]:
+    """Return 'PAGE: CHART' -> tags of its curves, as TensorBoard shows them; without empty ones."""
     (tensor,) = EventAccumulator(str(run)).Reload().Tensors("custom_scalars__config__")
     layout = Layout.FromString(tensor.tensor_proto.string_val[0])
-    return {
-        page.title: {chart.title: list(chart.multiline.tag) for chart in page.chart}
-        for page in layout.category
-    }
+    logged = sorted(read_run(run).curves)
+    drawn = {}
+    for page in layout.category:
+        for chart in page.chart:
+            patterns = "|".join(chart.multiline.tag)
+            tags = [tag for tag in logged if re.match(patterns, tag)]
+            if tags:
+                drawn[f"{page.title}: {chart.title}"] = tags
+    return drawn

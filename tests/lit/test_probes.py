@@ -3,7 +3,6 @@
 import contextlib
 import io
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from lightning_sv.nn import document_ids, next_token_loss
 from lightning_sv.runs.checkpoint import load_backbone
 from lightning_sv.runs.events import Run, read_run
 from tests.conftest import Refused, argv, thinned, write_run_args
-from tests.lit.runs import differences, leaving, load, pages_of, run_fit, same_curves
+from tests.lit.runs import differences, drawn_charts, leaving, load, run_fit, same_curves
 
 CONFIG = Path(__file__).parents[2] / "conf/probes/sharpness.yaml"
 FAMILIES = {
@@ -116,15 +115,14 @@ def test_fit_probed_trains_as_without_and_logs_the_checkpoint(
         assert record.curve(f"scale_vector/{key}").values[-1] == pytest.approx(
             figure.item(), rel=1e-5, abs=1e-6
         ), key
-    pages = pages_of(run)
-    before = pages_of(without_probes)
-    assert before.items() <= pages.items() and "Q, K, V" in before
-    tags = {
-        page: set(chain.from_iterable(pages[page].values()))
-        for page in pages.keys() - before.keys()
-    }
-    assert "sharpness/scale_input/trace" in tags["sharpness"] and "scale_vector: Q, K, V" in tags
-    assert set().union(*tags.values()) <= record.curves.keys()
+    charts = drawn_charts(run)
+    assert charts["sharpness: trace"] == [
+        f"sharpness/{subset}/trace" for subset in ("all", "scale_input", "scale_output")
+    ]
+    assert "scale_vector/mean/q_proj/drift_in" in charts["scale vectors: drift_in, mean"]
+    without_charts = drawn_charts(without_probes)
+    assert without_charts.items() <= charts.items()
+    assert not any(chart.startswith(("sharpness", "scale")) for chart in without_charts)
 
 
 @pytest.mark.long

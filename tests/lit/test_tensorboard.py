@@ -1,20 +1,17 @@
 """What TensorBoard shows of a run: the order of the charts, the names of runs, and text drawn
 during training."""
 
-from itertools import chain
 from pathlib import Path
 
-import lightning as L
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from lightning_sv.__main__ import main
-from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.runs.directory import event_files
 from lightning_sv.runs.events import read_run
 from tests.conftest import Answer, argv
-from tests.lit.runs import pages_of, run_fit, same_checkpoint, same_curves
+from tests.lit.runs import drawn_charts, run_fit, same_checkpoint, same_curves
 
 START = "_hparams_/session_start_info"
 END = "_hparams_/session_end_info"
@@ -35,27 +32,20 @@ COLUMNS = {
 }
 
 
-class OwnPage(L.Callback):
-    """A user's callback with a page; it stands before those of every run."""
-
-    def charts(self) -> Pages:
-        return {"own": {"rate": ["lr"]}}
-
-
 def test_fit_tensorboard_has_the_loss_first_and_hparams(
     run_args: list[str], tmp_path: Path
 ) -> None:
-    own = ["--trainer.callbacks", f"{__name__}.OwnPage"]
-    assert run_fit([*run_args, *own], tmp_path / "run") == 0
-    curves = read_run(tmp_path / "run").curves
+    assert run_fit(run_args, tmp_path / "run") == 0
+    assert "final/val_loss" not in read_run(tmp_path / "run").curves
     events = EventAccumulator(str(tmp_path / "run")).Reload()
-    pages = pages_of(tmp_path / "run")
-    titles = list(pages)
-    assert titles[:3] == ["loss", "Q, K, V", "gate, up"] and {"own", "steps"} <= {*titles}
-    charts = pages["loss"]
-    assert list(charts) == ["validation", "training", "training and validation"]
-    assert set(chain.from_iterable(charts.values())) == {"train/loss", "val/loss"} <= set(curves)
-    assert "final/val_loss" not in curves
+    charts = drawn_charts(tmp_path / "run")
+    assert charts["loss: validation"] == ["val/loss"]
+    assert charts["loss: training"] == ["train/loss"]
+    pages = dict.fromkeys(chart.partition(":")[0] for chart in charts)
+    assert list(pages)[:3] == ["loss", "Q, K, V", "gate, up"]
+    assert charts["Q, K, V: effective, mean"] == [
+        f"branch_norm/mean/{branch}_proj/effective" for branch in "kqv"
+    ]
 
     start = HParamsPluginData.FromString(
         events.SummaryMetadata(START).plugin_data.content

@@ -11,12 +11,11 @@ from torch import nn
 from lightning_sv.callbacks.measuring import pause_throughput
 from lightning_sv.callbacks.run_state import known_steps, log_spaced, model_of
 from lightning_sv.callbacks.sharpness.held_out_loss import HeldOutLoss
-from lightning_sv.callbacks.sharpness.measure import FIGURES, MeasuredLoss, Measurement
+from lightning_sv.callbacks.sharpness.measure import MeasuredLoss, Measurement
 from lightning_sv.callbacks.sharpness.own_loss import Loss, OwnLoss
 from lightning_sv.callbacks.sharpness.subsets import Subsets, parameter_subsets
 from lightning_sv.callbacks.sharpness.time_budget import TimeBudget
 from lightning_sv.callbacks.step_callback import StepCallback
-from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.errors import ConfigError, expect, expect_known
 from lightning_sv.nn import Backbone
 
@@ -89,7 +88,6 @@ class Sharpness(StepCallback):
         self.loss: MeasuredLoss = HeldOutLoss(self.measurement, sequences)
         if loss is not None:
             self.loss = OwnLoss(self.measurement, loss, model)
-        self._present: list[str] = []  # subsets that the model has
 
     def state_dict(self) -> dict[str, Any]:
         """Return the spent budget, so that a resumed run continues it."""
@@ -121,7 +119,6 @@ class Sharpness(StepCallback):
     def _find(self, known: Subsets) -> None:
         for name in self.measurement.subsets:
             expect_known("subset of Sharpness", name, known)
-        self._present = [name for name in self.measurement.subsets if known[name]]
 
     def _check_vectors(self, model: nn.Module, known: Subsets) -> None:
         if known["scale_input"] or known["scale_output"]:
@@ -134,14 +131,6 @@ class Sharpness(StepCallback):
         expected = "a model built with ScaleBuilder, or one after apply_strategy"
         hint = f"Otherwise leave {scale_subsets[0]} out of subsets."
         raise ConfigError(f"{found}; expected {expected}. {hint}")
-
-    def charts(self) -> Pages:
-        """Return one page with a chart per metric and a curve per subset."""
-        page = {}
-        for figure in FIGURES:
-            page[figure] = [f"{self.tag}/{name}/{figure}" for name in self._present]
-        page["cost"] = [f"{self.tag}/seconds"]
-        return {"sharpness": page}
 
     def chosen_steps(self, trainer: L.Trainer) -> list[int]:
         """Return 0, and geometrically spaced steps to the end of the run."""
