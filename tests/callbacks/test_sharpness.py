@@ -1,4 +1,4 @@
-"""Sharpness: the parameters of a probe, its budget, and an undisturbed run."""
+"""Sharpness: the parameters of a probe, and an undisturbed run."""
 
 import math
 from dataclasses import replace
@@ -14,7 +14,6 @@ from lightning import LightningModule
 from lightning_sv import Backbone, BackboneConfig, TokenDataModule
 from lightning_sv.callbacks import Sharpness
 from lightning_sv.callbacks.sharpness import parameter_subsets
-from lightning_sv.callbacks.sharpness.time_budget import TimeBudget
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import document_ids, next_token_loss
 from lightning_sv.scale import ScaleVector
@@ -67,61 +66,6 @@ def trainer_stub(written: dict[int, dict[str, float]]) -> Any:
         global_step=0, estimated_stepping_batches=1000, max_steps=1000, strategy=strategy, loggers=[logger],
         callbacks=[], callback_metrics={},
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(("seconds", "count"), [(0.5, 9), (10.0, 5), (40.0, 2), (1000.0, 2)])
-def test_sharpness_beyond_its_budget_is_skipped(
-    seconds: float, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """1,000 steps of 1 s and a budget of 5% leave 52 s for 9 probes."""
-    written: dict[int, dict[str, float]] = {}
-    trainer = trainer_stub(written)
-    module = LightningModule()
-    callback = Sharpness(loss=lambda module: torch.zeros(()))
-    spent = 0.0
-
-    def measure(*_: object) -> dict[str, float]:
-        nonlocal spent
-        spent += seconds
-        return {"all/trace": 1.0}
-
-    monkeypatch.setattr(callback.loss, "figures", measure)
-    callback.time.clock = lambda: trainer.global_step + spent
-    callback.on_train_start(trainer, module)
-    for step in range(1, 1001):
-        trainer.global_step = step
-        for micro_batch in range(2):
-            callback.on_train_batch_end(trainer, module, {}, None, micro_batch)
-    probed = [step for step, values in written.items() if "sharpness/all/trace" in values]
-    skipped = [values["sharpness/skipped"] for values in written.values() if len(values) == 1]
-    assert probed[0] == 0 and probed[-1] == 1000
-    assert len(probed) == count and len(skipped) == 9 - count
-    assert skipped == list(range(1, len(skipped) + 1))
-    assert spent <= 0.05 * (1000 + spent) or count == 2
-
-
-@pytest.mark.parametrize(
-    ("step", "affordable"), [(0, True), (500, False), (999, False), (1001, True)]
-)
-def test_sharpness_first_and_last_are_never_skipped(step: int, affordable: bool) -> None:
-    """Also if the last batch completes several steps."""
-    budget = TimeBudget(0.05)
-    budget.clock = lambda: 0.0
-    budget.start(is_new=True)
-    budget.measured(1000.0)
-    assert budget.affords(step, 1000) == affordable
-
-
-def test_sharpness_resumed_continues_its_budget() -> None:
-    """Also from a checkpoint of an earlier version, which has the key `sequences`."""
-    state = {"done": 2, "skipped": 1, "spent": 40.0, "run": 900.0}
-    probe = Sharpness()
-    probe.load_state_dict({"sequences": 3, **state})
-    probe.time.clock = lambda: 0.0
-    probe.time.start(is_new=False)
-    assert probe.state_dict() == state
-    probe.time.start(is_new=True)
-    assert not any(probe.state_dict().values())
 
 
 def test_sharpness_loss_is_that_of_training_in_float32(

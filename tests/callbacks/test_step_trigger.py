@@ -126,7 +126,7 @@ def test_log_spaced_of_a_short_run_begins_at_step_1() -> None:
 
 
 PERIODIC = ("TrainingMonitor", "BranchNorms", "RouterMonitor", "ScaleVectorMonitor")
-SHARPNESS = {"budget": 0.0, "points": 1, "hutchinson_probes": 1, "subsets": [], "sequences": 0}
+SHARPNESS = {"points": 1, "hutchinson_probes": 1, "subsets": [], "sequences": 0}
 
 
 @pytest.mark.parametrize(

@@ -40,12 +40,8 @@ def plain(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def probed(plain: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The keys of conf/probes/sharpness.yaml, with a budget that tests need not keep."""
-    text = (
-        CONFIG.read_text()
-        .replace("budget: 0.05", "budget: 1.0")
-        .replace("sequences: 1 ", "sequences: 3 ")
-    )
+    """The keys of conf/probes/sharpness.yaml."""
+    text = CONFIG.read_text().replace("sequences: 1 ", "sequences: 3 ")
     text = text.replace("every_n_steps: 100", "every_n_steps: 5").replace("points: 9", "points: 4")
     config = tmp_path_factory.mktemp("probed") / "probes.yaml"
     config.write_text(text)
@@ -108,7 +104,6 @@ def test_fit_probed_trains_as_without_and_logs_the_checkpoint(
         record, corpus, mask="--model.mask_documents" in args
     )
     assert (record.curve("sharpness/seconds").values > 0).all()
-    assert record.curve("sharpness/skipped").values.tolist() == [0.0] * 4
     for key, figure in scale_vector_figures(
         load_backbone(str(run / "checkpoints/last.ckpt"))
     ).items():

@@ -1,7 +1,6 @@
 """Sharpness of the held-out loss in all parameters and in the scale vectors, during a run.
 
 callback       when to measure, and where the figures go
-time_budget    the share of the run's time that measurements may take
 measure        the figures of one measurement
 subsets        which parameters a measurement is about: a role, a block, a branch
 held_out_loss  the loss of our backbone on held-out text, by default

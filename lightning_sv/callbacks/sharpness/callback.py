@@ -1,6 +1,6 @@
 """The callback `Sharpness`: when to measure, and where the figures go."""
 
-import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,12 +14,9 @@ from lightning_sv.callbacks.sharpness.held_out_loss import HeldOutLoss
 from lightning_sv.callbacks.sharpness.measure import MeasuredLoss, Measurement
 from lightning_sv.callbacks.sharpness.own_loss import Loss, OwnLoss
 from lightning_sv.callbacks.sharpness.subsets import Subsets, parameter_subsets
-from lightning_sv.callbacks.sharpness.time_budget import TimeBudget
 from lightning_sv.callbacks.step_callback import StepCallback
 from lightning_sv.errors import ConfigError, expect, expect_known
 from lightning_sv.nn import Backbone
-
-log = logging.getLogger(__name__)
 
 
 class Sharpness(StepCallback):
@@ -31,8 +28,10 @@ class Sharpness(StepCallback):
     selection of experts has zero curvature. lambda_max is computed by Lanczos, trace and ||H||_F^2
     by Hutchinson, with the same random vectors each time. The error of lambda_max bounds its
     distance to an eigenvalue; above 1%, lambda_max is only a lower bound (`curvature.lanczos`).
-    Also logged: sharpness/{loss, seconds, products, sequences, skipped}. A measurement does not
-    change the random state, weights or gradients of the run. Rank 0 computes while the others wait.
+    Also logged: sharpness/{loss, seconds, products, sequences}. A measurement does not change the
+    random state, weights or gradients of the run. Rank 0 computes while the others wait. It takes
+    at most lanczos_steps + hutchinson_probes products per subset, and a product about as long as
+    three training steps on its sequences.
     Memory: the copy, the retained graph (it keeps the T^2 attention entries, so only the beginning
     of long sequences is used, with a log message), and lanczos_steps vectors of a subset's size.
 
@@ -44,8 +43,6 @@ class Sharpness(StepCallback):
             parameters are skipped
         points: maximum number of measurements: before the first step, then geometrically spaced
             from 1% of the run
-        budget: maximum fraction of the run's time. A measurement that would exceed it is skipped
-            and counted in sharpness/skipped. The first and the last are never skipped
         sequences: held-out sequences of a measurement, without `loss`
         lanczos_steps: maximum number of products per lambda_max; it stops once the error is below
             1%
@@ -54,6 +51,7 @@ class Sharpness(StepCallback):
             held-out loss of a `PretrainModule` with a `TokenDataModule`
         model: dotted name of the submodule with the parameters, with `loss`; null for the module
             itself
+        budget: no effect; configs of earlier runs have it
 
     Raises:
         ConfigError: a value out of range, an unknown subset, or no loss for other modules or data
@@ -65,60 +63,38 @@ class Sharpness(StepCallback):
         self,
         subsets: Sequence[str] = ("all", "scale_input", "scale_output"),
         points: int = 9,
-        budget: float = 0.05,
         sequences: int = 1,
         lanczos_steps: int = 12,
         hutchinson_probes: int = 2,
         loss: Loss | None = None,
         model: str | None = None,
+        budget: float | None = None,
     ):
         super().__init__(model=model)
         self.expect_at_least("points", points, 2)
         self.expect_at_least("lanczos_steps", lanczos_steps, 1)
         self.expect_at_least("hutchinson_probes", hutchinson_probes, 2)
         self.expect_at_least("sequences", sequences, 1)
-        fraction = "a fraction of the run, above 0 up to 1."
-        expect(0 < budget <= 1, "budget of Sharpness", budget, fraction)
         expect(len(subsets) > 0, "subsets of Sharpness", "empty", "at least one, such as all.")
 
         names = (subsets,) if isinstance(subsets, str) else tuple(dict.fromkeys(subsets))
         self.measurement = Measurement(names, lanczos_steps, hutchinson_probes)
         self.points = points
-        self.time = TimeBudget(budget)
         self.loss: MeasuredLoss = HeldOutLoss(self.measurement, sequences)
         if loss is not None:
             self.loss = OwnLoss(self.measurement, loss, model)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the spent budget, so that a resumed run continues it."""
-        return self.time.state()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state of the checkpoint."""
-        self.time.restore(state_dict)
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Check before training the subsets, and that a loss is available."""
-        if stage != "fit":
-            return
-        model = self.loss.planned_model(trainer, pl_module)
-        if model is not None:
-            self._find(parameter_subsets(model))
-
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Find the trained parameters of the model, which is built by now."""
+        """Check that the model has the subsets, and that a loss is available."""
+        self.loss.check(trainer, pl_module)
         model = model_of(pl_module, self.model)
-        self.loss.check_model(model)
         known = parameter_subsets(model)
-        self._find(known)
+        for name in self.measurement.subsets:
+            expect_known("subset of Sharpness", name, known)
         # One config serves all strategies of a Backbone, and some strategies lack a role.
         has_backbone = any(isinstance(module, Backbone) for module in model.modules())
         if not has_backbone:
             self._check_vectors(model, known)
-
-    def _find(self, known: Subsets) -> None:
-        for name in self.measurement.subsets:
-            expect_known("subset of Sharpness", name, known)
 
     def _check_vectors(self, model: nn.Module, known: Subsets) -> None:
         if known["scale_input"] or known["scale_output"]:
@@ -137,39 +113,19 @@ class Sharpness(StepCallback):
         return log_spaced(known_steps(trainer, self.name), self.points)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the budget, read the batch, and measure the initialization."""
-        self.time.start(is_new=trainer.global_step == 0)
+        """Read the batch, and measure the initialization."""
         self.loss.start(trainer, pl_module)
         super().on_train_start(trainer, pl_module)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Log the cost of the measurements."""
-        if not trainer.is_global_zero:
-            return
-        time = self.time
-        percent = 100 * time.spent / max(1e-9, time.elapsed())
-        skipped = f", {time.skipped} skipped" if time.skipped else ""
-        text = "sharpness: %d measurements%s, %.1f%% of the run's time"
-        log.info(text, time.done, skipped, percent)
-
     def act(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Measure and write, unless the time is used up."""
+        """Measure and write."""
         if pl_module.device.type == "cuda":
             torch.cuda.synchronize(pl_module.device)  # pending steps count as training time
-        start = self.time.clock()
-        last_step = max(self._clock.chosen)
-        affordable = self.time.affords(trainer.global_step, last_step)
-        if not trainer.strategy.broadcast(affordable):  # clocks differ, so rank 0 decides
-            self.time.skipped += 1
-            self.write(trainer, {"skipped": self.time.skipped})
-            return
-
+        start = time.perf_counter()
         figures = self._figures(trainer, pl_module)
-        figures["seconds"] = self.time.clock() - start
-        figures["skipped"] = self.time.skipped
+        figures["seconds"] = time.perf_counter() - start
         # callbacks of all ranks must monitor the same values
         figures = trainer.strategy.broadcast(figures)
-        self.time.measured(figures["seconds"])
         self.write(trainer, figures)
         pause_throughput(trainer, figures["seconds"])
 

@@ -5,20 +5,19 @@ part in gathering the weights, and the first one computes.
 """
 
 import logging
+from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor
 
 from lightning_sv.callbacks.held_out_probe import documents_of
-from lightning_sv.callbacks.run_state import data_of, has_known_model, model_of, settings_of
+from lightning_sv.callbacks.run_state import has_known_model, model_of
 from lightning_sv.callbacks.sharpness.measure import MeasuredLoss, Measurement
 from lightning_sv.callbacks.sharpness.model_copy import plain_copy
 from lightning_sv.callbacks.sharpness.subsets import parameter_subsets
 from lightning_sv.errors import ConfigError
-from lightning_sv.nn import Backbone, BackboneConfig, next_token_loss
-from lightning_sv.settings.data import DataConfig
-from lightning_sv.settings.model import PretrainConfig
+from lightning_sv.nn import BackboneConfig, next_token_loss
 
 log = logging.getLogger(__name__)
 
@@ -52,24 +51,19 @@ class HeldOutLoss(MeasuredLoss):
         self.sequences = sequences
         self._blocks = Tensor()  # sequences T+1, on rank 0 from the start of training
 
-    def planned_model(self, trainer: L.Trainer, module: L.LightningModule) -> Backbone:
-        """Return the backbone without storage.
-
-        Raises:
-            ConfigError: a module or data without a default loss
-        """
+    def check(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Raise ConfigError if the module or the data are not ours, which have this loss."""
         if not has_known_model(trainer, module):
             expected = "a function of the LightningModule."
             hint = "Only a PretrainModule with a TokenDataModule has a default."
             raise ConfigError(f"loss of Sharpness is None; expected {expected} {hint}")
-        return _settings(module).plan.meta()
 
-    def start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def start(self, trainer: Any, module: Any) -> None:
         """Read the batch, without the ends of long sequences."""
         if not trainer.is_global_zero:
             return
-        data = _data(trainer)
-        length = fitting_length(_settings(module).backbone, data.seq_len)
+        data = trainer.datamodule.settings
+        length = fitting_length(module.settings.backbone, data.seq_len)
         blocks = data.held_out(self.sequences)[:, : length + 1]
         self._blocks = blocks.to(module.device)
 
@@ -79,9 +73,9 @@ class HeldOutLoss(MeasuredLoss):
             batch += f", of their first {length:,} tokens ({reason})"
         log.info("sharpness: %s; math attention, on an eager float32 copy", batch)
 
-    def figures(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, float]:
+    def figures(self, trainer: L.Trainer, module: Any) -> dict[str, float]:
         """Measure on the first rank; other ranks return nothing."""
-        meta = _settings(module).plan.meta()
+        meta = module.settings.plan.meta()
         model = plain_copy(model_of(module), meta, module.device, keep=trainer.is_global_zero)
         if model is None:
             return {}
@@ -95,15 +89,3 @@ class HeldOutLoss(MeasuredLoss):
         with torch.autocast(module.device.type, enabled=False):
             figures = self.measurement.figures(parameter_subsets(model), loss)
         return figures | {"sequences": len(self._blocks)}
-
-
-def _settings(module: L.LightningModule) -> PretrainConfig:
-    settings = settings_of(module)
-    assert settings is not None, "planned_model comes first"
-    return settings
-
-
-def _data(trainer: L.Trainer) -> DataConfig:
-    data = data_of(trainer)
-    assert data is not None, "planned_model comes first"
-    return data

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 import lightning as L
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_sv.callbacks.sharpness.subsets import Subsets
 from lightning_sv.curvature import HessianProduct, hutchinson, lanczos
@@ -65,12 +65,8 @@ class Measurement:
 class MeasuredLoss:
     """A loss whose sharpness is measured, and the model whose parameters it depends on."""
 
-    def planned_model(self, trainer: L.Trainer, module: L.LightningModule) -> nn.Module | None:
-        """Return the model without storage before it is built, if its settings are known."""
-        return None
-
-    def check_model(self, model: nn.Module) -> None:
-        """Raise ConfigError if the model cannot be measured."""
+    def check(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Raise ConfigError if the module has no such loss, or cannot be measured."""
 
     def start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Prepare the measurements."""

@@ -35,9 +35,9 @@ class OwnLoss(MeasuredLoss):
         self.loss = loss
         self.model = model
 
-    def check_model(self, model: nn.Module) -> None:
+    def check(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Raise ConfigError if the model is sharded."""
-        if any(map(is_sharded, model.parameters())):
+        if any(map(is_sharded, model_of(module, self.model).parameters())):
             hint = "Leave out loss to measure the held-out loss of a PretrainModule."
             raise ConfigError(
                 f"the model of Sharpness is sharded; expected an unsharded one. {hint}"
