@@ -129,18 +129,7 @@ class BranchCallback(StepCallback):
         self._model = nn.Module()  # until on_fit_start
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Find the model, and check that it has scale vectors.
-
-        Raises:
-            ConfigError: a model without scale vectors, or a second callback, which would write the
-                same tags
-        """
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        n_alike = [type(callback) for callback in callbacks].count(type(self))
-        if n_alike != 1:
-            hint = "Leave out `model`: then it measures all models of the module."
-            raise ConfigError(f"number of {self.name} callbacks is {n_alike}; expected 1. {hint}")
-
+        """Find the model; raise ConfigError if it has no scale vectors."""
         self._model = model_of(pl_module, self.model)
         if not _has_parts(self._model):
             found = f"{type(self._model).__name__}, without scale vectors"

@@ -183,8 +183,7 @@ class StepTrigger:
         self.chosen: frozenset[int] = frozenset()
         #: last completed step
         self.step = 0
-        #: last step of the batch before, so that the last batch completed those from previous + 1
-        #: to `step`; at the start, one below `step`
+        #: last step of the batch before: the last batch completed all steps after it, up to `step`
         self.previous = -1
         #: last step of the run; None if it ends by time only
         self.last: int | None = None
@@ -195,6 +194,8 @@ class StepTrigger:
         self.previous = trainer.global_step - 1
         self.last = total_steps(trainer)
         self.chosen = frozenset(chosen)
+        if self.last is not None:
+            self.chosen |= {self.last}
 
     def ended(self, trainer: L.Trainer) -> bool:
         """Return True if the last micro-batch completed a step; True once per step."""
@@ -206,19 +207,11 @@ class StepTrigger:
 
     def is_due(self, step: int) -> bool:
         """Return True if the callback acts after this step, the last completed one or a later."""
-        completed_steps = self._completed_with(step)
-        is_chosen = not self.chosen.isdisjoint(completed_steps)
-        if is_chosen or self.is_last(step):
+        previous = self.previous if step == self.step else step - 1
+        if any(previous < chosen <= step for chosen in self.chosen):
             return True
-        if self.every is None:
-            return False
-        return any(completed % self.every == 0 for completed in completed_steps)
+        return self.every is not None and step // self.every > previous // self.every
 
-    def is_last(self, step: int) -> bool:
-        """Return True if the run ends with this step."""
-        return self.last is not None and self.last in self._completed_with(step)
-
-    def _completed_with(self, step: int) -> range:
-        """Return the steps of the batch that ends with `step`; of a later batch its last one."""
-        first = self.previous + 1 if step == self.step else step
-        return range(first, step + 1)
+    def is_at_end(self) -> bool:
+        """Return True if the last step of the run is completed."""
+        return self.last is not None and self.step >= self.last

@@ -8,13 +8,11 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import lightning as L
-import torch
 from torch import Tensor
 
 from lightning_sv.callbacks.logging import write_scalars
 from lightning_sv.callbacks.run_state import StepTrigger
 from lightning_sv.errors import expect, expect_number
-from lightning_sv.optim import full_tensor
 
 
 class StepCallback(L.Callback):
@@ -58,27 +56,11 @@ class StepCallback(L.Callback):
             self.act(trainer, pl_module)
 
     def write(self, trainer: L.Trainer, figures: Mapping[str, float | Tensor]) -> None:
-        """Log numbers and scalar tensors as 'TAG/KEY'; a collective if sharded.
-
-        All tensors must be on one device, from which they are copied at once.
-        """
-        numbers = dict(figures) | _numbers_of_tensors(figures)
-        write_scalars(trainer, {f"{self.tag}/{key}": value for key, value in numbers.items()})
+        """Log numbers and scalar tensors as 'TAG/KEY'; a collective if sharded."""
+        write_scalars(trainer, {f"{self.tag}/{key}": value for key, value in figures.items()})
 
     def expect_at_least(self, key: str, value: int, least: int) -> None:
         """Raise ConfigError if an argument is no integer, or too small."""
         argument = f"{key} of {self.name}"
         expect_number(argument, value, int)
         expect(value >= least, argument, value, f"at least {least}.")
-
-
-def _numbers_of_tensors(figures: Mapping[str, float | Tensor]) -> dict[str, float]:
-    """Return the figures that are tensors as numbers, with one copy from their device."""
-    tensors: dict[str, Tensor] = {}
-    for key, figure in figures.items():
-        if isinstance(figure, Tensor):
-            tensors[key] = full_tensor(figure)
-    if not tensors:
-        return {}
-    numbers = torch.stack(list(tensors.values())).tolist()
-    return dict(zip(tensors, numbers, strict=True))

@@ -54,7 +54,7 @@ def test_step_trigger_counts_all_steps_of_a_batch(every: int | None, chosen: lis
     trainer.global_step = 6
     clock.start(trainer)
     trainer.global_step = 8
-    assert clock.ended(trainer) and clock.is_last(8)
+    assert clock.ended(trainer) and clock.is_due(8) and clock.is_at_end()
 
 
 class TwoFigures(StepCallback):

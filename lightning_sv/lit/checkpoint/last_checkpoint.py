@@ -107,7 +107,7 @@ class LastCheckpoint(Checkpoint):
 
     def _end_after_step(self, trainer: L.Trainer) -> bool:
         """Ask Lightning to end the run if it ends with this step; return True if it will."""
-        is_last = self._clock.is_last(self._clock.step)
+        is_last = self._clock.is_at_end()
         # At the last step too, so that Lightning validates.
         trainer.should_stop = self._ends_after_step or is_last
         may_stop: bool = trainer.fit_loop._can_stop_early  # min_steps may forbid it
