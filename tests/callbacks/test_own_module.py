@@ -28,11 +28,10 @@ from lightning_sv.callbacks.sharpness.model_copy import plain_copy
 from lightning_sv.callbacks.tensorboard_layout import tag_of
 from lightning_sv.callbacks.training_monitor import mean_loss
 from lightning_sv.errors import ConfigError
-from lightning_sv.nn import RouterConfig, meta_backbone
+from lightning_sv.nn import meta_backbone
 from tests.conftest import thinned
 from tests.lit.own_trainer import (
     BIASED,
-    MIXTURE,
     OWN_MODULE,
     SIZES,
     blocks,
@@ -75,11 +74,10 @@ class Foreign(L.LightningModule):
         self.net = net
         self.mean = MeanMetric()
 
-    def logits(self, tokens: Tensor) -> Any:
-        return self.net(tokens)
-
     def training_step(self, block: Tensor, batch_idx: int) -> Any:
-        logits = self.logits(block[:, :-1])
+        return self.logged_loss(self.net(block[:, :-1]), block)
+
+    def logged_loss(self, logits: Tensor, block: Tensor) -> Tensor:
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), block[:, 1:].flatten())
         self.mean.update(loss)
         self.log("loss", loss)
@@ -88,6 +86,14 @@ class Foreign(L.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
+class ForeignMixture(Foreign):
+    """A user's module that returns its routings."""
+
+    def training_step(self, block: Tensor, batch_idx: int) -> Any:
+        logits, routings = self.net(block[:, :-1], with_routing=True)
+        return {"loss": self.logged_loss(logits, block), "routings": routings}
 
 
 def plain() -> nn.Module:
@@ -111,7 +117,8 @@ def foreign(kind: str) -> nn.Module:
 def test_callbacks_leave_custom_training_unchanged(
     kind: str, name: str | None, tmp_path: Path
 ) -> None:
-    user = Foreign(foreign(kind))
+    module_class = ForeignMixture if kind == "mixture" else Foreign
+    user = module_class(foreign(kind))
     before = {key: value.clone() for key, value in user.state_dict().items()}
 
     def loss(user: Any) -> Tensor:
@@ -128,7 +135,7 @@ def test_callbacks_leave_custom_training_unchanged(
     known = {"train", "loss", "mean", "epoch", "step", "lr", "memory", "throughput"}
     known |= {callback.tag for callback in callbacks[1:]}
     assert {tag.partition("/")[0] for tag in logged} <= known
-    quiet = Foreign(foreign(kind))
+    quiet = module_class(foreign(kind))
     quiet.load_state_dict(before)
     trainer(tmp_path / "quiet", accumulate_grad_batches=2).fit(quiet, loader())
     # the probes leave training alone
@@ -169,28 +176,18 @@ def column(folder: Path, tag: str) -> list[float]:
     return [float(row[tag]) for row in rows(folder) if row[tag]]
 
 
-class Teacher(Foreign):
-    """Its second network runs first, and the third one is in evaluation mode."""
-
-    def logits(self, tokens: Tensor) -> Any:
-        a, b, teacher = self.net.values()  # type: ignore[operator,union-attr]
-        teacher.eval()
-        return b(tokens) + a(tokens) + teacher(tokens)
-
-
-def test_router_monitor_loads_are_those_of_the_named_mixture(tmp_path: Path) -> None:
-    config = replace(MIXTURE, router=RouterConfig(balance="bias"))
-    user = Teacher(
-        nn.ModuleDict({name: lightning_sv.Backbone(config, "hg", seed=0) for name in "abc"})
-    )
-    user.net["a"].layers[0].ffn.router_bias[0] = 9  # type: ignore[index,union-attr]
-    trainer(tmp_path, RouterMonitor(1), max_steps=1).fit(user, loader())
+def test_router_monitor_loads_are_those_of_the_block(tmp_path: Path) -> None:
+    net = lightning_sv.Backbone(replace(BIASED, n_layer=2), "hg", seed=0)
+    net.layers[1].ffn.router_bias[0] = 9
+    trainer(tmp_path, RouterMonitor(1), max_steps=1).fit(ForeignMixture(net), loader())
     (logged,) = (row for row in rows(tmp_path) if row["moe/mean/entropy"])
-    assert (
-        float(logged["moe/layer0/net_a_layers_ffn/load/expert0"]) == 1.5
-    )  # of 3 experts, 2 active
-    assert float(logged["moe/layer0/net_b_layers_ffn/load/expert0"]) < 1.5
-    assert not [tag for tag in logged if "net_c" in tag]
+    assert float(logged["moe/layer0/load/expert0"]) < 1.5
+    assert float(logged["moe/layer1/load/expert0"]) == 1.5  # of 3 experts, 2 active
+
+
+def test_router_monitor_without_routings_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="^number of routings"):
+        trainer(tmp_path, RouterMonitor(1)).fit(Foreign(foreign("mixture")), loader())
 
 
 def test_sharpness_of_a_loss_that_trains_is_refused(tmp_path: Path) -> None:

