@@ -52,8 +52,10 @@ PAGES: dict[str, dict[str, list[str]]] = {
         "drift_out, mean": ["scale_vector/mean/[^/]+/drift_out"],
         "imbalance_in, mean": ["scale_vector/mean/[^/]+/imbalance_in"],
         "imbalance_out, mean": ["scale_vector/mean/[^/]+/imbalance_out"],
-        "beta_in, mean": ["scale_vector/mean/[^/]+/beta_in(_grad)?"],
-        "beta_out, mean": ["scale_vector/mean/[^/]+/beta_out(_grad)?"],
+        "beta_in, mean": ["scale_vector/mean/[^/]+/beta_in"],
+        "beta_out, mean": ["scale_vector/mean/[^/]+/beta_out"],
+        "gradient of beta_in, mean": ["scale_vector/mean/[^/]+/beta_in_grad"],
+        "gradient of beta_out, mean": ["scale_vector/mean/[^/]+/beta_out_grad"],
     },
     "copying": {
         "loss by kind of token": [f"{COPYING}(repeat|seen|unseen)"],

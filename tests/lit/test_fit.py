@@ -26,7 +26,7 @@ from lightning_sv.plan.plan import make_plan
 from lightning_sv.runs.checkpoint import FORMAT, load_backbone
 from lightning_sv.runs.events import read_run
 from tests.conftest import Refused, Told, argv, thinned, write_run_args
-from tests.lit.runs import LAST, contents, load, run_fit
+from tests.lit.runs import LAST, contents, drawn_charts, load, run_fit
 
 
 @pytest.fixture(scope="module")
@@ -318,6 +318,9 @@ def test_fit_moe_losses_biases_and_figures_equal_the_routings(
     )
     assert run_fit([*run_args, *args, "--experts.every_n_steps", "3"], tmp_path / "run") == 0
     assert len(seen) == 12
+    charts = drawn_charts(tmp_path / "run")
+    assert charts["experts: largest load"] == ["moe/layer0/load_max", "moe/layer1/load_max"]
+    assert "branch_norm/mean/expert_up_proj/effective" in charts["gate, up: effective, mean"]
     for out in seen:
         torch.testing.assert_close(out["loss"], out["nats"] + out["routed"])
         assert out["routed"] > 0.1  # the z-loss of six nearly equal experts is log(6)^2 = 3.2
