@@ -105,7 +105,7 @@ test-all: $(VENV)/.test  ## run the tests with all families, strategies, configs
 	$(PYTEST) --dist loadfile --no-loadscope-reorder -m 'not faults and not hf4' $(ARGS)
 
 test-faults: $(VENV)/.test  ## test provoked faults and thousands of invalid inputs; results in results/faults.json
-	FAULTS_JSON=results/faults.json $(PYTEST) -m faults tests/faults tests/lit tests/theory $(ARGS)
+	FAULTS_JSON=results/faults.json $(PYTEST) -m faults tests/faults tests/lit $(ARGS)
 
 test-hf4: $(VENV)/.test $(VENV)-hf4/.hf4  ## test exported folders in transformers 4.57 and CTranslate2, in .venv-hf4
 	HF4=$(VENV)-hf4/bin/python $(PY) -m pytest -m hf4 tests/interop/test_hf4.py $(ARGS)

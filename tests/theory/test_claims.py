@@ -29,7 +29,7 @@ from tests.theory.strategies import balanced_teachers, matchings, rational_teach
 
 F = STUDENTS["f"]
 #: formulas against differentiation in random states, in a second
-QUICK = ["P", "K", "Hessian", "overhead", "expansion", "4 isotropic", "5 as printed"]
+QUICK = ["P", "K", "Hessian", "overhead", "expansion", "4 isotropic", "5 as printed", "equivalence"]
 
 
 @pytest.mark.parametrize(

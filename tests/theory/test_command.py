@@ -61,8 +61,6 @@ def test_theory_wrong_claim_is_refused(refused: Refused) -> None:
     assert "known: theorem1 weight-decay descent hg ap dp or" in refused("theory", "theorem9")
 
 
-#: its ten short trainings take as long as all other claims but one
-LONG = "init-std"
 FEW = ["theorem1", "table1"]
 
 
@@ -71,15 +69,10 @@ FEW = ["theorem1", "table1"]
     [
         pytest.param(FEW, id="few"),
         pytest.param(
-            [
-                name
-                for name in dict.fromkeys(claim.claim for claim in CLAIMS)
-                if name not in (LONG, *FEW)
-            ],
+            [name for name in dict.fromkeys(claim.claim for claim in CLAIMS) if name not in FEW],
             id="most",
             marks=pytest.mark.long,
         ),
-        pytest.param([LONG], marks=pytest.mark.faults),
     ],
 )
 @pytest.mark.slow

@@ -110,10 +110,3 @@ def test_simulate_radius_follows_the_law() -> None:
     assert run.relative_steps[300:].mean() == pytest.approx(
         relative_steps(0.2, long, 0.1)[300:].mean(), rel=0.08
     )
-
-
-def test_losses_of_rescaled_under_dnp_are_equal() -> None:
-    """c times the matrices and rates with 1/c of the decay give the same losses under dnp only."""
-    for arm, same in (("dnp", True), ("llama", False)):
-        one, four = (toy_training.losses_of_rescaled(arm, factor, steps=4) for factor in (1.0, 4.0))
-        assert (np.abs(one - four).max() < 1e-9) == same

@@ -17,30 +17,17 @@ orthogonal to W: r² = ‖W‖² / n grows by η² per step, while a single upda
 arXiv:2305.17212); here with the start and any schedule.
 """
 
-from functools import cache, partial
-from typing import TYPE_CHECKING, Literal
+from functools import partial
 
 import numpy as np
 
 from lightning_sv.theory.claims.base import Finding, Line, Panel, claim
 from lightning_sv.theory.series import Array
 
-if TYPE_CHECKING:  # imports torch, which other claims do not need
-    from lightning_sv.theory.toy_training import ShortRun
-
 STDS = (0.005, 0.08, 0.32, 1.28)
-ARMS = ("llama", "dnp")
-STEPS = 200
 PEAK = 0.006
 DECAY = 0.1
-#: steps in which the rate rises, as `toy_training.rates` sets it
-WARMUP = STEPS // 10
 _BETA1 = 0.9  # of AdamW, as in all runs here
-_COLOURS = {"llama": "vermillion", "dnp": "blue"}
-_RUNS = (
-    f"our Llama and its dnp, d = 32, {STEPS} steps of AdamW, η = {PEAK}, λ = {DECAY}, "
-    f"std {STDS[0]} to {STDS[-1]}"
-)
 #: the first steps of AdamW are larger, because its second moment averages few values
 SETTLED = 100
 _init_std = partial(claim, "init-std", "ours; beyond the paper")
@@ -84,14 +71,13 @@ def _equivalence() -> Finding:
     from lightning_sv.theory.toy_training import losses_of_rescaled
 
     apart = {}
-    for arm in ("dnp", "hg+dnp+or", "llama"):
-        apart[arm] = float(
-            np.abs(losses_of_rescaled(arm, 4.0) - losses_of_rescaled(arm, 1.0)).max()
-        )
+    for strategy in ("dnp", "hg+dnp+or", "llama"):
+        differences = losses_of_rescaled(strategy, 4.0) - losses_of_rescaled(strategy, 1.0)
+        apart[strategy] = float(np.abs(differences).max())
     worst = max(apart["dnp"], apart["hg+dnp+or"])
     note = (
         "c = 4, 8 steps of our models in float64; largest difference of the losses: "
-        + ", ".join(f"{arm} {value:.1e}" for arm, value in apart.items())
+        + ", ".join(f"{strategy} {value:.1e}" for strategy, value in apart.items())
     )
     return Finding(0.0, worst, worst, worst < 1e-9 and apart["llama"] > 0.1, note)
 
@@ -144,99 +130,3 @@ def _largest_error(simulated: Array, stated: Array) -> float:
     ratio = simulated[SETTLED:] / stated[SETTLED:]
     means = np.convolve(ratio, np.full(50, 1 / 50), "valid")
     return float(np.abs(means - 1).max())
-
-
-@cache
-def _runs() -> "dict[tuple[str, float], ShortRun]":
-    from lightning_sv.theory.toy_training import train
-
-    runs = {}
-    for arm in ARMS:
-        for std in STDS:
-            runs[arm, std] = train(arm, std, steps=STEPS, peak=PEAK, decay=DECAY)
-    return runs
-
-
-@_init_std("r(t) in training", _RUNS)
-def _radius_in_training() -> Finding:
-    """dnp's matrices follow this law within a factor 1.5."""
-    from lightning_sv.theory.toy_training import rates
-
-    schedule = rates(STEPS, PEAK)
-    stated = {std: radii(std, schedule, DECAY) for std in STDS}
-    measured = {key: np.sqrt((run.radii**2).mean(1)) for key, run in _runs().items()}
-    ratios = {}
-    for (arm, std), values in measured.items():
-        after_warmup = (values / stated[std])[WARMUP:]
-        ratios[arm, std] = float(after_warmup.max()), float(after_warmup.min())
-    of_dnp = [ratio for (arm, _), ratio in ratios.items() if arm == "dnp"]
-    factor = max(max(high, 1 / low) for high, low in of_dnp)
-    note = "measured / stated, largest and least after the warm-up: " + ", ".join(
-        f"{arm} {std:g}: {high:.2f}, {low:.2f}" for (arm, std), (high, low) in ratios.items()
-    )
-    note += "; llama's gradient has a radial part, the law none"
-    panels = (_radius_panel(measured, stated),)
-    return Finding("within 1.5", factor, None, agrees=factor < 1.5, note=note, panels=panels)
-
-
-def _radius_panel(measured: dict[tuple[str, float], Array], stated: dict[float, Array]) -> Panel:
-    """Plot the rms of the matrices, (T + 1,): a line per arm and std, marks for the closed form."""
-    steps = np.arange(STEPS + 1)
-    lines = []
-    for (arm, std), values in measured.items():
-        label = arm if std == STDS[0] else ""  # one entry of the legend per arm
-        lines.append(Line(label, steps, values, colour=_COLOURS[arm]))
-    for std, values in stated.items():
-        label = "closed form" if std == STDS[0] else ""
-        lines.append(Line(label, steps[::10], values[::10], marks=True, colour="grey"))
-    return Panel(
-        "In training: dnp follows the law, llama almost",
-        "step of a short training",
-        "rms of q, k, v, gate, up",
-        lines,
-        scale="y",
-    )
-
-
-def _by_std(title: str, y: str, values: dict[str, Array], scale: Literal["x", "xy"]) -> Panel:
-    lines = [Line(arm, STDS, values[arm], colour=_COLOURS[arm]) for arm in ARMS]
-    return Panel(title, "initial std of q, k, v, gate, up", y, lines, scale=scale)
-
-
-@_init_std("the step alone", _RUNS, expected="fails")
-def _step_explains() -> Finding:
-    """llama's relative step depends on the std more than dnp's."""
-    steps = {
-        arm: np.array([_runs()[arm, std].relative_steps[WARMUP:].mean() for std in STDS])
-        for arm in ARMS
-    }
-    spans = {arm: float(values.max() / values.min()) for arm, values in steps.items()}
-    panel = _by_std(
-        "The relative step depends on the std in both",
-        "mean ‖ΔW‖ / ‖W‖ after the warm-up",
-        steps,
-        "xy",
-    )
-    note = f"largest over least mean step: llama {spans['llama']:.0f}, dnp {spans['dnp']:.0f}"
-    ratio = spans["llama"] / spans["dnp"]
-    return Finding("> 1.5", ratio, None, agrees=ratio > 1.5, note=note, panels=(panel,))
-
-
-@_init_std("loss", _RUNS)
-def _loss() -> Finding:
-    """the loss depends on the std less than half as much under dnp."""
-    losses = {arm: np.array([_runs()[arm, std].loss for std in STDS]) for arm in ARMS}
-    spreads = {arm: float(np.ptp(values)) for arm, values in losses.items()}
-    panel = _by_std(
-        "The loss depends on the std under llama",
-        "loss on held-out text, nats per byte",
-        losses,
-        "x",
-    )
-    note = "; ".join(
-        f"{arm} {', '.join(f'{x:.3f}' for x in values)}" for arm, values in losses.items()
-    )
-    share = spreads["dnp"] / spreads["llama"]
-    return Finding(
-        "< 0.5", share, None, share < 0.5, f"spread of dnp over llama's; losses: {note}", (panel,)
-    )
