@@ -20,7 +20,7 @@ from lightning_sv.theory.claims import (
     reparameterization,
 )
 from lightning_sv.theory.claims.base import Finding, Result
-from lightning_sv.theory.claims.deep_linear import DeepLinear, balanced, end_rates, singular_value
+from lightning_sv.theory.claims.deep_linear import DeepLinear, balanced
 from lightning_sv.theory.claims.shared_checks import PAIRINGS, Rates, State, early
 from lightning_sv.theory.flow import difference_series, flow, loss_ratio, starts_below
 from lightning_sv.theory.students import STUDENTS, Student
@@ -139,36 +139,12 @@ def test_loss_ratio_beyond_the_conditions_exceeds_one() -> None:
     assert loss_ratio(STUDENTS["or"], F, [[7, 1]], np.linspace(0.02, 1, 99)).stays_below_one
 
 
-def test_deep_linear_flow_is_balanced_and_logistic_and_ends_as_stated() -> None:
-    """Scalars: the logistic; at the end residuals shrink with 2σ, behind f's √(1 + 4σ²) however
-    large σ is."""
+def test_deep_linear_flow_stays_balanced() -> None:
     a, teacher = np.random.default_rng(0).standard_normal((2, 2, 3))
     outer, inner = balanced(a)
     np.testing.assert_allclose(outer @ inner, a, atol=1e-12)
     outer, inner = flow(DeepLinear(), teacher, [1.0]).states[0]
-    np.testing.assert_allclose(
-        outer.T @ outer, inner @ inner.T, atol=1e-9
-    )  # the flow conserves the difference
-    times = np.linspace(0.1, 4, 20)
-    run = flow(DeepLinear(0.1), [[1.5]], times)
-    s = np.array([float((outer @ inner)[0, 0]) for outer, inner in run.states])
-    assert s == pytest.approx(singular_value(times, 1.5, 0.01), rel=1e-9)
-    assert -DeepLinear().rate(run.states[-1], np.array([[1.5]])) / (
-        2 * run.loss[-1]
-    ) == pytest.approx(3, rel=1e-3)
-    skew = flow(
-        DeepLinear(), [[1.5, 0]], [8.0], initial=balanced(np.array([[0.01, 0.01]]))
-    )  # not aligned: σ, not 2σ
-    assert -DeepLinear().rate(skew.states[0], np.array([[1.5, 0]])) / (
-        2 * skew.loss[0]
-    ) == pytest.approx(1.5, rel=1e-3)
-    assert end_rates([[1.5]]) == pytest.approx((10**0.5, 3))
-    for teacher, deep_ends_faster in (
-        ([[3, 3, 3, 3]], True),
-        ([[3, 3, 0]], True),
-        ([[3, 0]], False),
-    ):
-        assert (end_rates(teacher).ratio > 1) == deep_ends_faster
+    np.testing.assert_allclose(outer.T @ outer, inner @ inner.T, atol=1e-9)
 
 
 #: claim and part, a formula that it checks, and a relative error of that formula

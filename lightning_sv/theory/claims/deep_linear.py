@@ -8,12 +8,12 @@ Shapes: c outputs, d inputs, m = min(c, d) hidden units.
 from collections.abc import Mapping
 from fractions import Fraction
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from lightning_sv.theory.claims.base import TIME, Finding, Line, Panel, claim, ratio_panel
-from lightning_sv.theory.flow import FLOOR, TIMES, flow, loss_ratio
+from lightning_sv.theory.claims.base import Finding, Line, claim, ratio_panel
+from lightning_sv.theory.flow import TIMES, loss_ratio
 from lightning_sv.theory.series import Array
 from lightning_sv.theory.students import STUDENTS, TEACHERS, Student, named_teacher
 
@@ -69,42 +69,6 @@ def balanced_preconditioner(matrix: Array) -> Array:
     c, d = matrix.shape
     u, s, v = np.linalg.svd(matrix, full_matrices=False)
     return np.asarray(np.kron((u * s) @ u.T, np.eye(d)) + np.kron(np.eye(c), (v.T * s) @ v))
-
-
-def singular_value(times: Array, target: float, start: float) -> Array:
-    """Return s(t) = σ / (1 + (σ/s_0 − 1) e^(−2σt)), (T,), the solution of ṡ = 2s(σ − s).
-
-    Saxe et al., arXiv:1312.6120.
-
-    σ > 0 is the teacher's singular value in a direction, s_0 > 0 the initial one of the product.
-    """
-    return np.asarray(target / (1 + (target / start - 1) * np.exp(-2 * target * times)))
-
-
-class EndRates(NamedTuple):
-    """Decay rates of the residuals at the end, −½ d log L / dt."""
-
-    scaled: float  #: of f
-    deep: float  #: of a DLN
-
-    @property
-    def ratio(self) -> float:
-        """DLN over f: above 1, the DLN ends faster."""
-        return self.deep / self.scaled
-
-
-def end_rates(teacher: Array) -> EndRates:
-    """Return the final decay rates of the residuals of f and of an aligned DLN.
-
-    The teacher is σ u vᵀ, of rank one.
-
-    f: √(1 + 4‖w*_j‖²) of its slowest nonzero column; DLN: 2σ. The DLN is therefore faster at the
-    end iff 4σ² (1 − min v_j²) > 1, with the minimum over the nonzero v_j: never for one nonzero
-    column, always for a large teacher with several nonzero columns.
-    """
-    squares = (np.asarray(teacher, dtype=float) ** 2).sum(0)
-    slowest = squares[squares > 0].min()
-    return EndRates(float(np.sqrt(1 + 4 * slowest)), 2 * float(np.sqrt(squares.sum())))
 
 
 @_dln("overhead", "m = min(c, d)")
@@ -188,26 +152,6 @@ def _all_channel_wise() -> Finding:
     return Finding(0.0, max(shares), None, max(shares) == 0, note)
 
 
-@claim("dln", "Saxe et al. (2013)", "s(t)", "diagonal W*, start 0.1 I in both layers")
-def _closed_form() -> Finding:
-    """s(t) = σ / (1 + (σ/s_0 − 1) e^(−2σt))."""
-    times = TIMES[TIMES <= 5]
-    goals = (0.3, 1.0, 2.5)
-    start = 0.1
-    worst = 0.0
-    states = flow(DeepLinear(start), np.diag(goals), times).states
-    products = np.stack([outer @ inner for outer, inner in states])
-    lines = []
-    for k, goal in enumerate(goals):
-        stated = singular_value(times, goal, start**2)
-        worst = max(worst, float(np.abs(products[:, k, k] / stated - 1).max()))
-        lines.append(Line(f"σ = {goal}, integrated", times, products[:, k, k] / goal))
-        lines.append(Line("", times[::14], stated[::14] / goal, marks=True, colour="grey"))
-    panel = Panel("A DLN learns each singular value as a logistic", TIME, "s(t) / σ", lines)
-    note = "σ = 0.3, 1, 2.5 from s_0 = 0.01; largest relative error up to t = 5"
-    return Finding(0.0, worst, worst, worst < 1e-8, note, (panel,))
-
-
 @_dln("early", f"DLN from 0.1 on the diagonals, t = {EARLY}")
 def _early() -> Finding:
     """early on L_f < L_g < L_DLN: scale vectors help from the start, a DLN when A has grown."""
@@ -234,73 +178,3 @@ def _early() -> Finding:
         f"up to t = {TIMES[-1]:g} not at all for {never}"
     )
     return Finding(len(TEACHERS), float(sum(in_order)), None, all(in_order), note, (panel,))
-
-
-@claim(
-    "dln",
-    'ours; "an interesting direction for future work" there',
-    "who ends faster",
-    "rank one, aligned small start",
-)
-def _regimes() -> Finding:
-    """W* = σ u vᵀ: a DLN ends faster than f iff 4σ²(1 − min_j v_j²) > 1, v_j ≠ 0."""
-    teachers = _rank_one_teachers()
-    predicted = []
-    measured = []
-    wrong = 0
-    worst = 0.0
-    for teacher in teachers:
-        stated = end_rates(teacher)
-        small = balanced(teacher / np.linalg.norm(teacher) * 0.01)
-        integrated = EndRates(
-            scaled=_integrated_end_rate(_F, teacher, None),
-            deep=_integrated_end_rate(DeepLinear(), teacher, small),
-        )
-        predicted.append(stated.ratio)
-        measured.append(integrated.ratio)
-        wrong += int((stated.ratio > 1) != (integrated.ratio > 1))
-        errors = [abs(a / b - 1) for a, b in zip(integrated, stated, strict=True)]
-        worst = max(worst, *errors)
-    panel = Panel(
-        "Which ends the faster: a DLN above 1, f below",
-        "$2\\sigma \\,/\\, \\min_j \\sqrt{1 + 4\\|w^*_j\\|^2}$: the closed form",
-        "ratio of the rates at the end, measured",
-        [
-            Line("teachers of rank one", predicted, measured, marks=True),
-            Line("equal", (0.5, 4), (0.5, 4), colour="grey"),
-        ],
-        level=1.0,
-    )
-    share = float(np.mean(np.array(predicted) > 1))
-    note = (
-        f"{len(teachers)} teachers of rank one, aligned start of size 0.01, "
-        f"DLN faster in {share:.0%}; {wrong} against "
-        "the closed form; error: largest of a rate, where the losses meet rounding"
-    )
-    return Finding(
-        "iff 4σ²(1 − min v_j²) > 1", float(wrong), worst, not wrong and worst < 0.1, note, (panel,)
-    )
-
-
-def _rank_one_teachers() -> list[Array]:
-    """Return 40 teachers of rank one: three scalars, and random ones of norm 0.4 to 2."""
-    rng = np.random.default_rng(0)
-    teachers: list[Array] = [np.array([[x]]) for x in (0.5, 1.0, 2.0)]
-    while len(teachers) < 40:
-        left = rng.standard_normal(rng.integers(1, 4))
-        right = rng.standard_normal(rng.integers(1, 5))
-        product = np.outer(left, right)
-        rates = end_rates(product * rng.uniform(0.4, 2) / np.linalg.norm(product))
-        arrives = rates.deep > 0.5  # until the end of the integration
-        decides = abs(np.log(rates.ratio)) > 0.05  # equal rates decide nothing
-        if arrives and decides:
-            sigma = rates.deep / 2
-            teachers.append(product * sigma / np.linalg.norm(product))
-    return teachers
-
-
-def _integrated_end_rate(student: Student, teacher: Array, initial: list[Array] | None) -> float:
-    """Return −½ d log L / dt at the last time at which the loss is far above rounding."""
-    run = flow(student, teacher, np.linspace(0.5, 25, 250), initial=initial)
-    last = int(np.flatnonzero(run.loss > 1e4 * FLOOR * run.loss[0])[-1])
-    return -student.rate(run.states[last], teacher) / (2 * run.loss[last])
