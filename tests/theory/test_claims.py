@@ -109,8 +109,7 @@ def test_limit_without_a_counterexample_is_contradicted(monkeypatch: pytest.Monk
     module = sys.modules["lightning_sv.theory.flow"]  # the package has a function with its name
     monkeypatch.setattr(module, "RATIO_ERROR", 1e9)
     (claim,) = [one for one in CLAIMS if (one.claim, one.part) == ("limits", "Theorem 1")]
-    result = Result(claim, claim.check())
-    assert result.verdict == "CONTRADICTED" and "none of 28" in result.finding.note
+    assert Result(claim, claim.check()).verdict == "CONTRADICTED"
 
 
 @given(st.floats(0.1, 3), st.floats(-9, 9))
