@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_sv.theory import toy_training
-from lightning_sv.theory.claims.descent import near_interpolation, noise_term, random_point
+from lightning_sv.theory.claims.descent import noise_term, random_point
 from lightning_sv.theory.claims.initial_std import equilibrium, memory, radii, relative_steps
 from lightning_sv.theory.claims.weight_decay import NoisyTraining, growth, simulate
 
@@ -79,17 +79,6 @@ def test_expected_loss_equals_the_mean_of_samples() -> None:
     second_order = point.after_descent(eta) + eta**2 / 2 * noise_term(point.hessian, covariance)
     assert exact == pytest.approx(second_order, abs=20 * eta**3)
     assert abs(exact - second_order) < abs(exact - point.after_descent(eta))
-
-
-def test_one_sample_covariance_equals_samples_on_the_sphere() -> None:
-    rng = np.random.default_rng(2)
-    point = near_interpolation(rng, 0.5, d=3)
-    z = rng.standard_normal((100_000, 3))
-    z *= np.sqrt(3) / np.linalg.norm(z, axis=1, keepdims=True)
-    noise = (z * (z @ point.error)[:, None]) @ point.jacobian - point.gradient
-    products = noise[:, :, None] * noise[:, None, :]
-    error = products.std(0, ddof=1) / np.sqrt(len(z))
-    assert (np.abs(products.mean(0) - point.one_sample_covariance()) < 5 * error + 1e-12).all()
 
 
 def test_radii_have_their_limits() -> None:

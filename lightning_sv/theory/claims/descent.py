@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_sv.theory.claims.base import Finding, Line, Panel, claim
+from lightning_sv.theory.claims.base import Finding, claim
 from lightning_sv.theory.series import Array
 
 _SOURCE = 'Appendix C.2, "How Hessian sharpness influences loss descent"'
@@ -73,16 +73,6 @@ class Point(NamedTuple):
         both = np.concatenate([noise, -noise])
         return float(self.loss(self.theta - rate * (self.gradient + both)).mean())
 
-    def one_sample_covariance(self) -> Array:
-        """Return C of SGD on single samples, ∇ = Jᵀz⟨e, z⟩, z uniform on the sphere of radius √d.
-
-        From E[zzᵀ⟨e, z⟩²] = d/(d+2) (‖e‖² I + 2eeᵀ): C = Jᵀ(d/(d+2) ‖e‖² I + (d−2)/(d+2) eeᵀ)J.
-        """
-        d = self.target.size
-        e = self.error
-        inner = d / (d + 2) * (e @ e) * np.eye(d) + (d - 2) / (d + 2) * np.outer(e, e)
-        return np.asarray(self.jacobian.T @ inner @ self.jacobian)
-
 
 def noise_term(hessian: Array, covariance: Array) -> float:
     """Return P = E ξᵀHξ = Tr(H C)."""
@@ -139,8 +129,7 @@ def _expansion() -> Finding:
     rng = np.random.default_rng(0)
     rates = np.geomspace(0.001, 0.02, 8)
     slopes = []
-    lines = []
-    for k in range(20):
+    for _ in range(20):
         point = random_point(rng)
         covariance = _random_covariance(rng, SIGMA2)
         noise = noise_term(point.hessian, covariance)
@@ -151,21 +140,12 @@ def _expansion() -> Finding:
             for eta in rates
         ]
         slopes.append(float(np.polyfit(np.log(rates), np.log(rest), 1)[0]))
-        if k < 4:
-            lines.append(Line(f"state {k + 1}", rates, np.array(rest) / rates**2))
-    panel = Panel(
-        "What the expansion leaves out is o(η²)",
-        "learning rate η",
-        "|remainder| / η²",
-        lines,
-        scale="xy",
-    )
     slope = min(slopes)
     note = (
         "exact expectation over two-point noise, 20 states: "
         "least slope of the remainder in η, on logarithmic axes"
     )
-    return Finding("> 2", slope, None, slope > 2, note, (panel,))
+    return Finding("> 2", slope, None, slope > 2, note)
 
 
 def _bound(point: Point, rate: float, sharpest: float) -> float:
@@ -303,45 +283,3 @@ def _no_covariance() -> Finding:
     share = float(np.mean([np.linalg.eigvalsh(point.hessian)[0] < -1e-9 for point in points]))
     note = f"share of {_STATES} where ∇²L has a negative eigenvalue"
     return Finding(0.0, share, None, share == 0, note)
-
-
-@_descent("6 and SGD", "z on the sphere, ‖e‖ → 0")
-def _true_noise() -> Finding:
-    """single samples: P/(2L‖H‖_F²) in [d/(d+2), (2d−2)/(d+2)]."""
-    rng = np.random.default_rng(0)
-    distances = np.geomspace(0.003, 3, 10)
-    spans = []
-    medians = []
-    for distance in distances:
-        ratios = []
-        for _ in range(400):
-            point = near_interpolation(rng, distance)
-            model = 2 * float(point.loss()) * _squared_hessian(point)
-            ratios.append(noise_term(point.hessian, point.one_sample_covariance()) / model)
-        medians.append(float(np.median(ratios)))
-        spans.append((min(ratios), max(ratios)))
-    d = 4
-    least = d / (d + 2)
-    most = (2 * d - 2) / (d + 2)
-    panel = Panel(
-        "Single-sample noise against the model C = 2L ∇²L",
-        "distance ‖a − a*‖",
-        "P, true over model",
-        [
-            Line("median", distances, medians),
-            Line("least of 400", distances, [low for low, _ in spans]),
-            Line("largest", distances, [high for _, high in spans]),
-            Line("d/(d+2), (2d−2)/(d+2)", distances, [least] * len(distances), colour="grey"),
-            Line("", distances, [most] * len(distances), colour="grey"),
-        ],
-        scale="x",
-        level=1.0,
-    )
-    low, high = spans[0]
-    inside = least * 0.95 <= low and high <= most * 1.05  # the interval is that of ‖e‖ → 0
-    note = (
-        f"P of single samples over 2L‖H‖_F² at ‖e‖ = {distances[0]:g}: {low:.2f} to {high:.2f}, "
-        "between d/(d+2) and "
-        f"(2d−2)/(d+2) as derived; at ‖e‖ = 3 from {spans[-1][0]:.2f} to {spans[-1][1]:.2f}"
-    )
-    return Finding(f"{least:.2f} to {most:.2f}", medians[0], None, inside, note, (panel,))
