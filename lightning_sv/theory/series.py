@@ -63,23 +63,26 @@ def join(blocks: Sequence[Array]) -> Array:
 
 
 def jacobian(function: Callable[..., Any], blocks: Sequence[Array]) -> Array:
-    """Return the derivatives of the function's value by the entries of the blocks.
+    """Return the derivatives of the function's value by the entries of the blocks, in float64.
 
-    Their shape is (size of the value, n).
+    The step ε = 2⁻¹⁰⁰ i needs no difference, so that the error is one of rounding (Squire and Trapp
+    1998). The function must be analytic: `np.abs` and `np.linalg.norm` are not. Shape: (size of the
+    value, n).
+    """
+    theta = join(blocks).astype(float)
+    moved = theta + 1j * TINY * np.eye(theta.size)
+    values = [function(*split(row, blocks)).ravel() for row in moved]
+    return np.array(values).imag.T / TINY
 
-    Exact for Fractions and PowerSeries: x + ε with ε² = 0 is a series of order 1. For floats ε is
-    2⁻¹⁰⁰ i, which needs no difference, so that the error is one of rounding (Squire and Trapp
-    1998). The function must be analytic: `np.abs` and `np.linalg.norm` are not.
+
+def exact_jacobian(function: Callable[..., Any], blocks: Sequence[Array]) -> Array:
+    """Return the derivatives as `jacobian` does, of blocks of Fractions or PowerSeries.
+
+    They are exact: x + ε with ε² = 0 is a series of order 1.
     """
     theta = join(blocks)
-    units = np.eye(theta.size, dtype=int)
-    if theta.dtype != object:
-        moved = theta + 1j * TINY * units
-        values = [function(*split(row, blocks)).ravel() for row in moved]
-        return np.array(values).imag.T / TINY
-
     columns = []
-    for unit in units.tolist():
+    for unit in np.eye(theta.size, dtype=int).tolist():
         moved = np.array([PowerSeries(terms) for terms in zip(theta, unit, strict=True)])
         values = function(*split(moved, blocks)).ravel()
         columns.append([coefficient(value, 1) for value in values])
