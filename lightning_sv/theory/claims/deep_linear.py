@@ -101,15 +101,8 @@ def _spectral() -> Finding:
         a = rng.standard_normal(rng.integers(1, 5, 2))
         ours = DeepLinear().preconditioner(balanced(a))
         stated = balanced_preconditioner(a)
-        u, s, v = np.linalg.svd(a, full_matrices=False)
-        modes = np.einsum("ci,jd->ijcd", u, v).reshape(s.size**2, a.size)
-        values = (s[:, None] + s).ravel()
-        off = np.abs(ours @ modes.T - modes.T * values).max()
-        worst = max(worst, float(max(np.abs(ours - stated).max(), off) / np.abs(stated).max()))
-    note = (
-        "J Jᵀ by differentiation against the formula, "
-        "and its eigenvectors u_i v_jᵀ with σ_i + σ_j; 200 states"
-    )
+        worst = max(worst, float(np.abs(ours - stated).max() / np.abs(stated).max()))
+    note = "J Jᵀ by differentiation against the formula, 200 states"
     return Finding(0.0, worst, worst, worst < 1e-12, note)
 
 

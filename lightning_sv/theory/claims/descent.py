@@ -84,15 +84,14 @@ def random_point(rng: np.random.Generator, d: int = 4) -> Point:
     return Point(rng.standard_normal(2 * d), rng.standard_normal(d))
 
 
-def near_interpolation(rng: np.random.Generator, distance: float, d: int = 4) -> Point:
-    """Return a point with standard normal θ, and a* at this distance from γ ⊙ w.
+def near_interpolation(rng: np.random.Generator) -> Point:
+    """Return a point with standard normal θ, d = 4, and a* at a distance of 0.01 from γ ⊙ w.
 
-    Its direction is random.
+    The direction of a* from there is random.
     """
-    theta = rng.standard_normal(2 * d)
-    away = rng.standard_normal(d)
-    w, gamma = np.split(theta, 2)
-    return Point(theta, w * gamma + distance * away / np.linalg.norm(away))
+    w, gamma, away = rng.standard_normal((3, 4))
+    target = w * gamma + 0.01 * away / np.linalg.norm(away)
+    return Point(np.concatenate([w, gamma]), target)
 
 
 def _points(rng: np.random.Generator) -> Iterator[Point]:
@@ -104,7 +103,7 @@ def _points(rng: np.random.Generator) -> Iterator[Point]:
 def _points_near_interpolation(rng: np.random.Generator) -> Iterator[Point]:
     """Yield `COUNT` random states with ‖e‖ = 0.01."""
     for _ in range(COUNT):
-        yield near_interpolation(rng, 0.01)
+        yield near_interpolation(rng)
 
 
 def _random_covariance(rng: np.random.Generator, trace: float) -> Array:
@@ -270,7 +269,7 @@ def _loss_and_hessian() -> Finding:
 @_descent("5 as printed", f"σ² = {SIGMA2}", expected="fails")
 def _printed() -> Finding:
     """P ≃ ‖∇²L‖_F² where C = σ² ∇²L."""
-    point = near_interpolation(np.random.default_rng(0), 0.01)
+    point = near_interpolation(np.random.default_rng(0))
     ratio = noise_term(point.hessian, SIGMA2 * point.hessian) / _squared_hessian(point)
     note = f"P over ‖H‖_F² with σ² = {SIGMA2}: the factor σ² is missing"
     return Finding(1.0, ratio, None, abs(ratio - 1) < 1e-6, note)

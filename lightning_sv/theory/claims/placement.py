@@ -18,10 +18,9 @@ from lightning_sv.theory.flow import (
     LossRatio,
     flow,
     loss_ratio,
-    loss_series,
 )
 from lightning_sv.theory.series import Array
-from lightning_sv.theory.students import STUDENTS, TEACHERS, Teacher, branch_of
+from lightning_sv.theory.students import STUDENTS, TEACHERS, branch_of
 
 _F = STUDENTS["f"]
 _HG = STUDENTS["hg"]
@@ -157,19 +156,15 @@ def ap_coefficient(teacher: Array) -> Fraction:
 @claim("ap", "Section 3.2; ours", "mirror", "W(0) = 0, γa = 1 at t = 0")
 def _mirror() -> Finding:
     """L_AP(t) for W* is L_f(t) for W*ᵀ: AP is f with rows and columns exchanged."""
-    exact = True
     worst = 0.0
     times = TIMES[TIMES <= 4]
     for teacher in TEACHERS:
-        mirrored = loss_series(_F, teacher.matrix.T, 5)
-        exact = exact and loss_series(_AP, teacher.matrix, 5).coefficients == mirrored.coefficients
         ours = flow(_AP, teacher.matrix, times).loss
         theirs = flow(_F, teacher.matrix.T, times).loss
         alive = theirs > FLOOR * theirs[0] * 1e4
         worst = max(worst, float(np.abs(ours[alive] / theirs[alive] - 1).max()))
-    note = f"{len(TEACHERS)} teachers: equal series to t⁵ exactly, "
-    note += "integrated losses up to t = 4 within the error"
-    return Finding(1.0, 1.0 + worst, worst, exact and worst < 1e-6, note)
+    note = f"{len(TEACHERS)} teachers, integrated losses up to t = 4"
+    return Finding(1.0, 1.0 + worst, worst, worst < 1e-6, note)
 
 
 @claim("ap", "ours, as Theorem D.1 (ii)", "(ii)", "W(0) = 0, γ = γa = 1 at t = 0")
@@ -178,22 +173,12 @@ def _after_early() -> Finding:
     return early("ap", ap_coefficient)
 
 
-def _vector_teachers(axis: int) -> list[Teacher]:
-    """Return the teachers with one row (axis 0) or one column (axis 1) and two nonzero entries."""
-    vectors = [teacher for teacher in TEACHERS if teacher.matrix.shape[axis] == 1]
-    return [teacher for teacher in vectors if np.count_nonzero(teacher.matrix) > 1]
-
-
 @claim("ap", "ours", "(iii) one row", "c = 1, two entries of W* are not 0")
 def _one_row() -> Finding:
     """L_AP(t) < L_f(t) for every t > 0: rate √(1 + 4‖a‖²) against √(1 + 4a_j²)."""
-    return throughout("ap", "f", "(iii) AP stays below f: one row", _vector_teachers(axis=0))
-
-
-@claim("ap", "ours", "(iii) column", "d = 1, two entries of W* are not 0")
-def _one_column() -> Finding:
-    """L_f(t) < L_AP(t) for every t > 0."""
-    return throughout("f", "ap", "(iii) f stays below AP: one column", _vector_teachers(axis=1))
+    rows = [teacher for teacher in TEACHERS if len(teacher.rows) == 1]
+    teachers = [teacher for teacher in rows if np.count_nonzero(teacher.matrix) > 1]
+    return throughout("ap", "f", "(iii) AP stays below f: one row", teachers)
 
 
 @claim(
