@@ -1,6 +1,6 @@
-"""Initial std under AdamW with decay: the effective step.
+"""Initial std under AdamW with decay: with dnp it acts as a learning rate.
 
-It explains why the std matters for llama but not for dnp. The paper does not treat this.
+The paper does not treat this.
 
 Setting: L(cW) = L(W) for every c > 0, as for a branch under DNP, y = γ_out ⊙ Norm(W(γ_in ⊙ x̂)).
 Then ⟨W, ∇L⟩ = 0 and ∇L(cW) = ∇L(W) / c; the function changes by the relative step ‖ΔW‖ / ‖W‖.
