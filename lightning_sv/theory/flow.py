@@ -70,17 +70,11 @@ def flow(
     """
     target = _matrix(teacher).astype(float)
     blocks = _initial_blocks(student, target, initial)
-    problem = _GradientFlow(student, target, blocks)
     at = _increasing(times)
-    problem.check()
-    solution = problem.solve(at)
-    if not solution.success:
-        raise ConfigError(
-            f"the flow of {student.name!r} failed at t = {solution.t[-1]:g}: {solution.message}"
-        )
-    thetas = solution.y.T
-    loss = np.array([problem.loss(theta) for theta in thetas])
-    return Flow(loss, [split(theta, blocks) for theta in thetas])
+    _check_derivatives(student, target, blocks)
+    states = _integrate(student, target, blocks, at)
+    residuals = np.array([student.effective(*state) - target for state in states])
+    return Flow(0.5 * (residuals**2).sum((1, 2)), states)
 
 
 def _initial_blocks(student: Student, target: Array, initial: list[Array] | None) -> list[Array]:
@@ -117,52 +111,37 @@ def _increasing(times: Sequence[float] | Array) -> Array:
     return at
 
 
-class _GradientFlow:
-    """Equation θ̇ = −∇L(θ) of a student whose parameters are joined into one vector θ."""
+def _check_derivatives(student: Student, target: Array, blocks: list[Array]) -> None:
+    """Raise `ConfigError` if the gradient at t = 0 is not finite, or A is not analytic."""
+    is_finite = bool(np.isfinite(student.gradient(blocks, target)).all())
+    expect(is_finite, f"the gradient of {student.name!r} at t = 0", "not finite", "finite numbers.")
+    check_analytic(student.effective, blocks)
 
-    def __init__(self, student: Student, target: Array, blocks: list[Array]):
-        self.student = student
-        self.target = target
-        self.blocks = blocks
-        self.start = join(blocks).astype(float)
 
-    def loss(self, theta: Array) -> float:
-        """Return ½‖A − W*‖²."""
-        effective = self.student.effective(*split(theta, self.blocks))
-        return float(0.5 * np.sum((effective - self.target) ** 2))
+def _integrate(
+    student: Student, target: Array, blocks: list[Array], at: Array
+) -> list[list[Array]]:
+    """Return the parameters at each time; raise `ConfigError` if the flow is stiff or diverges."""
+    evaluations = itertools.count()
 
-    def gradient(self, theta: Array) -> Array:
-        """Return ∇L."""
-        return self.student.gradient(split(theta, self.blocks), self.target)
+    def velocity(_: float, theta: Array) -> Array:
+        if next(evaluations) == MOST_EVALUATIONS:
+            raise ConfigError(
+                f"the flow of {student.name!r} is too stiff to integrate to t = {at[-1]:g}; "
+                "expected an earlier time or other initial parameters."
+            )
+        return -student.gradient(split(theta, blocks), target)
 
-    def check(self) -> None:
-        """Raise `ConfigError` if the gradient at t = 0 is not finite, or A is not analytic."""
-        is_finite = bool(np.isfinite(self.gradient(self.start)).all())
-        expect(
-            is_finite,
-            f"the gradient of {self.student.name!r} at t = 0",
-            "not finite",
-            "finite numbers.",
+    size_of_target = float(np.abs(target).max()) or 1.0
+    small = 1e-14 * min(1.0, size_of_target)
+    solution = solve_ivp(
+        velocity, (0.0, at[-1]), join(blocks), "DOP853", t_eval=at, rtol=1e-12, atol=small
+    )
+    if not solution.success:
+        raise ConfigError(
+            f"the flow of {student.name!r} failed at t = {solution.t[-1]:g}: {solution.message}"
         )
-        check_analytic(self.student.effective, self.blocks)
-
-    def solve(self, at: Array) -> Any:
-        """Return scipy's solution at the times; raise `ConfigError` if it takes too long."""
-        evaluations = itertools.count()
-
-        def velocity(_: float, theta: Array) -> Array:
-            if next(evaluations) == MOST_EVALUATIONS:
-                raise ConfigError(
-                    f"the flow of {self.student.name!r} is too stiff to integrate to "
-                    f"t = {at[-1]:g}; expected an earlier time or other initial parameters."
-                )
-            return -self.gradient(theta)
-
-        size_of_target = float(np.abs(self.target).max()) or 1.0
-        small = 1e-14 * min(1.0, size_of_target)
-        return solve_ivp(
-            velocity, (0.0, at[-1]), self.start, "DOP853", t_eval=at, rtol=1e-12, atol=small
-        )
+    return [split(theta, blocks) for theta in solution.y.T]
 
 
 def power_series(student: Student, teacher: Any, order: int) -> list[Array]:
