@@ -14,24 +14,10 @@ from torch.utils.data import Dataset
 from lightning_sv.atomic import atomic_path, file_sha256
 from lightning_sv.corpus.manifest import SPLITS, Manifest, Shard
 from lightning_sv.corpus.remote import local_folder
-from lightning_sv.corpus.validate import DATA_FORMATS, check_corpus
+from lightning_sv.corpus.validate import check_corpus, index_of
 from lightning_sv.errors import expect, expect_known
 
 Split = Literal["train", "val"]
-
-
-# Settings of litdata's index of uncompressed shards, one 1-D NumPy array per document.
-_INDEX = {
-    "chunk_size": None,
-    "compression": None,
-    "compression_batch_size": None,
-    "compression_level": None,
-    "data_spec": '[1, {"type": null, "context": null, "children_spec": []}]',
-    "encryption": None,
-    "ipc_compression": None,
-    "item_loader": "TokensLoader",
-    "types": "json",
-}
 
 
 @dataclass(frozen=True)
@@ -114,18 +100,8 @@ def write_shard(
 
 def write_index(folder: Path, shards: Sequence[Shard], chunk_bytes: int, dtype: np.dtype) -> None:
     """Write litdata's index of the shards in a folder."""
-    chunks = [
-        {
-            "chunk_bytes": shard.bytes,
-            "chunk_size": shard.documents,
-            "dim": shard.tokens,
-            "filename": Path(shard.file).name,
-        }
-        for shard in shards
-    ]
-    config = _INDEX | {"chunk_bytes": chunk_bytes, "data_format": DATA_FORMATS[dtype.name]}
-    text = json.dumps({"chunks": chunks, "config": config}, sort_keys=True)
-    (folder / "index.json").write_text(text)
+    index = index_of(shards, chunk_bytes, dtype.name)
+    (folder / "index.json").write_text(json.dumps(index, sort_keys=True))
 
 
 def open_split(dir: str | Path, split: Split, *, seq_len: int) -> "Sequences":

@@ -7,16 +7,14 @@ checked during setup.
 
 import hashlib
 import json
-import time
-from collections.abc import Collection, Mapping
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
 
-from lightning_sv.atomic import file_sha256, locked, regular, write_atomically
+from lightning_sv.atomic import file_sha256, locked, read_json, regular, write_atomically
 from lightning_sv.corpus.config import LAYER
 from lightning_sv.corpus.manifest import CHECKSUM, SPLITS, Manifest, Shard
 from lightning_sv.corpus.progress import SHOWN_BYTES, in_threads
@@ -28,18 +26,35 @@ STAMP = "verified.json"
 # Wait at most this long for a different process that hashes: half of the time that other ranks wait
 # for this one.
 _WAIT_S = 300.0
-# Write the stamp this often while hashing, because a restart after a rank's time-out would hash all
-# shards again.
-_STAMP_S = 10.0
 # litdata's names of 1-D NumPy arrays of these types. Other formats are rejected: some are pickles.
-DATA_FORMATS = {"uint16": ["no_header_numpy:5"], "uint32": ["no_header_numpy:6"]}
-# litdata's index of uncompressed, unencrypted shards with one array per document.
-_PLAIN = {
+_DATA_FORMATS = {"uint16": ["no_header_numpy:5"], "uint32": ["no_header_numpy:6"]}
+# Settings of litdata's index of uncompressed shards, one 1-D NumPy array per document.
+_INDEX = {
+    "chunk_size": None,
     "compression": None,
+    "compression_batch_size": None,
+    "compression_level": None,
     "data_spec": '[1, {"type": null, "context": null, "children_spec": []}]',
     "encryption": None,
+    "ipc_compression": None,
     "item_loader": "TokensLoader",
+    "types": "json",
 }
+
+
+def index_of(shards: Sequence[Shard], chunk_bytes: int, dtype: str) -> dict[str, Any]:
+    """Return the content of litdata's index of some shards."""
+    chunks = [
+        {
+            "chunk_bytes": shard.bytes,
+            "chunk_size": shard.documents,
+            "dim": shard.tokens,
+            "filename": Path(shard.file).name,
+        }
+        for shard in shards
+    ]
+    config = _INDEX | {"chunk_bytes": chunk_bytes, "data_format": _DATA_FORMATS[dtype]}
+    return {"chunks": chunks, "config": config}
 
 
 def check_corpus(
@@ -143,17 +158,11 @@ class _Corpus:
         return f" (as --config {layer} does)"
 
     def check_split(self, name: str) -> None:
-        """Check litdata's index of a split, the sizes of its files, and its totals."""
+        """Check litdata's index of a split, the sizes of its files, and its largest token."""
         split = self.manifest.splits[name]
         self._check_index(name)
         for shard in split.shards:
             self._check_size(shard)
-
-        n_tokens = sum(shard.tokens for shard in split.shards)
-        n_documents = sum(shard.documents for shard in split.shards)
-        where = f"{self.root}/manifest.json"
-        if (n_tokens, n_documents) != (split.tokens, split.documents):
-            raise self.damaged(f"{where}: the shards of {name} do not add up to its totals")
 
         vocab_size = self.manifest.vocab_size
         eot = self.manifest.eot
@@ -162,23 +171,16 @@ class _Corpus:
         if not 0 <= largest < vocab_size <= most:
             found = f"token {split.largest_token} of {name} or the end-of-text token {eot}"
             outside = f"is outside the vocabulary of {vocab_size}"
-            raise self.damaged(f"{where}: {found} {outside}")
+            raise self.damaged(f"{self.root}/manifest.json: {found} {outside}")
 
     def _check_index(self, name: str) -> None:
-        """Check that litdata's index lists the shards of the manifest, as plain tokens."""
+        """Check that litdata's index describes the shards of the manifest, as plain tokens."""
+        manifest = self.manifest
         path = self.file(f"{name}/index.json")
-        dtype = self.manifest.dtype
-        try:
-            index = json.loads(path.read_text())
-            listed = [_listed_shard(name, chunk) for chunk in index["chunks"]]
-            is_plain = _is_plain(index["config"], dtype)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise self.damaged(f"{path} is damaged ({error!r:.200})") from None
-        if not is_plain:
-            raise self.damaged(f"{path} does not describe plain {dtype} tokens")
-        shards = self.manifest.splits[name].shards
-        if listed != [(s.file, s.bytes, s.documents, s.tokens) for s in shards]:
-            raise self.damaged(f"{path} does not list the shards of manifest.json")
+        index = read_json(path, f"delete {self.root} and prepare it again.")
+        shards = manifest.splits[name].shards
+        if index != index_of(shards, manifest.settings["chunk_bytes"], manifest.dtype):
+            raise self.damaged(f"{path} is not the index of the shards of manifest.json")
 
     def _check_size(self, shard: Shard) -> None:
         """Check the bytes of a shard: its header and its tokens."""
@@ -195,63 +197,45 @@ class _Corpus:
         know which nodes share a disk. Nodes that share the folder share its lock and stamp, so one
         hashes for all. Other nodes hash their copy.
         """
-        stamp = _Stamp(self.manifest, self.root)
-        if not stamp.unverified():
+        stamp = self.root / STAMP
+        state = self._state()  # before hashing, so that concurrent changes are detected
+        if _read_stamp(stamp) == state:
             return
         with ExitStack() as stack:
             # after the time-out, or if the folder is not writable, each process hashes
             with suppress(OSError):
-                lock = locked(stamp.path, f"process that checks {self.root}", timeout=_WAIT_S)
+                lock = locked(stamp, f"process that checks {self.root}", timeout=_WAIT_S)
                 stack.enter_context(lock)
-            shards = stamp.unverified()
-            if shards:
-                self._check_shards(shards, stamp)
+            if _read_stamp(stamp) == state:  # another process has hashed while this one waited
+                return
+            shards = self.manifest.shards
+            size = sum(shard.bytes for shard in shards)
+            in_threads("checking shards", self._check_shard, shards, size, shown=size > SHOWN_BYTES)
+            with suppress(OSError):  # e.g. not writable
+                write_atomically(stamp, json.dumps(state))
 
-    def _check_shards(self, shards: list[Shard], stamp: "_Stamp") -> None:
-        """Check the shards, and write the stamp from time to time, so that a restart continues."""
-        unchecked_files = {shard.file for shard in shards}
-        lock = Lock()
-        stamp_time = time.monotonic()
+    def _state(self) -> dict[str, Any]:
+        """Return what the file `STAMP` has: size and change time (ctime) of each shard.
 
-        def check(shard: Shard) -> int:
-            nonlocal stamp_time
-            self._check_shard(shard)
-            with lock:
-                unchecked_files.remove(shard.file)
-                if not unchecked_files or time.monotonic() - stamp_time >= _STAMP_S:
-                    stamp.write(unchecked_files)
-                    stamp_time = time.monotonic()
-            return shard.bytes
+        Programs cannot set the change time, and that of a copy is new. Neither holds for the
+        modification time.
+        """
+        files = {}
+        for shard in self.manifest.shards:
+            status = (self.root / shard.file).stat()
+            files[shard.file] = [status.st_size, status.st_ctime_ns]
+        return {CHECKSUM: self.manifest.to_dict()[CHECKSUM], "files": files}
 
-        size = sum(shard.bytes for shard in shards)
-        in_threads("checking shards", check, shards, size, shown=size > SHOWN_BYTES)
-
-    def _check_shard(self, shard: Shard) -> None:
-        """Check the hash and the largest token of a shard."""
+    def _check_shard(self, shard: Shard) -> int:
+        """Check the hash and the largest token of a shard; return its bytes."""
         path = self.root / shard.file
         if file_sha256(path) != shard.sha256:
             raise self.damaged(f"{path} does not match its sha256 in manifest.json")
-        if not shard.tokens:
-            return
         tokens = np.memmap(path, self.manifest.dtype, mode="r", offset=_header_bytes(shard))
         largest = tokens.max()
         if largest >= self.manifest.vocab_size:
             raise self.damaged(f"{path} has token {largest}, outside the vocabulary")
-
-
-def _listed_shard(name: str, chunk: Mapping[str, Any]) -> tuple[str, Any, Any, Any]:
-    """Return file, bytes, documents and tokens of a chunk in litdata's index."""
-    file = f"{name}/{chunk['filename']}"
-    return file, chunk["chunk_bytes"], chunk["chunk_size"], chunk["dim"]
-
-
-def _is_plain(config: Mapping[str, Any], dtype: str) -> bool:
-    """Return True if an index is one of uncompressed tokens."""
-    expected = _PLAIN | {"data_format": DATA_FORMATS[dtype]}
-    for key in config:
-        if "compression" in key:
-            expected[key] = None
-    return all(config[key] == value for key, value in expected.items())
+        return shard.bytes
 
 
 def _header_bytes(shard: Shard) -> int:
@@ -259,46 +243,9 @@ def _header_bytes(shard: Shard) -> int:
     return 4 * (shard.documents + 2)
 
 
-class _Stamp:
-    """The file `STAMP`: shards that were hashed, with their size and change time (ctime) then.
-
-    Programs cannot set the change time, and that of a copy is new. Neither holds for the
-    modification time. The state is that at construction, before hashing, so that concurrent changes
-    are detected.
-    """
-
-    def __init__(self, manifest: Manifest, root: Path) -> None:
-        self.path = root / STAMP
-        self._shards = manifest.shards
-        self._checksum = manifest.to_dict()[CHECKSUM]
-        self._states = {}
-        for shard in manifest.shards:
-            status = (root / shard.file).stat()
-            self._states[shard.file] = [status.st_size, status.st_ctime_ns]
-
-    def unverified(self) -> list[Shard]:
-        """Return the shards that have to be hashed."""
-        hashed = self._read()
-        return [shard for shard in self._shards if self._has_changed(shard, hashed)]
-
-    def _has_changed(self, shard: Shard, hashed: Mapping[str, Any]) -> bool:
-        return hashed.get(shard.file) != self._states[shard.file]
-
-    def _read(self) -> dict[str, Any]:
-        """Return the states in the file; empty if it is missing, damaged or of another corpus."""
-        try:
-            content = json.loads(regular(self.path).read_text())
-            is_ours = content[CHECKSUM] == self._checksum
-            return dict(content["files"]) if is_ours else {}
-        except (OSError, ValueError, RecursionError, LookupError, TypeError):
-            return {}
-
-    def write(self, unchecked_files: Collection[str]) -> None:
-        """Write the file for all shards except those that are left to hash."""
-        states = {}
-        for file, state in self._states.items():
-            if file not in unchecked_files:
-                states[file] = state
-        text = json.dumps({CHECKSUM: self._checksum, "files": states})
-        with suppress(OSError):  # e.g. not writable
-            write_atomically(self.path, text)
+def _read_stamp(path: Path) -> Any:
+    """Return the content of the file `STAMP`; None if it is missing or damaged."""
+    try:
+        return json.loads(regular(path).read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
