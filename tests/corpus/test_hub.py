@@ -126,25 +126,13 @@ def test_prepare_of_a_folder_whose_files_have_changed_is_refused(
         prepare(config, progress=False)
 
 
-@pytest.mark.parametrize(
-    ("status", "word"),
-    [
-        (401, "HF_TOKEN"),
-        (403, "HF_TOKEN"),
-        (404, "hf_subset"),
-        (429, "limits"),
-        (500, "next start"),
-    ],
-)
 def test_prepare_of_a_hub_that_refuses_names_the_reason(
-    config: CorpusConfig, status: int, word: str, monkeypatch: pytest.MonkeyPatch
+    config: CorpusConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
-        error: Any = OSError("refused")
-        error.response = SimpleNamespace(status_code=status)
-        raise error
+        raise OSError("429 Client Error: Too Many Requests\n\nwait")
 
     answer(monkeypatch, refuse)
-    with pytest.raises(ConfigError, match=f"^{NAME} .*{word}"):
+    with pytest.raises(ConfigError, match=f"^{NAME} .*429 .*HF_TOKEN"):
         prepare(replace(config, source=NAME), progress=False)
     assert not list(Path(config.dir).parent.glob("corpus*"))

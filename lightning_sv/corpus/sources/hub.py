@@ -32,19 +32,9 @@ log = logging.getLogger(__name__)
 WAIT_S = 10.0
 #: threads that read the ends of Parquet files, where their row groups are listed
 _THREADS = 16
-_GOES_ON = "The next start goes on where this one ended."
-_ACCESS = "Set HF_TOKEN to a token of an account that may read it."
-#: status of the hub's answer -> hint
-HINTS = {
-    401: _ACCESS,
-    403: _ACCESS,
-    404: "Check the name, hf_subset and hf_split; a private dataset needs HF_TOKEN.",
-    429: f"The hub limits requests: wait some minutes, or set HF_TOKEN. {_GOES_ON}",
-}
-_SERVER_HINT = f"The hub has a failure. {_GOES_ON}"
-_OTHER_HINT = (
+_HINT = (
     "Check the name, hf_subset, hf_split, HF_TOKEN, the network and its proxy (HTTPS_PROXY); "
-    "without a network use files:PATH."
+    "without a network use files:PATH. The next start goes on where this one ended."
 )
 
 
@@ -176,22 +166,5 @@ def _hub_revision(config: CorpusConfig) -> str | None:
 
 def _unreadable(config: CorpusConfig, where: str, error: Exception) -> ConfigError:
     message = str(error).strip() or type(error).__name__
-    reason = message.splitlines()[0]
-    hint = _hint(_status(error))
-    return ConfigError(f"{config.source} ({where}) cannot be read: {reason} {hint}")
-
-
-def _hint(status: int) -> str:
-    if status >= 500:
-        return _SERVER_HINT
-    return HINTS.get(status, _OTHER_HINT)
-
-
-def _status(error: BaseException | None) -> int:
-    """Return the status of the hub's answer that caused an error, 0 without one."""
-    while error is not None:
-        response = getattr(error, "response", None)
-        if response is not None:
-            return int(response.status_code)
-        error = error.__cause__ or error.__context__
-    return 0
+    reason = message.splitlines()[0]  # of the hub's answer, with its status
+    return ConfigError(f"{config.source} ({where}) cannot be read: {reason} {_HINT}")
