@@ -95,14 +95,14 @@ def decayed_names(
         ConfigError: as `param_groups`
     """
     if policy is None:
-        policy = applied_policy(model)
+        policy = _applied_policy(model)
     if not isinstance(policy, str):
         wanted = "a word such as 'iwd'. Give the model's inputs as example=."
         raise ConfigError(f"policy is {type(policy).__name__}; expected {wanted}")
     find(DECAYS, policy, "policy")  # before the trace, which takes seconds
     if not isinstance(roles, Roles | None):
         raise ConfigError(f"roles is {roles!r}; expected the result of weight_decay_roles.")
-    parameters = trained_parameters(model, example, roles)
+    parameters = _trained_parameters(model, example, roles)
     _warn_of_short_vectors(model, parameters)
     return [name for name, parameter in parameters.items() if parameter.decays(policy)]
 
@@ -125,16 +125,10 @@ def _warn_of_short_vectors(model: nn.Module, parameters: Mapping[str, ModelParam
             return
 
 
-def trained_parameters(
-    model: nn.Module, example: Any = None, roles: Roles | None = None
+def _trained_parameters(
+    model: nn.Module, example: Any, roles: Roles | None
 ) -> dict[str, ModelParameter]:
-    """Return the trained parameters of `model`, by their names in it.
-
-    Arguments and errors are those of `param_groups`.
-
-    Raises:
-        ConfigError: as `param_groups`
-    """
+    """Return the trained parameters of `model`, by their names in it."""
     if roles is None:
         roles = weight_decay_roles(model, example)
     trained = [name for name, _ in _trained(model)]
@@ -148,7 +142,7 @@ def trained_parameters(
     return found
 
 
-def applied_policy(model: nn.Module) -> str:
+def _applied_policy(model: nn.Module) -> str:
     """Return the decay of the applied strategies of trained models, by default 'iwd'."""
     decays = dict.fromkeys(_decays_of_strategies(model))
     wanted = f"one of {' '.join(decays)}, because the strategies inside differ."

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from lightning_sv import interop
+from lightning_sv import Backbone, BackboneConfig, interop
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop import (
     ModelParameter,
@@ -145,6 +145,55 @@ def test_decayed_names_multipliers_follow_output_side() -> None:
         False,
     ]
     assert not any(decayed_name.endswith("bias") for decayed_name in decayed["wd"])
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: find("llama").build(), lambda: Backbone(BackboneConfig(16, 1, 2, 48))]
+)
+def test_param_groups_of_compiled_model_needs_no_example(build: Any) -> None:
+    model = build()
+    expected = param_groups(model, 1e-3, 0.1)
+    found = param_groups(torch.compile(model), 1e-3, 0.1)
+    assert [[id(p) for p in group["params"]] for group in found] == [
+        [id(p) for p in g["params"]] for g in expected
+    ]
+
+
+def test_own_model_page_prints_parameters_whose_decay_differs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (ROOT / "docs/own-model.md").read_text().partition("*Which parameters does my")[2]
+    code = page.partition("```python\n")[2].partition("```")[0]
+    model = qwen3()
+    all_decay = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
+    by_role = torch.optim.AdamW(param_groups(model, 1e-3, 0.1))
+    undecayed = [name for name, _ in model.named_parameters() if name not in truth(model)]
+    for optimizer, differing in ((all_decay, undecayed), (by_role, [])):
+        exec(code, {"model": model, "optimizer": optimizer, "tokens": None})
+        assert capsys.readouterr().out == f"{differing}\n"
+
+
+def test_own_model_page_example_for_muon_chooses_by_role() -> None:
+    """The vectors of stacked experts have two axes, like matrices."""
+    page = (ROOT / "docs/own-model.md").read_text().partition("### Rules by number of axes")[2]
+    code = page.partition("```python\n")[2].partition("```")[0]
+    model = find("qwen3_moe").build()
+    with pytest.warns(UserWarning, match="gate_up_proj"):
+        report = apply_strategy(model, "hg+dp+or+iwd")
+    names: dict[str, Any] = {"torch": torch, "model": model, "tokens": None}
+    exec(code, names)
+    (of_muon,) = names["muon"].param_groups
+    decayed, spared = names["adamw"].param_groups
+    with_decay = {id(p) for p in [*of_muon["params"], *decayed["params"]]}
+    without = {id(p) for p in spared["params"]}
+    expected = set(decayed_names(model, "iwd"))
+    for name, parameter in model.named_parameters():
+        group = with_decay if name in expected else without
+        assert id(parameter) in group, name
+    vectors: set[int] = set()
+    for name in report.vectors:
+        vectors.update(map(id, model.get_submodule(name).parameters()))
+    assert report.stacked and not vectors & {id(p) for p in of_muon["params"]}
 
 
 @pytest.mark.parametrize("word", ["", "+iwd", "+owd", "+nowd"])
