@@ -17,7 +17,6 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.roles.axes import varying_axes
 from lightning_sv.roles.graph import DATA, Node, Use, plain, users_in_order
 from lightning_sv.roles.linear import Axes, LinearValues
-from lightning_sv.roles.measure import is_measurable
 from lightning_sv.roles.norms import ScaledValue
 
 _KNOWN = ops.MIXING | ops.PRODUCTS.keys() | ops.ROWS.keys() | ops.TERMS.keys()
@@ -59,7 +58,7 @@ def consumers(
     `outputs` are values that the model returns, which also consumes them.
 
     Raises:
-        UnknownConsumerError: an operation is in no table of `ops` and cannot be measured
+        UnknownConsumerError: an operation of several tensors, or of a library, is in no table
     """
     walk = _LinearWalk(scaled, name)
     yield from walk.consumers()
@@ -127,7 +126,9 @@ class _LinearWalk:
         return axes
 
     def _check_known(self, user: Node) -> None:
-        is_known = user.pointwise or user.op in _KNOWN or is_measurable(user)
+        is_of_torch = "::" not in user.op
+        is_of_one_tensor = is_of_torch and len(user.inputs) == 1  # such as a pooling
+        is_known = user.pointwise or user.op in _KNOWN or is_of_one_tensor
         if is_known and user.op not in ops.QUANTIZES:
             return
         what = f"{self.name} scales a value read by {user.op!r}"

@@ -7,13 +7,12 @@ values. What an operation does to it depends on the operation's table in `ops`:
     ROWS       index, cat, scatter                     rows keep their channels
     TERMS      y + y', a * y, where(mask, y, y')       each term has gamma once, or is fixed
     PRODUCTS   a @ y over positions                    an average with fixed weights
-    others     pooling, interpolation                  measured
+    MEANS      y.mean(positions)                       the other axes keep their channels
 """
 
 import lightning_sv.roles.ops as ops
 from lightning_sv.roles.axes import moved, varying_axes
 from lightning_sv.roles.graph import DATA, Node, Use
-from lightning_sv.roles.measure import channels_of_result, is_measurable
 from lightning_sv.roles.types import agreed
 
 #: axes of a value
@@ -47,8 +46,8 @@ class LinearValues:
             return self._axes_of_rows(user, uses)
         if user.op in ops.TERMS:
             return self._axes_of_sum(user, uses)
-        if is_measurable(user):
-            return channels_of_result(user, axes)
+        if user.op in ops.MEANS:
+            return _axes_of_mean(user, axes)
         return None
 
     def _axes_of_average(self, uses: list[Use]) -> Axes | None:
@@ -108,6 +107,18 @@ class LinearValues:
         has_vector_once = len(linear) == 1 and self.axes.keys().isdisjoint(divisors)
         others = coefficients + divisors
         return has_vector_once and all(_is_coefficient(value, user, axes) for value in others)
+
+
+def _axes_of_mean(mean: Node, axes: Axes) -> Axes | None:
+    """Return the axes of the channels in a mean of other axes; None if it is one of channels."""
+    n_axes = len(mean.first.shape)
+    averaged = {dim % n_axes for dim in mean.scalars.get("dim") or range(n_axes)}
+    if averaged & axes:
+        return None
+    if mean.scalars.get("keepdim"):
+        return axes
+    kept = [axis for axis in range(n_axes) if axis not in averaged]
+    return frozenset(map(kept.index, axes))
 
 
 def _is_fixed_term(values: list[Node], condition: Node | None) -> bool:

@@ -64,6 +64,7 @@ COPIES = frozenset(
         "_to_copy", "_unsafe_view", "clone", "contiguous", "view_copy", "expand_copy", "repeat",
         "repeat_interleave", "lift_fresh", "lift_fresh_copy", "alias", "detach", "constant_pad_nd",
         "flip", "roll", "neg", "_conj_physical", "split_with_sizes_copy", "_reshape_copy",
+        "as_strided",
     }
 )  # fmt: skip
 #: operation -> the arguments whose rows are selected, moved or gathered
@@ -105,6 +106,8 @@ TERMS: dict[str, tuple[Term, ...]] = {
     "where": (Term(("condition", "self")), Term(("condition", "other"))),
     "masked_fill": (Term(("self", "mask")), Term(("value",))),
 }
+#: sums over axes
+MEANS = frozenset({"mean", "sum"})
 #: operation -> the arguments that it multiplies
 MULTIPLIED: dict[str, frozenset[str]] = {
     **dict.fromkeys(("mul", "div", "true_divide"), frozenset({"self", "other"})),
@@ -128,7 +131,8 @@ LOSSES = frozenset(
     {"nll_loss_forward", "nll_loss2d_forward", "mean", "gather", "ne", "eq", "argmax"}
 )
 
-#: nonlinear operations on several tensors, in addition to those that torch tags as pointwise
+#: operations on several tensors that are not linear, in addition to those that torch tags as
+#: pointwise; those of torch on one tensor need no row
 MIXING = (
     ATTENTION
     | CHOICES

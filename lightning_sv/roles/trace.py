@@ -12,7 +12,7 @@ gives its storage a new value that depends on the old one:
     x.mul_(2)         a new node; later reads of x, and of its views, find this one
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, reduce
@@ -233,12 +233,6 @@ def _storage(tensor: Tensor) -> Any:
 def _geometry(tensor: Tensor) -> tuple[Any, ...]:
     offset = tensor.storage_offset() if tensor.layout == torch.strided else 0
     return (tuple(tensor.shape), strides(tensor), offset, tensor.dtype)
-
-
-def run_method(model: nn.Module, method: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run a method of the model under the conditions of a traced pass."""
-    with traced_execution(model), Tracer():
-        return method(**kwargs)
 
 
 def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Graph:

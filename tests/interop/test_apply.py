@@ -52,7 +52,7 @@ def trained(family: Family, std: float = 0.7) -> nn.Module:
     """The tiny model with scale vectors that are not 1, negative entries among them."""
     model = family.build()
     generator = torch.Generator().manual_seed(1)
-    for row in weight_decay_roles(model).parameters:
+    for row in weight_decay_roles(model, family.example).parameters:
         if row.role in ("input", "output"):
             with torch.no_grad():
                 parameter = model.get_parameter(row.name)
@@ -64,8 +64,8 @@ def named(name: str, std: float = 0.7) -> nn.Module:
     return trained(find(name), std)
 
 
-def logits(model: nn.Module) -> Tensor:
-    args, kwargs = example_of(model, None)
+def logits(model: nn.Module, example: dict[str, Any] | None = None) -> Tensor:
+    args, kwargs = example_of(model, example)
     with torch.no_grad():
         out: Tensor = model(*args, **kwargs)[0]
     return out
@@ -117,19 +117,19 @@ def cases_of_families() -> Iterator[Any]:
 def test_apply_strategy_any_family_keeps_outputs_and_folds(strategy: str, family: Family) -> None:
     # er has no sign at a norm without a matrix
     model = trained(family, 0.05 if "er" in strategy else 0.7)
-    before = logits(model)
+    before = logits(model, family.example)
     with unchanged(model, values=False):
-        report = apply_strategy(model, strategy)
+        report = apply_strategy(model, strategy, family.example)
         assert report.same_function
         assert report.difference < ROUNDING
-        assert (logits(model) - before).norm() < ROUNDING * before.norm()
+        assert (logits(model, family.example) - before).norm() < ROUNDING * before.norm()
         perturb(model)
-        applied = logits(model)
+        applied = logits(model, family.example)
         with FlopCounterMode(display=False):  # as Lightning's ModelSummary does
-            assert (logits(model) - applied).norm() < ROUNDING * applied.norm()
+            assert (logits(model, family.example) - applied).norm() < ROUNDING * applied.norm()
         assert (applied - before).norm() > 1e-3 * before.norm() or not report.vectors
         assert fold_applied(model) is model
-    assert torch.equal(logits(model), applied)
+    assert torch.equal(logits(model, family.example), applied)
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_vectors_of_folder_gamma_of_unknown_form_is_noted(
 
 def test_vectors_of_folder_matrix_of_joined_patches_is_noted(tmp_path: Path) -> None:
     named("qwen2_5_vl").save_pretrained(tmp_path)
-    found = vectors_of_folder(tmp_path)
+    found = vectors_of_folder(tmp_path, find("qwen2_5_vl").example)
     rows = {vector.name: vector for vector in found.vectors}
     assert not rows["model.visual.merger.ln_q.weight"].matrices
     (note,) = found.notes

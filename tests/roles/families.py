@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -46,15 +46,29 @@ MLA = {
 GROUPS = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
 
 
+def image(width: int) -> dict[str, Any]:
+    """A square image. Roles do not depend on the values, so a 1 is expanded."""
+    return {"pixel_values": torch.ones(()).expand(1, 3, width, width)}
+
+
+def ids(inner: list[int] | None = None) -> Tensor:
+    """16 token ids with those of an image in the middle."""
+    return torch.tensor([[*range(4, 12), *(inner or []), *range(12, 20)]])
+
+
+IMAGE = 60  #: token that stands for a patch of an image
+
+
 class Family:
     """One row: its config and the truth.
 
-    `kept` are input vectors that no matrix can take up.
+    `kept` are input vectors that no matrix can take up. `example` has the inputs of a model that
+    does not read token ids alone.
     """
 
     def __init__(
         self, name: str, config: dict[str, Any] | None = None, variant: str = "", auto: str = "AutoModelForCausalLM",
-        to_one: str = "", kept: str = "", **roles: str,
+        to_one: str = "", kept: str = "", example: dict[str, Any] | None = None, **roles: str,
     ) -> None:  # fmt: skip
         self.name = name
         self.config = config or {}
@@ -62,6 +76,7 @@ class Family:
         self.roles = roles
         self.to_one = to_one
         self.kept = kept
+        self.example = example
         self.id = f"{name}-{variant}" if variant else name
 
     def build(self) -> nn.Module:
@@ -226,37 +241,43 @@ FAMILIES = [
         "vocab_size": 64, "num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 64, "pad_token_id": 0,
         "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},
         input="self_attn_layer_norm encoder_attn_layer_norm final_layer_norm layer_norm", kept="decoder.layer_norm",
-        auto="AutoModelForSpeechSeq2Seq"),
+        auto="AutoModelForSpeechSeq2Seq",
+        example={"input_features": torch.ones(1, 8, 40), "decoder_input_ids": ids(), "use_cache": False}),
     Family("bert", input="layer.1.output.LayerNorm transform.LayerNorm", output="embeddings.LayerNorm output.LayerNorm",
         kept="transform.LayerNorm", auto="AutoModelForMaskedLM"),
     Family("modernbert", {"global_attn_every_n_layers": 2}, input="attn_norm mlp_norm final_norm head.norm",
         output="embeddings.norm", kept="head.norm", auto="AutoModelForMaskedLM"),
     Family("vit", {"image_size": 8, "patch_size": 4}, input="layernorm_before layernorm_after layernorm",
-        bias="position_embeddings", other="cls_token", auto="AutoModelForImageClassification"),
+        bias="position_embeddings", other="cls_token", auto="AutoModelForImageClassification", example=image(8)),
     # an image and tokens
     Family("llava", {"text_config": {"model_type": "llama"} | SIZES,
-        "vision_config": {"model_type": "clip_vision_model"} | VISION, "image_token_index": 60},
+        "vision_config": {"model_type": "clip_vision_model"} | VISION, "image_token_index": IMAGE},
         input=f"{LLAMA} layer_norm1 layer_norm2", output="pre_layrnorm post_layernorm", other="class_embedding",
-        embedding="position_embedding", auto="AutoModelForImageTextToText"),
+        embedding="position_embedding", auto="AutoModelForImageTextToText",
+        example=image(16) | {"input_ids": ids([IMAGE] * 16), "use_cache": False}),
     Family("gemma3", {"text_config": SIZES, "vision_config": {"model_type": "siglip_vision_model",
-        "vision_use_head": False} | VISION, "image_token_index": 60, "mm_tokens_per_image": 4},
+        "vision_use_head": False} | VISION, "image_token_index": IMAGE, "mm_tokens_per_image": 4},
         input="input_layernorm pre_feedforward_layernorm norm layer_norm1 layer_norm2 mm_soft_emb_norm",
         output="post_attention_layernorm post_feedforward_layernorm q_norm k_norm post_layernorm",
         embedding="position_embedding", kept="language_model.norm",
         to_one="input_layernorm pre_feedforward_layernorm language_model.norm post_attention_layernorm "
         "post_feedforward_layernorm q_norm k_norm mm_soft_emb_norm",
-        auto="AutoModelForImageTextToText"),
+        auto="AutoModelForImageTextToText",
+        example=image(16) | {"input_ids": ids([IMAGE] * 4), "use_cache": False}),
     Family("qwen2_5_vl", {"text_config": SIZES | {"rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]}},
         "vision_config": {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "out_hidden_size": 32,
-        "patch_size": 4, "fullatt_block_indexes": [1], "window_size": 16}, "image_token_id": 60, "video_token_id": 61,
+        "patch_size": 4, "fullatt_block_indexes": [1], "window_size": 16}, "image_token_id": IMAGE, "video_token_id": 61,
         "vision_start_token_id": 62, "vision_end_token_id": 63}, input=f"{LLAMA} norm1 norm2 ln_q",
-        auto="AutoModelForImageTextToText"),
+        auto="AutoModelForImageTextToText",
+        example={"pixel_values": torch.ones(64, 96), "image_grid_thw": torch.tensor([[1, 8, 8]]),
+        "input_ids": ids([62] + [IMAGE] * 16), "mm_token_type_ids": ids([62] + [IMAGE] * 16).eq(IMAGE).long(),
+        "use_cache": False}),
     # sums over positions
     Family("rwkv", {"attention_hidden_size": 32, "context_length": 32}, input="ln1 ln2 ln_out", output="pre_ln",
         bias="time_decay time_first", multiplier="time_mix_key time_mix_value time_mix_receptance", head="head"),
     Family("swin", dict.fromkeys(SIZES) | {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 1],
         "num_heads": [2, 2], "window_size": 2}, input="layernorm_before layernorm_after downsample.norm swin.layernorm",
-        output="embeddings.norm", embedding="relative_position_bias_table", auto="AutoModelForImageClassification"),
+        output="embeddings.norm", embedding="relative_position_bias_table", auto="AutoModelForImageClassification", example=image(32)),
 ]
 # fmt: on
 

@@ -8,7 +8,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.roles import ModelParameter, Roles, weight_decay_roles
 from lightning_sv.roles.fake import model_from_config
 from tests.conftest import edit_json, thinned
-from tests.roles.families import find
+from tests.roles.families import find, image
 
 transformers = pytest.importorskip("transformers")
 
@@ -49,26 +49,10 @@ def test_weight_decay_roles_unused_parameter_refused() -> None:
     model = transformers.Dinov2ForImageClassification(config)
     name = "dinov2.embeddings.mask_token"
     with pytest.raises(ConfigError, match=f"parameter {name} is not used in the traced forward"):
-        weight_decay_roles(model)
-    roles = weight_decay_roles(model, known={name: "other"})
+        weight_decay_roles(model, image(14))
+    roles = weight_decay_roles(model, image(14), known={name: "other"})
     assert roles[name].role == "other"
     assert roles["dinov2.encoder.layer.0.layer_scale1.lambda1"].role == "multiplier"
-
-
-def test_weight_decay_roles_inputs_that_a_config_does_not_give_are_refused() -> None:
-    images = find("gemma3").build()
-    images.config.mm_tokens_per_image = 100  # more than the image has patches
-    with pytest.raises(ConfigError, match="accepts no image"):
-        weight_decay_roles(type(images)(images.config))
-    config = transformers.SpeechT5Config(
-        hidden_size=32,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-    )
-    with pytest.raises(ConfigError, match="needs input_values"):
-        weight_decay_roles(transformers.SpeechT5ForSpeechToText(config))
 
 
 CODE = """

@@ -36,7 +36,7 @@ def expected_row(family: Family, name: str, parameter: nn.Parameter) -> list[obj
 
 def checked(family: Family, model: nn.Module) -> None:
     """Compare the roles of `model` with the family's row."""
-    roles = weight_decay_roles(model)
+    roles = weight_decay_roles(model, family.example)
     found: dict[str, list[object]] = {}
     expected: dict[str, list[object]] = {}
     for name, parameter in model.named_parameters():
@@ -60,6 +60,15 @@ def checked(family: Family, model: nn.Module) -> None:
 )
 def test_weight_decay_roles_any_family_equal_truth(family: Family) -> None:
     checked(family, family.build())
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [("vit", "needs pixel_values"), ("whisper", "needs input_features"), ("llava", "is not used")],
+)
+def test_weight_decay_roles_images_and_speech_need_an_example(name: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=f"{named}.* example"):
+        weight_decay_roles(find(name).build())
 
 
 @pytest.mark.parametrize(

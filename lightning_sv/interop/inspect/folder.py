@@ -9,7 +9,7 @@ which matrices read which vector. Then vectors are read at once, and matrices in
 
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,16 +34,18 @@ class FoundVectors(NamedTuple):
     notes: list[str]  #: what the statistics omit, and why, one sentence each
 
 
-def vectors_of_folder(folder: Path, *, trust_remote_code: bool = False) -> FoundVectors:
+def vectors_of_folder(
+    folder: Path, example: Any = None, *, trust_remote_code: bool = False
+) -> FoundVectors:
     """Return the scale vectors of a saved transformers model, with sums over their matrices.
 
     The model is traced on fake tensors and its values are read in blocks, so memory use does not
-    grow with it.
+    grow with it. `example` is as in `weight_decay_roles`; a model of images or speech needs one.
     """
     transformers()  # requires safetensors
     weights = StoredWeights(folder)  # before running code of the folder
     model = model_from_config(folder, trust_remote_code=trust_remote_code)
-    traced = TracedModel(model)
+    traced = TracedModel(model, example)
     matrices = _MatrixSums(StoredParameters(weights, model), traced.roles)
     vectors = []
     notes = []
