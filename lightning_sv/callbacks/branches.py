@@ -15,7 +15,6 @@ from lightning_sv.callbacks.step_callback import StepCallback
 from lightning_sv.errors import ConfigError
 from lightning_sv.optim import full_tensor
 from lightning_sv.scale import output_norms, scaled_linears
-from lightning_sv.scale.vector import HeadShared
 
 
 @dataclass(frozen=True)
@@ -56,11 +55,6 @@ def scaled_branches(model: nn.Module) -> list[ScaledBranch]:
 
     names = unique_names({branch.path: branch.name for branch in branches})
     return [replace(branch, name=names[branch.path]) for branch in branches]
-
-
-def of_one_head(vector: Any) -> Any:
-    """Return the vector of a head if all heads share it, otherwise the vector itself."""
-    return vector.vector if isinstance(vector, HeadShared) else vector
 
 
 def unique_names(name_of: Mapping[str, str]) -> dict[str, str]:

@@ -170,18 +170,17 @@ class CopyingMonitor(HeldOutProbe):
             self.expect_at_least("repeat_length", repeat_length, 2)
         self.repeat_length = repeat_length
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Check that the data are token batches and that the repeated text fits into a sequence."""
-        super().setup(trainer, pl_module, stage)
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Check that the repeated text fits into a sequence, and that the model has a forward."""
+        super().on_fit_start(trainer, pl_module)
         data = data_of(trainer)
+        assert data is not None
         length = self.repeat_length or 2
         least = 2 * length - 1
-        if stage == "fit" and data is not None and data.seq_len < least:
+        if data.seq_len < least:
             expected = f"at least {least} for a repeat_length of {length} tokens in CopyingMonitor."
             raise ConfigError(f"data.seq_len is {data.seq_len}; expected {expected}")
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Check that the model has a forward pass."""
         model = model_of(pl_module, self.model)
         if type(model).forward in (nn.Module.forward, L.LightningModule.forward):
             name = type(model).__name__

@@ -44,9 +44,9 @@ class HeldOutProbe(StepCallback):
         """
         raise NotImplementedError
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Check before training that the data are token batches; raise ConfigError otherwise."""
-        if stage == "fit" and data_of(trainer) is None:
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Check that the data are token batches; raise ConfigError otherwise."""
+        if data_of(trainer) is None:
             found = repr(trainer.datamodule)  # type: ignore[attr-defined]
             expected = f"a TokenDataModule for {self.name}."
             raise ConfigError(f"datamodule is {found}; expected {expected}")

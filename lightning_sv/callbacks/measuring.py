@@ -20,7 +20,8 @@ def measuring(trainer: L.Trainer) -> Iterator[None]:
     start = time.perf_counter()
     with _eager(trainer.lightning_module):
         yield
-    pause_throughput(trainer, time.perf_counter() - start)
+    for monitor in callbacks_of(trainer, TrainingMonitor):
+        monitor.idle += time.perf_counter() - start
 
 
 def _eager(module: L.LightningModule) -> AbstractContextManager[object]:
@@ -29,9 +30,3 @@ def _eager(module: L.LightningModule) -> AbstractContextManager[object]:
     if settings is None or settings.compile == "none":
         return nullcontext()
     return torch.compiler.set_stance("force_eager")
-
-
-def pause_throughput(trainer: L.Trainer, seconds: float) -> None:
-    """Exclude `seconds` from throughput/tokens_per_s, if it is logged."""
-    for monitor in callbacks_of(trainer, TrainingMonitor):
-        monitor.idle += seconds

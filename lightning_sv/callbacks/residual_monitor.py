@@ -105,7 +105,8 @@ class ResidualMonitor(HeldOutProbe):
         super().__init__(points, sequences, model)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Check that the model has blocks."""
+        """Check that the data are token batches, and that the model has blocks."""
+        super().on_fit_start(trainer, pl_module)
         model = model_of(pl_module, self.model)
         if not _blocks(model):
             found = type(model).__name__

@@ -12,11 +12,11 @@ from lightning_sv.callbacks.branches import (
     BranchCallback,
     ScaledBranch,
     means_over_layers,
-    of_one_head,
     scaled_branches,
 )
 from lightning_sv.callbacks.measuring import measuring
 from lightning_sv.optim import full_tensor
+from lightning_sv.scale.vector import HeadShared
 
 #: side -> axis of W along which an entry of gamma has its w_j
 _AXES = {"in": -2, "out": -1}
@@ -96,11 +96,9 @@ def _imbalance(branches: list[ScaledBranch], side: str) -> Tensor:
 def beta_gradients(model: nn.Module) -> dict[str, Tensor]:
     """Return |dL / d beta| of the current gradients, keyed 'layer0/q_proj/beta_in_grad'.
 
-    Means over experts.
-
-    Under `dnp` the loss does not depend on the beta of scale_in. Its gradient consists of rounding
-    errors and the effect of eps, but Adam, which normalizes by its size, still moves it at full
-    rate.
+    Means over experts. Under `dnp` the loss does not depend on the beta of scale_in. Its gradient
+    consists of rounding errors and the effect of eps, but Adam, which normalizes by its size, still
+    moves it at full rate.
     """
     out: dict[str, Tensor] = {}
     for branch in _scaled(model):
@@ -116,9 +114,14 @@ def _scaled(model: nn.Module) -> list[ScaledBranch]:
     branches = []
     for branch in scaled_branches(model):
         if branch.vectors:
-            own = {side: of_one_head(vector) for side, vector in branch.vectors.items()}
+            own = {side: _of_one_head(vector) for side, vector in branch.vectors.items()}
             branches.append(replace(branch, vectors=own))
     return branches
+
+
+def _of_one_head(vector: Any) -> Any:
+    """Return the vector of a head if all heads share it, otherwise the vector itself."""
+    return vector.vector if isinstance(vector, HeadShared) else vector
 
 
 def _squared_lengths(weight: Tensor, side: str, gamma: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ def trainer_stub(written: dict[int, dict[str, float]]) -> Any:
     strategy = SimpleNamespace(broadcast=lambda value: value, barrier=lambda: None)
     return SimpleNamespace(
         global_step=0, estimated_stepping_batches=1000, max_steps=1000, strategy=strategy, loggers=[logger],
-        callbacks=[], callback_metrics={},
+        callbacks=[], callback_metrics={}, lightning_module=LightningModule(),
     )  # fmt: skip
 
 

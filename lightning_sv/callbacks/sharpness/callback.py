@@ -8,7 +8,7 @@ import lightning as L
 import torch
 from torch import nn
 
-from lightning_sv.callbacks.measuring import pause_throughput
+from lightning_sv.callbacks.measuring import measuring
 from lightning_sv.callbacks.run_state import known_steps, log_spaced, model_of
 from lightning_sv.callbacks.sharpness.held_out_loss import HeldOutLoss
 from lightning_sv.callbacks.sharpness.measure import MeasuredLoss, Measurement
@@ -121,13 +121,13 @@ class Sharpness(StepCallback):
         """Measure and write."""
         if pl_module.device.type == "cuda":
             torch.cuda.synchronize(pl_module.device)  # pending steps count as training time
-        start = time.perf_counter()
-        figures = self._figures(trainer, pl_module)
-        figures["seconds"] = time.perf_counter() - start
-        # callbacks of all ranks must monitor the same values
-        figures = trainer.strategy.broadcast(figures)
+        with measuring(trainer):
+            start = time.perf_counter()
+            figures = self._figures(trainer, pl_module)
+            figures["seconds"] = time.perf_counter() - start
+            # callbacks of all ranks must monitor the same values
+            figures = trainer.strategy.broadcast(figures)
         self.write(trainer, figures)
-        pause_throughput(trainer, figures["seconds"])
 
     def _figures(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
         try:
