@@ -31,7 +31,6 @@ from lightning_sv.lit.summary import (
     print_groups,
     show_summary,
     summarize,
-    write_parameters,
 )
 from lightning_sv.runs.directory import (
     CONFIG,
@@ -60,7 +59,7 @@ class FitRun(CommandRun):
     ========  =====================================  ============================================
     `check`   before the fit                         nothing, so that a refused run leaves nothing
     `open`    before the fit                         the run directory and its lock
-    `begin`   before the first step, with weights    config, tokenizer, parameters, event files
+    `begin`   before the first step, with weights    config, tokenizer, event files
     `finish`  after the fit                          the summary of a run with all its steps
     ========  =====================================  ============================================
 
@@ -229,7 +228,7 @@ class FitRun(CommandRun):
     # begin
 
     def begin(self) -> None:
-        """Write config, tokenizer and parameters, and open the loggers, after all checks."""
+        """Write config and tokenizer, and open the loggers, after all checks."""
         self._has_begun = True
         if not self.trainer.is_global_zero:
             return
@@ -238,7 +237,6 @@ class FitRun(CommandRun):
         (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of a shorter run
         tokenizer = Tokenizer.load(self.data.folder)
         tokenizer.save(self.run_dir)  # for `generate`, which does not read the corpus
-        write_parameters(self.run_dir, self.model)
         self._write_config()
         for logger in self.trainer.loggers:
             if isinstance(logger, RunLogger):

@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from lightning_sv.atomic import write_atomically
 from lightning_sv.callbacks import tokens_seen
 from lightning_sv.corpus import Manifest
 from lightning_sv.corpus.config import PYTHON_SOURCES
@@ -22,9 +21,9 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.json_text import json_text
 from lightning_sv.lit.checkpoint.compat import recorded_settings
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.optim import group_table, parameter_table
+from lightning_sv.optim import group_table
 from lightning_sv.own_code import modules_named
-from lightning_sv.runs.directory import PARAMETERS, PICTURE, config_value, read_config
+from lightning_sv.runs.directory import PICTURE, config_value, read_config
 from lightning_sv.runs.job import program
 from lightning_sv.runs.provenance import Provenance
 from lightning_sv.runs.segments import schedule_lengths
@@ -94,21 +93,6 @@ def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig
         "init_from": module.settings.init_from or "",
         "settings": hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8],
     }
-
-
-def write_parameters(run_dir: Path, module: PretrainModule) -> None:
-    """Write parameters.csv: name, shape, role, optimizer, peak lr and weight decay.
-
-    Nothing is written if a subclass has its own optimizer or model.
-    """
-    if module.own_optimizer or module.built_by:
-        return
-    plan = module.settings.plan
-    meta = plan.meta()
-    rows = [["parameter", "shape", "role", "optimizer", "peak_lr", "weight_decay"]]
-    rows += parameter_table(meta, plan.optimizer(meta))
-    lines = [",".join(row) + "\n" for row in rows]
-    write_atomically(run_dir / PARAMETERS, "".join(lines))
 
 
 def print_groups(console: Console, module: PretrainModule, steps: int, data: DataConfig) -> None:

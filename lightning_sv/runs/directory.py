@@ -1,6 +1,6 @@
 """Files of a run directory: their names, which only this module spells, and their content.
 
-config.yaml  summary.json  parameters.csv  tokenizer.json  events.out.tfevents.*  run.png
+config.yaml  summary.json  tokenizer.json  events.out.tfevents.*  run.png
 checkpoints/last.ckpt  nonfinite.jsonl (after a step that was not finite)  .lock
 checkpoints/step-<n>.ckpt (a folder, to which last.ckpt links, if checkpoints are sharded)
 train.log  command.json  progress.json (if `compare` or `paper` started the run)
@@ -18,8 +18,6 @@ from lightning_sv.errors import ConfigError, UnreadableError
 CONFIG = "config.yaml"
 #: final numbers of a run; exists only if the run is complete
 SUMMARY = "summary.json"
-#: name, shape, role, optimizer, peak lr and weight decay of every parameter
-PARAMETERS = "parameters.csv"
 PICTURE = "run.png"
 #: the checkpoint a run resumes from
 LAST = Path("checkpoints") / "last.ckpt"

@@ -121,8 +121,7 @@ def scale_vectors_keep_their_digits(module: PretrainModule) -> None:
 
 
 def the_table_is_what_is_trained(module: PretrainModule) -> None:
-    """parameters.csv and the printed groups come from `meta()`: the sharded optimizer has the same
-    groups and sizes."""
+    """The printed groups come from `meta()`: the sharded optimizer has the same groups and sizes."""
     optimizer = module.trainer.optimizers[0]
     here = [[tuple(p.shape) for p in group["params"]] for group in optimizer.param_groups]
     made = module.settings

@@ -1,7 +1,6 @@
 """The command line: help, a command line of the user's, and the tools of Lightning that people
 add."""
 
-import csv
 import json
 import re
 import runpy
@@ -91,9 +90,7 @@ def test_cli_with_an_own_optimizer_records_no_rate_of_the_settings(
     run = tmp_path / "run"
     PretrainCLI(OwnStep, args=["fit", *run_args, "--trainer.max_steps", "2", "--run_dir", str(run)])
     summary = json.loads((run / "summary.json").read_text())
-    assert (summary["lr"], summary["own_optimizer"]) == (None, "OwnStep") and not (
-        run / "parameters.csv"
-    ).exists()
+    assert (summary["lr"], summary["own_optimizer"]) == (None, "OwnStep")
     assert "OwnStep" in (run / "hparams.yaml").read_text()
     config = run / "config.yaml"
     assert read_config(run)["model_class"] == "OwnStep"
@@ -155,8 +152,7 @@ def test_names_of_your_own_module_train_resume_and_generate(
         "fit", *run_args, *names, "--model.optim.name", "my_ideas:rms", "--run_dir", str(run)
     )
     assert f"generate {run} --trust_module my_ideas" in said  # no prompt: the text is not Python
-    parameters = csv.DictReader((run / "parameters.csv").read_text().splitlines())
-    assert {row["optimizer"] for row in parameters} == {"rms"}
+    assert " rms " in said and " adamw " not in said  # of the printed groups
     resume = [
         "fit",
         "--config",

@@ -74,9 +74,7 @@ def test_fit_writes_summary_curves_and_a_config_that_repeats_it(
     assert read_run(again).curve("train/loss").values.tolist() == losses.tolist()
 
 
-def test_fit_muon_under_bf16_writes_parameters_and_groups(
-    run_args: list[str], tmp_path: Path
-) -> None:
+def test_fit_muon_under_bf16_writes_groups(run_args: list[str], tmp_path: Path) -> None:
     """With 0 for no clipping, and a budget in tokens per parameter."""
     args = argv("--model.optim.name muon --model.optim.lr 0.01 --model.optim.undecayed [embedding]")
     args += argv(
@@ -89,12 +87,6 @@ def test_fit_muon_under_bf16_writes_parameters_and_groups(
     losses = record.curve("train/loss").values
     assert losses[-1] < losses[0] - 0.3
     assert len(losses) == record.summary["steps"] == -(-0.035 * record.summary["parameters"] // 128)
-    assert {
-        "layers.0.attn.qkv.q_proj.weight,32x32,matrix,muon,0.01,0.1",
-        "head.lm_head.weight,300x32,head,adamw,0.01,0.1",
-        "embed.weight,300x32,embedding,adamw,0.01,0",
-        "layers.1.ffn.gate_up.up_proj.scale_out.alpha,85,output,adamw,0.01,0",
-    } <= set((tmp_path / "run/parameters.csv").read_text().splitlines())
     groups = load(tmp_path / "run")["optimizer_states"][0]["param_groups"]
     assert {(group["kind"], group["initial_lr"]) for group in groups} == {
         ("muon", 0.01),

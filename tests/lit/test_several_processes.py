@@ -75,9 +75,6 @@ def test_fit_two_processes_equal_one_and_share_checkpoints(
             assert_same_run(one, two, loss=5e-3, other=None)
             continue
         assert_same_run(one, two, after=STOP_AT + 1 if name == MOVED else 0)
-        assert (tmp_path / name / "parameters.csv").read_text() == (
-            alone / name / "parameters.csv"
-        ).read_text()
     # one process continues the run of two, with a different micro-batch and so a different
     # accumulation
     stopped = tmp_path / "moe-muon" / "stopped.ckpt"
