@@ -17,7 +17,7 @@ from typing import Any
 
 from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.log import LEVELS, start_logging
-from lightning_sv.runs.output import LastingStream, discard, lasting_output, message_of
+from lightning_sv.runs.output import discard, message_of
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +48,6 @@ USUAL_NAMES = {
     "convert": "export",
     "ls": "runs",
 }
-#: long commands, which continue if their output cannot be written
-LASTING = ("fit", "prepare", "compare", "sweep", "paper")
 #: exit code if the reader of the output has ended, as for SIGPIPE
 UNREAD = 128 + 13
 #: Lightning imports matplotlib, which would fail on a wrong user setting. No setting changes our
@@ -71,7 +69,7 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         return _run(argv)
     except Exception as error:
-        return _report(error, argv, with_traceback="--traceback" in words)
+        return _report(error, with_traceback="--traceback" in words)
     except (KeyboardInterrupt, SystemExit) as end:
         return _interrupted(end)
 
@@ -96,10 +94,9 @@ def _escape_unknown_characters() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _report(error: Exception, argv: Sequence[str], *, with_traceback: bool) -> int:
+def _report(error: Exception, *, with_traceback: bool) -> int:
     """Log an expected error and return its exit code; raise others again."""
-    is_lasting = bool(argv) and argv[0] in LASTING  # its output never raises
-    if isinstance(error, BrokenPipeError) and not is_lasting:
+    if isinstance(error, BrokenPipeError):
         return UNREAD
     expected = message_of(error)
     if expected is None:
@@ -130,8 +127,6 @@ def cli() -> None:
     # processes, many are faster on an idle machine: the table is in benchmarks/TRIED.md. Read when
     # torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    if sys.stderr is not None:
-        sys.stderr = LastingStream(sys.stderr, "stderr")  # type: ignore[assignment]
     code = _flushed(_exit_code())
     ranks = sys.modules.get("lightning_sv.lit.distributed")
     if code and ranks is not None:
@@ -183,11 +178,7 @@ def _run(argv: list[str]) -> int:
         return 0
     if name not in COMMANDS:
         raise ConfigError(unknown("command", name, COMMANDS, near=USUAL_NAMES.get(name)))
-    run = _command(name)
-    if name not in LASTING:
-        return run(rest)
-    with lasting_output():
-        return run(rest)
+    return _command(name)(rest)
 
 
 def _command(name: str) -> Callable[[list[str]], int]:

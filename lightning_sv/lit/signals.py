@@ -57,6 +57,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.received: set[int] = set()
         self._prints = False
+        self._terminals: list[int] = []  # of stdout and stderr
         self._before: dict[int, Any] = {}
         #: signal that announces the end of a SLURM job's time
         self._announcing: int = signal.SIGUSR1
@@ -79,6 +80,7 @@ class StopSignals:
     def _install(self, trainer: L.Trainer) -> None:
         """Install the handlers, except for signals that the shell ignores on purpose."""
         self._prints = trainer.is_global_zero
+        self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
         self._follow(trainer._accelerator_connector.cluster_environment)
         for number in _SIGNALS | {self._announcing}:
             is_ignored = signal.getsignal(number) == signal.SIG_IGN
@@ -104,6 +106,8 @@ class StopSignals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received.add(number)
+        if number == signal.SIGHUP:
+            self._leave_terminals()
         if number != signal.SIGINT:
             return
         # The default handler also ends code that hangs outside Python.
@@ -111,6 +115,13 @@ class StopSignals:
         if self._prints:
             cursor = _SHOW_CURSOR if os.isatty(2) else b""
             os.write(2, cursor + _SAID)  # print is not reentrant
+
+    def _leave_terminals(self) -> None:
+        """Discard the output to a terminal that is closed, where each write would fail."""
+        null = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in self._terminals:
+            os.dup2(null, descriptor)
+        os.close(null)
 
     def stop(self, trainer: L.Trainer) -> None:
         """Stop the run after the last step, whose checkpoint is written: a collective.

@@ -14,5 +14,5 @@ job                 a requested run: its command and the state of its directory
 launch              several of them as child processes
 slurm               several of them as tasks of a cluster
 progress            how far a child is
-output              messages of errors, and streams that may fail
+output              messages of errors, and streams that cannot be written
 """

@@ -1,17 +1,12 @@
-"""Messages of errors, and streams that outlast their reader and a full disk."""
+"""Messages of errors, and the end of streams that cannot be written."""
 
 import errno
-import logging
 import os
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from contextlib import suppress
+from typing import TextIO
 
 from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.runs.directory import printable
-
-log = logging.getLogger(__name__)
 
 #: errors for a path that does not exist, has the wrong kind, is not writable, or is invalid
 _UNUSABLE = (
@@ -68,53 +63,6 @@ def _of_library(error: Exception) -> tuple[str, int] | None:
     if text.startswith("DataLoader worker (pid"):  # torch's signal handler raises it at any place
         return text, 1
     return None
-
-
-class LastingStream:
-    """A text stream that ignores failed writes, after a warning with its name."""
-
-    def __init__(self, stream: TextIO, name: str):
-        self._stream = stream
-        self._name = name
-
-    def write(self, text: str) -> int:
-        """Write a text, or discard it after a failure."""
-        self._try(lambda: self._stream.write(text))
-        return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Write several texts."""
-        self.write("".join(lines))
-
-    def flush(self) -> None:
-        """Flush the stream."""
-        self._try(self._stream.flush)
-
-    def _try(self, act: Callable[[], object]) -> None:
-        try:
-            act()
-        except OSError as error:
-            discard(self._stream)
-            if self._name != "stderr":  # to which the warning goes
-                log.warning("%s cannot be written (%s); going on", self._name, error.strerror)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-@contextmanager
-def lasting_output() -> Iterator[None]:
-    """Let writes to stdout and stderr fail without an error."""
-    before = sys.stdout, sys.stderr
-    sys.stdout = before[0] and LastingStream(before[0], "stdout")  # type: ignore[assignment]
-    sys.stderr = before[1] and LastingStream(before[1], "stderr")  # type: ignore[assignment]
-    try:
-        yield
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
-    finally:
-        sys.stdout, sys.stderr = before
 
 
 def discard(stream: TextIO) -> None:

@@ -168,6 +168,22 @@ def test_stop_of_a_child_of_lightnings_launcher_does_not_kill_the_first_rank() -
 
 
 @pytest.mark.faults
+def test_fit_closed_terminal_stops_with_a_checkpoint(args: list[str], tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    run = tmp_path / "run"
+    args = [*args, "--trainer.max_steps", "100000"]
+    process = start(args, run, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    while b" 3/100000" not in shown:
+        shown += os.read(ours, 1024)
+    os.close(ours)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(120) == HUNG_UP
+    assert load(run)["global_step"] >= 3
+
+
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("number", "exit_code"),
     [

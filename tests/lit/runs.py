@@ -41,10 +41,10 @@ def run_fit(words: Sequence[str], run_dir: Path) -> int:
 def start(
     args: list[str], run_dir: Path, module: str = "lightning_sv", **kwargs: Any
 ) -> subprocess.Popen:
-    kwargs = {"preexec_fn": listen_to_interrupts} | kwargs
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     command = [sys.executable, "-m", module, "fit", *args, "--run_dir", str(run_dir)]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **kwargs
+        command, text=True, **{"preexec_fn": listen_to_interrupts, **output, **kwargs}
     )
 
 

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -10,7 +9,6 @@ import pytest
 
 from lightning_sv.__main__ import main
 from lightning_sv.cli.main import UNREAD, cli
-from lightning_sv.runs.output import lasting_output
 
 
 def unread() -> TextIO:
@@ -21,23 +19,6 @@ def unread() -> TextIO:
 
 def full() -> TextIO:
     return Path("/dev/full").open("w", buffering=1)
-
-
-@pytest.mark.parametrize("lost", [unread, full])
-def test_lasting_output_lost_stream_is_a_warning(
-    lost: Callable[[], TextIO], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stream = lost()
-    monkeypatch.setattr(sys, "stdout", stream)
-    with lasting_output():
-        for _ in range(3):
-            print("a line")
-        sys.stdout.writelines(["some", "more\n"])
-        sys.stdout.flush()
-        assert sys.stdout.encoding == stream.encoding
-    assert sys.stdout is stream
-    assert capsys.readouterr().err.count("stdout cannot be written") == 1
-    stream.close()  # which writes the rest
 
 
 @pytest.mark.parametrize("words", [["--help"], ["params", "--config", "conf/model/tiny.yaml"]])
