@@ -25,7 +25,7 @@ from lightning_sv.runs.directory import (
     read_stop,
 )
 from lightning_sv.runs.events import Curve, Run, read_run
-from lightning_sv.runs.job import CORPUS_HASH, LAUNCHER, Job
+from lightning_sv.runs.job import LAUNCHER, Job
 from lightning_sv.runs.launch import default_parallel, run_jobs
 from lightning_sv.runs.tags import VAL_LOSS
 from lightning_sv.runs.trust import modules_of_settings
@@ -198,7 +198,7 @@ def _print_state(
 def context_of(data: DataConfig) -> dict[str, str]:
     """Return corpus and versions, on which results depend in addition to commands."""
     return {
-        CORPUS_HASH: data.manifest.corpus_hash,
+        "corpus_hash": data.manifest.corpus_hash,
         "torch": torch.__version__,
         "lightning_sv": __version__,
     }

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.lit.checkpoint.compat import first_difference, function_settings
+from lightning_sv.lit.checkpoint.compat import function_settings
 from lightning_sv.own_code import modules_named
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, LoadedCheckpoint, read_model
+from lightning_sv.runs.difference import first_difference
 from lightning_sv.runs.directory import LAST
 from lightning_sv.runs.sharded_checkpoint import is_sharded
 from lightning_sv.settings.data import DataConfig

@@ -8,7 +8,8 @@ from torch import distributed
 
 from lightning_sv.callbacks.run_state import settings_of
 from lightning_sv.errors import ConfigError
-from lightning_sv.lit.checkpoint.compat import first_difference, recorded_settings
+from lightning_sv.lit.checkpoint.compat import recorded_settings
+from lightning_sv.runs.difference import first_difference
 from lightning_sv.runs.provenance import commit
 from lightning_sv.settings.data import DataConfig
 

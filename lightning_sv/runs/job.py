@@ -14,15 +14,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_sv.atomic import file_sha256, partial_of, regular, write_atomically
+from lightning_sv.atomic import file_sha256, partial_of, read_json, regular, write_atomically
 from lightning_sv.errors import ConfigError
+from lightning_sv.runs.difference import first_difference
 from lightning_sv.runs.directory import COMMAND, LOCK, LOG, PROGRESS, is_complete
 from lightning_sv.runs.trust import modules_of_words
 
-#: key of a context: hash of the tokens of the corpus
-CORPUS_HASH = "corpus_hash"
-#: digits of a hash in messages, as `prepare` prints it
-_SHORT_HASH = 12
 #: default program of a run
 LAUNCHER = (sys.executable, "-m", "lightning_sv", "fit")
 
@@ -109,15 +106,23 @@ class Job:
         """
         if self._is_unused():
             return "new"
-        record = self.run_dir / COMMAND
-        hint = "choose a different output directory."
-        if not record.is_file():
+        self._check_record()
+        return "complete" if is_complete(self.run_dir) else "resume"
+
+    def _check_record(self) -> None:
+        """Check that the directory has a record with the files and the context of this run."""
+        path = self.run_dir / COMMAND
+        hint = f"remove {self.run_dir}, or choose a different output directory."
+        if not path.is_file():
             found = f"not empty and not a run of this comparison (no {COMMAND})"
             raise ConfigError(f"{self.run_dir} is {found}; {hint}")
-        change = _change(_read_record(record), self.record())
-        if change is not None:
-            raise ConfigError(f"{self.run_dir} contains {change}; remove it, or {hint}")
-        return "complete" if is_complete(self.run_dir) else "resume"
+        saved = read_json(path, hint)
+        current = self.record()
+        for part in ("context", "files"):
+            key, then, now = first_difference(part, saved.get(part) or {}, current[part])
+            if then != now:
+                found = f"{path} is of a different run: {key} was {then} and is {now}"
+                raise ConfigError(f"{found}; {hint}")
 
     def _is_unused(self) -> bool:
         """Return True for a directory that is absent, or that a kill left before the record."""
@@ -125,14 +130,6 @@ class Job:
             return True
         left_by_kill = {LOCK, partial_of(self.run_dir / COMMAND).name}
         return {file.name for file in self.run_dir.iterdir()} <= left_by_kill
-
-
-def _read_record(path: Path) -> Any:
-    """Return the content of a command.json; None if it is damaged."""
-    try:
-        return json.loads(path.read_text())
-    except (ValueError, RecursionError):
-        return None
 
 
 def _without_path(part: str) -> str:
@@ -149,30 +146,3 @@ def _source(module: str) -> Path | None:
     if found is None or not found.has_location or not found.origin:
         return None
     return Path(found.origin)
-
-
-def _change(before: Any, now: dict[str, Any]) -> str | None:
-    """Return a phrase for the recorded run if its files or its context have changed, or None."""
-    different = "a run of a different command"
-    if not isinstance(before, dict):
-        return f"{different} ({COMMAND} is damaged)"
-    context = before.get("context") or {}
-    name = _first_difference(context, now["context"])
-    if name == CORPUS_HASH:
-        then = str(context.get(name))[:_SHORT_HASH]
-        current = str(now["context"].get(name))[:_SHORT_HASH]
-        return f"a run whose corpus has been prepared again since ({then}, now {current})"
-    if name is not None:
-        return f"{different} ({name} was {context.get(name)}, now {now['context'].get(name)})"
-    name = _first_difference(before.get("files") or {}, now["files"])
-    if name is not None:
-        return f"{different} ({name} has changed since)"
-    return None
-
-
-def _first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Return the first key whose values differ."""
-    for name in {**before, **now}:
-        if before.get(name) != now.get(name):
-            return name
-    return None

@@ -26,6 +26,7 @@ from lightning_sv.lit.checkpoint.optimizer_state import check_optimizer_state
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.optim import OptimConfig, ScheduleConfig, matrix_rate
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT
+from lightning_sv.runs.difference import first_difference
 from lightning_sv.runs.segments import Segments
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.settings.data import DataConfig
@@ -224,18 +225,6 @@ def check_learning_rate(checkpoint: dict[str, Any], module: PretrainConfig, max_
     raise ConfigError(
         f"the checkpoint is at {place}, {jump}. Use the same trainer.max_steps, {hint}."
     )
-
-
-def first_difference(key: str, then: Any, now: Any) -> tuple[str, Any, Any]:
-    """Return the dotted key and both values of the first difference of two settings.
-
-    The values are equal if there is no difference.
-    """
-    if isinstance(then, dict) and isinstance(now, dict):
-        for name in dict.fromkeys([*now, *then]):
-            if then.get(name) != now.get(name):
-                return first_difference(f"{key}.{name}", then.get(name), now.get(name))
-    return key, then, now
 
 
 def function_settings(
