@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import lightning as L
-import torch
 from jsonargparse.util import import_object
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -182,7 +181,6 @@ class PretrainCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Check the trainer's keys, and find and check the checkpoint, before anything is built."""
         check_trainer_keys(self.config["trainer"])
-        _check_gpu(self.config["trainer"]["accelerator"])
         own = self.model_class.__name__
         given = self.config.get("model_class", own)
         if given != own:
@@ -305,16 +303,6 @@ def _exit_after(end: Exception) -> NoReturn:
         log.error("%s", message)
     end_at_once(code)
     sys.exit(code)
-
-
-def _check_gpu(accelerator: Any) -> None:
-    """Refuse a GPU that torch does not see."""
-    if accelerator not in ("gpu", "cuda") or torch.cuda.is_available():
-        return
-    build = "is a build for CPUs" if torch.version.cuda is None else "finds no driver or card"
-    expected = f"cpu, because torch {torch.__version__} sees no GPU: it {build}"
-    hint = "With make set TRAINER=cpu."
-    raise ConfigError(f"trainer.accelerator is {accelerator}; expected {expected}. {hint}")
 
 
 def _add_switch(parser: LightningArgumentParser, name: str, text: str) -> None:

@@ -14,7 +14,7 @@ from lightning_sv.callbacks.run_state import settings_of
 from lightning_sv.corpus import CorpusConfig, Epochs, TokenLoader, check_corpus, open_split
 from lightning_sv.errors import ConfigError, expect, expect_number
 from lightning_sv.lit.build import corpus_from
-from lightning_sv.lit.evaluation import ValidationLoader, prediction_loader, validation_loader
+from lightning_sv.lit.evaluation import ValidationLoader, validation_loader
 from lightning_sv.lit.position import CorpusPosition, epochs_of
 from lightning_sv.lit.same_run import check_same_on_all_ranks, run_values
 from lightning_sv.settings.data import DataConfig
@@ -25,8 +25,7 @@ class TokenDataModule(L.LightningDataModule):
 
     An optimizer step reads batch_size x accumulate_grad_batches x devices sequences; their order
     depends only on the seed and on that number. Checkpoints contain the loader's position, so that
-    a run resumes exactly, also on a different number of devices. `test` and `predict` read the
-    validation split.
+    a run resumes exactly, also on a different number of devices. `test` reads the validation split.
 
     Args:
         corpus: folder written by `lightning-sv prepare`, its address in an object store, or its
@@ -231,10 +230,6 @@ class TokenDataModule(L.LightningDataModule):
         return validation_loader(self.settings, self._share, self.trainer, pin_memory=pin_memory)
 
     test_dataloader = val_dataloader
-
-    def predict_dataloader(self) -> "DataLoader[Tensor]":
-        """Return this device's part of `val_sequences` sequences, in batches of equal size."""
-        return prediction_loader(self.settings, self._share)
 
     # The position in the corpus, which Lightning itself restores inside an epoch only
 

@@ -1,4 +1,4 @@
-"""Loaders of the validation split: for validation, tests and predictions."""
+"""Loaders of the validation split: for validation and tests."""
 
 import math
 from collections.abc import Iterator
@@ -53,22 +53,6 @@ def _split_loader(
         generator=torch.Generator(),
         pin_memory=pin_memory,
     )
-
-
-def prediction_loader(data: DataConfig, share: RankShare) -> "DataLoader[Tensor]":
-    """Return one device's part of a validation, in batches of equal size for Lightning's indices.
-
-    All devices have the same number of batches, because sharded forward passes must match.
-    """
-    sequences, numbers = data.validation_split(data.validation_sequences)
-    fewest, rest = divmod(len(numbers), share.ranks)
-    size = share.micro_batch
-    # With a rest, some devices have one sequence more. It must fit into their last batch. If that
-    # were full, they would have one batch more than the other devices.
-    while rest and fewest % size == 0:
-        size += 1
-    mine = numbers[share.rank :: share.ranks]
-    return DataLoader(sequences, batch_size=size, sampler=DeviceSampler(mine))
 
 
 class ValidationLoader:

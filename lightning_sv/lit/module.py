@@ -155,10 +155,10 @@ class PretrainModule(BackboneModule):
         block = check_block(block, self.settings.backbone.vocab_size)
         tokens = block[:, :-1]
         targets = block[:, 1:]
-        return self.net(tokens, self._documents(tokens), targets=targets, with_routing=True)
-
-    def _documents(self, tokens: Tensor) -> Tensor | None:
-        return documents_of(tokens, self._trainer) if self.settings.mask_documents else None
+        documents = None
+        if self.settings.mask_documents:
+            documents = documents_of(tokens, self._trainer)
+        return self.net(tokens, documents, targets=targets, with_routing=True)
 
     def training_loss(self, block: Tensor) -> tuple[Tensor, Tensor, list[Routing]]:
         """Return the loss that is minimized, the next-token loss in it, and the routings.
@@ -182,11 +182,6 @@ class PretrainModule(BackboneModule):
         self._evaluated.add(nats, n_tokens=block[:, 1:].numel())
 
     test_step = validation_step
-
-    def predict_step(self, block: Tensor, batch_idx: int) -> Tensor:
-        """Return the logits (B, T, V) of a block (B, T + 1), on the CPU in float32."""
-        tokens = check_block(block, self.settings.backbone.vocab_size)[:, :-1]
-        return self(tokens, self._documents(tokens)).float().cpu()
 
     def on_validation_epoch_start(self) -> None:
         """Drop the sums of a validation that was interrupted."""

@@ -121,10 +121,6 @@ def own_trainer(out: str, corpus: str) -> None:
     assert written.keys() >= {"sharpness/seconds", "memory/peak_gib"} and metrics == [
         written
     ] * len(metrics)
-    predicted = trainer.predict(module, data)
-    assert (
-        predicted and sum(map(len, predicted)) == (6 - trainer.global_rank) // 2
-    )  # of five sequences
 
 
 def folders(out: str) -> None:
@@ -190,10 +186,6 @@ def default_samplers(corpus: str) -> None:
         data = TokenDataModule(corpus, seq_len=16, batch_size=2, val_sequences=5, seed=0)
         trainer.fit(module, data)
         assert torch.equal(torch.stack(joined(seen)), torch.stack(steps)), overfit
-    predicted: Any = trainer.predict(module, data)
-    with torch.no_grad():
-        expected = module(held_out[rank::2, :-1])
-    assert torch.allclose(torch.cat(predicted), expected, atol=1e-5)
 
     fabric = L.Fabric(accelerator="cpu", devices=2, strategy="ddp")
     fabric.launch()

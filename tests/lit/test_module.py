@@ -24,7 +24,7 @@ from lightning_sv import PretrainModule, TokenDataModule, apply_strategy
 from lightning_sv.callbacks import RouterMonitor, TrainingMonitor
 from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.lit.checkpoint.last_checkpoint import LastCheckpoint
-from lightning_sv.nn import RouterConfig
+from lightning_sv.nn import RouterConfig, document_ids
 from lightning_sv.optim import OptimConfig, ScheduleConfig
 from lightning_sv.scale import ScaleOptions
 from tests.conftest import thinned
@@ -72,11 +72,6 @@ def test_module_checkpoint_of_a_trainer_restores_it(data: TokenDataModule, tmp_p
     assert (
         run.test(made, data, verbose=False)[0]["test/loss"]
         == run.validate(made, data, verbose=False)[0]["val/loss"]
-    )
-    predicted: Any = run.predict(made, data)
-    again: Any = run.predict(made, data.val_dataloader())
-    assert predicted[0].shape[1:] == (8, 300) and torch.equal(
-        torch.cat(predicted), torch.cat(again)
     )
 
 
@@ -193,9 +188,8 @@ WRONG_BATCHES = [
     ],
 )
 def test_module_batch_that_is_no_block_of_ids_is_refused(key: str, batch: Any) -> None:
-    for step in (module().training_step, module().predict_step):
-        with pytest.raises(ConfigError, match=f"^{key}"):
-            step(batch, 0)
+    with pytest.raises(ConfigError, match=f"^{key}"):
+        module().training_step(batch, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.int16, torch.int32, torch.uint64])
@@ -205,7 +199,6 @@ def test_module_takes_token_ids_of_every_integer_type(dtype: torch.dtype) -> Non
     made.configure_model()
     losses = [made.training_step(block, 0)["loss"] for block in (blocks(), blocks().to(dtype))]
     assert torch.equal(*losses)
-    assert torch.equal(made.predict_step(blocks().to(dtype), 0), made.predict_step(blocks(), 0))
 
 
 @pytest.mark.parametrize(("precision", "n"), [("32-true", 3), ("bf16-true", 801)])
@@ -232,18 +225,13 @@ def test_module_without_weights_is_not_exported() -> None:
     torch.testing.assert_close(exported(tokens), made(tokens))
 
 
-def test_predict_masked_documents_give_the_logged_loss(
-    data: TokenDataModule, tmp_path: Path
-) -> None:
+def test_mask_documents_is_that_of_the_logged_loss(data: TokenDataModule, tmp_path: Path) -> None:
     made = module(mask_documents=True, backbone=replace(SIZES, init_std=1.0))
-    run = trainer(tmp_path)
-    data.settings = replace(
-        data.settings, full_last_validation=False
-    )  # `predict` reads val_sequences
-    (logged,) = run.test(made, data, verbose=False)
-    logits: Any = run.predict(made, data)
-    targets = torch.cat(list(data.predict_dataloader()))[:, 1:]
-    loss = nn.functional.cross_entropy(torch.cat(logits).flatten(0, 1), targets.flatten())
+    (logged,) = trainer(tmp_path).test(made, data, verbose=False)
+    read = torch.cat(list(data.test_dataloader()))
+    documents = document_ids(read[:, :-1], data.settings.manifest.eot)
+    logits = made(read[:, :-1], documents)
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), read[:, 1:].flatten())
     assert float(loss) == pytest.approx(logged["test/loss"], rel=1e-5)
     with pytest.raises(ConfigError, match="mask_documents"):  # of other data
         trainer(tmp_path).fit(module(mask_documents=True), loader())
