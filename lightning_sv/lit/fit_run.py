@@ -38,7 +38,6 @@ from lightning_sv.runs.directory import (
     SUMMARY,
     is_complete,
     read_summary,
-    segment_suffix,
 )
 from lightning_sv.runs.lock import acquire, clear_unfinished, remove_unused, resolve_run_dir
 from lightning_sv.settings.data import DataPlan
@@ -220,7 +219,6 @@ class FitRun(CommandRun):
             name="",
             version=folder.name,
             default_hp_metric=False,
-            filename_suffix=segment_suffix(folder),
         )
         logger.tokens_per_step = self.data.tokens_per_step
         return logger

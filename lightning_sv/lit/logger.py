@@ -55,16 +55,11 @@ class RunLogger(TensorBoardLogger):
         for summary in hparams(params, {VAL_LOSS: 0.0}):  # only the metric's name is used
             self.experiment._get_file_writer().add_summary(summary)
 
-    def mark(self, status: "SessionLog.SessionStatus", tokens: int) -> None:
-        """Mark a checkpoint that is about to be written, or the first token of a segment.
-
-        TensorBoard and `runs.events` drop earlier events beyond the segment's start. After a kill,
-        curves are complete up to a marked step.
-        """
+    def mark_start(self, tokens: int) -> None:
+        """Mark the first token of a segment, from which TensorBoard drops earlier events."""
         if self.opened:
-            self.experiment._get_file_writer().add_event(
-                Event(session_log=SessionLog(status=status)), tokens
-            )
+            start = Event(session_log=SessionLog(status=SessionLog.START))
+            self.experiment._get_file_writer().add_event(start, tokens)
 
     def save(self) -> None:
         """Flush pending events."""

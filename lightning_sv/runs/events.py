@@ -5,7 +5,7 @@ runs with different batch sizes share one axis.
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -113,8 +113,8 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
 
     Raises:
         ConfigError: the directory is missing, has no scalars or an unreadable file, or
-            (``complete``) lacks its config or summary, or its events are missing or contradict the
-            summary; otherwise a warning is logged
+            (``complete``) lacks its config or summary, or its events contradict the summary;
+            otherwise a warning is logged
     """
     directory = Path(run_dir)
     check_run_directory(directory)
@@ -122,27 +122,19 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
         _check_complete(directory)
     summary = read_summary(directory)
     config = read_config(directory)
-    points, cut = read_points(directory)
-    curves = {tag: _curve(values) for tag, values in points.items() if values}
+    curves = {tag: _curve(values) for tag, values in read_points(directory).items() if values}
     label = _label(directory, config, summary)
     if summary:
         summary = {**summary, "label": label, "seed": _seed(config, summary)}
     run = Run(directory, label, config, summary, curves)
 
-    fault = _fault(run, cut)
+    fault = contradiction(run)
     if fault is None:
         return run
     if complete:
         raise ConfigError(f"{fault}; train {directory} again, or leave it out.")
     log.warning("%s", fault)
     return run
-
-
-def _fault(run: Run, cut: Sequence[Path]) -> str | None:
-    """Return a sentence if events of a complete run are missing or contradict its summary."""
-    if cut and run.summary:
-        return f"{cut[0]} is cut or damaged"
-    return contradiction(run)
 
 
 def _listed(tag: str, tags: Collection[str]) -> str:
@@ -202,10 +194,12 @@ def _label(directory: Path, config: Mapping[str, Any], summary: Mapping[str, Any
 
 
 def contradiction(run: Run) -> str | None:
-    """Return a sentence if a run's last validation loss differs from its summary, or None."""
+    """Return a sentence if a run lacks the validation loss of its summary, or None."""
     stated = run.summary.get("val_loss")
-    if stated is None or VAL_LOSS not in run.curves:
+    if stated is None:
         return None
+    if VAL_LOSS not in run.curves:
+        return f"{run.dir} has no {VAL_LOSS} in its event files"
     tokens = run.summary.get("tokens")
     if tokens is None:
         tokens = run.tokens

@@ -8,7 +8,6 @@ from typing import Any, TypeGuard
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, Timer
 from lightning.pytorch.strategies import Strategy
-from tensorboard.compat.proto.event_pb2 import SessionLog
 
 from lightning_sv.atomic import partial_of, remove
 from lightning_sv.callbacks.run_state import (
@@ -80,7 +79,7 @@ class LastCheckpoint(Checkpoint):
             self._guard = guard
             guard.agree_on_stop(self.signals.is_received)
         for logger in _run_loggers(trainer):
-            logger.mark(SessionLog.START, tokens_seen(trainer) + 1)
+            logger.mark_start(tokens_seen(trainer) + 1)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -139,10 +138,8 @@ class LastCheckpoint(Checkpoint):
         """Write a checkpoint of this step, and stop the run if a signal has asked for it."""
         self._waits_for_validation = False
         self._saved_step = trainer.global_step
-        for logger in _run_loggers(trainer):
-            logger.mark(SessionLog.CHECKPOINT, tokens_seen(trainer))
-        for each in trainer.loggers:
-            each.save()  # a resumed run does not log these steps again
+        for logger in trainer.loggers:
+            logger.save()  # a resumed run does not log these steps again
         self._write(trainer)
         if self._is_asked_to_stop and self._clock.step < trainer.max_steps:
             self.signals.stop(trainer)
