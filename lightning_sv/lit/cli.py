@@ -32,7 +32,6 @@ from lightning_sv.lit.signals import exit_code
 from lightning_sv.lit.validate_run import ValidateRun
 from lightning_sv.log import quiet_libraries, start_logging
 from lightning_sv.runs.output import message_of
-from lightning_sv.runs.trust import check_resumed, split_allow
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.parse import add_run
 from lightning_sv.settings.sections import CALLBACKS
@@ -135,10 +134,8 @@ class PretrainCLI(LightningCLI):
     # The arguments
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse, after a check of a resumed config."""
-        words, allow = split_allow(underscored(args))
-        check_resumed(words, allow)
-        self.config = parser.parse_args(words)
+        """Parse, with `_` for `-` in the names of options."""
+        self.config = parser.parse_args(underscored(args))
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the sections trainer, model and data."""

@@ -74,7 +74,6 @@ Print the validation loss of a checkpoint, over the whole validation split.
   --config FILE             config.yaml of the run
   --ckpt_path FILE          checkpoint
   --data.corpus.dir DIR     different corpus with the same tokenizer
-  --trust_module MODULE     module that the run may import
   --json                    print the results as JSON
   --dry_run                 check keys, values and model without a corpus, and exit
 

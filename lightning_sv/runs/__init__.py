@@ -10,7 +10,7 @@ difference          the first difference of two nested settings
 events              its curves, config and summary
 checkpoint          a checkpoint, read without executing what it names
 sharded_checkpoint  a folder with a file per rank
-trust               modules that a recorded config would import
+trust               modules of users that settings and checkpoints name
 job                 a requested run: its command and the state of its directory
 launch              several of them as child processes
 slurm               several of them as tasks of a cluster

@@ -57,12 +57,6 @@ def values_of(words: Iterable[str], name: str) -> list[str]:
     return [option.text for option in options_of(words) if option.name == name]
 
 
-def last_value_of(words: Iterable[str], name: str) -> str:
-    """Return the value of an option, of which the last one counts; empty without one."""
-    values = values_of(words, name)
-    return values[-1] if values else ""
-
-
 def underscored(words: Iterable[str]) -> list[str]:
     """Replace `-` by `_` in the names of options, but not in values or after a separate `--`.
 

@@ -19,9 +19,8 @@ from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.corpus import Manifest, Tokenizer, check_corpus, open_split
 from lightning_sv.corpus.manifest import CHECKSUM, checksum
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, load_backbone
-from lightning_sv.runs.trust import modules_of
 from lightning_sv.scale import ScaleOptions
-from tests.conftest import Refused, argv, edit_json, thinned
+from tests.conftest import Refused, argv, edit_json
 from tests.runs.test_events import finish, write
 
 
@@ -165,9 +164,6 @@ def test_config_of_a_run_reads_no_environment(
     config = run / "config.yaml"
     config.write_text("data: {seq_len: '${oc.env:HOME}'}\n")
     assert "'${oc.env:HOME}'" in refused("generate", str(run))
-    config.write_text("model: {scale: '${oc.env:HOME}'}\n")
-    resume = ("--ckpt_path", str(run / "checkpoints/last.ckpt"))
-    assert "model.scale" in refused("fit", "--config", str(config), *resume)
 
 
 def test_index_with_a_pickle_format_is_refused(copy: Path, marker: Path) -> None:
@@ -205,50 +201,6 @@ def test_link_out_of_the_corpus_is_refused(copy: Path, tmp_path: Path, name: str
     (copy / name).unlink()
     (tmp_path / "elsewhere").rename(copy / name)
     check_corpus(Manifest.load(tmp_path / "linked"), tmp_path / "linked")
-
-
-TEXTS = [
-    "model: {{scale: hg+{0}:MyScale}}\n",
-    "trainer: {{callbacks: [{{class_path: {0}.MyScale}}]}}\n",
-    "trainer: {{logger: {0}.MyScale}}\n",
-]
-
-
-@pytest.mark.parametrize("text", thinned(TEXTS, TEXTS[:1]))
-def test_resumed_config_imports_allowed_modules_only(
-    text: str,
-    corpus: Path,
-    tmp_path: Path,
-    marker: Path,
-    module: str,
-    refused: Refused,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = write_run(tmp_path / "run", corpus)
-    (run / "config.yaml").write_text(text.format(module))
-    resume = ["--ckpt_path", str(run / "checkpoints/last.ckpt")]
-    last = ["--run_dir", str(run), "--ckpt_path=last"]
-    for command, *more in (
-        ["validate", *resume],
-        ["fit", *last],
-        ["fit", *resume, "--trust_module", "another"],
-    ):
-        assert f"--trust_module {module}" in refused(
-            command, "--config", str(run / "config.yaml"), *more
-        )
-    monkeypatch.setenv("HOME", str(tmp_path))  # the shell does not expand ~ behind an equals sign
-    home = ["--config=~/run/config.yaml", "--ckpt_path=~/run/checkpoints/last.ckpt"]
-    assert f"--trust_module {module}" in refused("fit", *home)
-    assert not marker.exists()
-    error = refused("fit", "--trust_module", module, "--config", str(run / "config.yaml"), *resume)
-    assert f"--trust_module {module}" not in error  # the import is allowed, and of the wrong kind
-
-
-def test_resumed_config_texts_with_dots_are_no_modules(tmp_path: Path) -> None:
-    names = "filename: perf.txt, dirpath: my.project"
-    logger = f"{{class_path: their_module.Logger, init_args: {{{names}, model: xml.dom}}}}"
-    (tmp_path / "config.yaml").write_text(f"trainer: {{logger: {logger}}}\n")
-    assert modules_of(tmp_path / "config.yaml") == {"their_module", "xml"}
 
 
 @pytest.mark.timeout(120)  # nothing waits for a pipe's other end

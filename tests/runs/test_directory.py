@@ -13,7 +13,6 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.runs import lock
 from lightning_sv.runs.directory import LAST, read_summary, run_of
 from lightning_sv.runs.lock import acquire, clear_unfinished, find_last_checkpoint, resolve_run_dir
-from lightning_sv.runs.trust import check_resumed
 from tests.conftest import Told
 
 
@@ -203,11 +202,3 @@ def test_run_of_checkpoint_in_a_folder_of_its_own_is_the_run(tmp_path: Path) -> 
     assert run_of(run / "checkpoints" / "epoch=0-val" / "loss=3.ckpt") == run
     assert run_of(run / "checkpoints" / "last.ckpt") == run
     assert run_of(run / "other" / "last.ckpt") is None
-
-
-def test_check_resumed_checkpoint_in_folders_below_is_checked(tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text("trainer: {callbacks: [{class_path: json.tool.Evil}]}")
-    checkpoint = tmp_path / "checkpoints/val/loss=3.1.ckpt"
-    with pytest.raises(ConfigError, match="json"):
-        check_resumed(["--config", str(config), "--ckpt_path", str(checkpoint)], [])

@@ -24,7 +24,6 @@ from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.signals import StopSignals, any_rank
 from lightning_sv.runs.directory import CONFIG
 from lightning_sv.runs.job import program
-from lightning_sv.runs.trust import allow_words, modules_of
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +169,6 @@ class LastCheckpoint(Checkpoint):
             return
         config = last.parent.parent / CONFIG
         words = ["--config", str(config), "--ckpt_path", str(last)]
-        words += allow_words(modules_of(config))
         if any(type(timer) is Timer for timer in callbacks_of(trainer, Timer)):
             words += ["--trainer.max_time", "null"]  # whose time includes earlier starts
         resume = shlex.join([program(), "fit", *words])
