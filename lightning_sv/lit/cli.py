@@ -17,11 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lightning_sv.errors import ConfigError, StoppedError, expect
 from lightning_sv.lit.checkpoint.atomic_io import AtomicCheckpointIO
-from lightning_sv.lit.checkpoint.resumed import (
-    DAMAGED,
-    damaged_checkpoint,
-    find_starting_point,
-)
+from lightning_sv.lit.checkpoint.resumed import find_starting_point
 from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.distributed import end_at_once, join_ranks, leave_group
 from lightning_sv.lit.fit_run import FitRun
@@ -120,11 +116,13 @@ class PretrainCLI(LightningCLI):
             getattr(self, f"before_{self.command}")()
             self._run_trainer()
             getattr(self, f"after_{self.command}")()
-        except DAMAGED as error:
+        except Exception as error:
             is_restoring = self._fit_run is not None and self._fit_run.is_restoring
             if not is_restoring or message_of(error) is not None:
                 raise
-            raise damaged_checkpoint(error) from error
+            # torch and Lightning raise various errors, e.g. for groups of a different optimizer
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise ConfigError(f"the checkpoint cannot be resumed ({reason}).") from error
 
     def _run_trainer(self) -> None:
         run = getattr(self.trainer, self.command)

@@ -14,11 +14,10 @@ from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError, UnreadableError
 from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
 from lightning_sv.own_code import modules_named
-from lightning_sv.runs.directory import LAST, config_value, read_config, read_summary, run_of
+from lightning_sv.runs.directory import LAST, run_of
 from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded, unusable
 from lightning_sv.runs.trust import check_trusted
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
-from lightning_sv.scale.strategy import own_words
 
 #: key of a checkpoint for the description of the backbone by `PretrainModule`
 CHECKPOINT_KEY = "lightning_sv"
@@ -153,42 +152,17 @@ def load_trained(path: Path, allow: Collection[str] = ()) -> tuple[Backbone, Tok
     loaded = read_model(path, allow)
     model = _built(loaded)
     tokenizer = Tokenizer.load(run_dir)
-    _check_run(loaded, tokenizer, run_dir)
+    sha256 = loaded.checkpoint[CHECKPOINT_KEY].get("tokenizer_sha256")
+    if sha256 not in (None, tokenizer.sha256):
+        found = f"{run_dir}: tokenizer_sha256 is {tokenizer.sha256}"
+        expected = f"{sha256}, as in its checkpoint. They belong to different runs."
+        raise ConfigError(f"{found}; expected {expected}")
     size = tokenizer.vocab_size
     most = model.config.vocab_size
     if size > most:
         found = f"{run_dir}: the tokenizer's size is {size}"
         raise ConfigError(f"{found}; expected at most {most}. They belong to different runs.")
     return model, tokenizer
-
-
-def _check_run(loaded: LoadedCheckpoint, tokenizer: Tokenizer, run_dir: Path) -> None:
-    """Check that tokenizer, text and config of a run directory belong to its checkpoint."""
-    saved = loaded.checkpoint[CHECKPOINT_KEY]
-    config = read_config(run_dir)
-    of_checkpoint = {
-        "tokenizer_sha256": saved.get("tokenizer_sha256"),
-        "corpus_hash": saved.get("corpus_hash"),
-        "data.seq_len": config_value(saved, "data.seq_len"),
-        "model.scale": _words(saved["scale"]),
-    }
-    of_run = {
-        "tokenizer_sha256": tokenizer.sha256,
-        "corpus_hash": read_summary(run_dir).get("corpus_hash"),
-        "data.seq_len": config_value(config, "data.seq_len"),
-        "model.scale": _words(config_value(config, "model.scale")),
-    }
-    for key, here in of_run.items():
-        there = of_checkpoint[key]
-        is_known = here is not None and there is not None
-        if is_known and here != there:
-            expected = f"{there!r}, as in its checkpoint. They belong to different runs."
-            raise ConfigError(f"{run_dir}: {key} is {here!r}; expected {expected}")
-
-
-def _words(scale: Any) -> str | None:
-    """Return the words of a strategy in one order; None if it is no text."""
-    return "+".join(sorted(own_words(scale))) if isinstance(scale, str) else None
 
 
 def read_model(path: str | Path, allow: Collection[str] = ()) -> LoadedCheckpoint:
@@ -204,7 +178,6 @@ def read_model(path: str | Path, allow: Collection[str] = ()) -> LoadedCheckpoin
         file = str(Path(path) / LAST)
     checkpoint = check_checkpoint(file, tensors=True)
     saved = checkpoint[CHECKPOINT_KEY]
-    weights = _weights(checkpoint["state_dict"], file)
     named = modules_named(f"{saved.get('scale')} {saved.get('scale_options')}")
     check_trusted(file, named, allow)
     own_class = saved.get("built_by")
@@ -215,55 +188,21 @@ def read_model(path: str | Path, allow: Collection[str] = ()) -> LoadedCheckpoin
 
     try:
         config = BackboneConfig(**saved["backbone"])
-        # Every block has weights; building far more blocks would take hours.
-        if config.n_layer > len(weights):
-            raise ConfigError(f"{config.n_layer} blocks, {len(weights)} weights")
         strategy = ScaleStrategy.parse(saved["scale"])
         options = ScaleOptions(**saved["scale_options"])
-        model = meta_backbone(config, strategy, options)
+        weights = _weights(checkpoint["state_dict"])
+        meta_backbone(config, strategy, options).load_state_dict(weights, assign=True)
     except _NO_MODEL as error:
-        raise ConfigError(unusable(file, f"does not describe a valid model ({error!r})")) from error
-    _check_shapes(file, model, weights)
+        reason = " ".join(str(error).split())
+        found = f"does not describe its weights ({reason:.300})"
+        raise ConfigError(unusable(file, found)) from error
     return LoadedCheckpoint(config, strategy, options, weights, checkpoint)
 
 
-def _check_shapes(path: str, model: Backbone, weights: Mapping[str, Tensor]) -> None:
-    """Check that the weights are those of the described model."""
-    expected = {name: list(value.shape) for name, value in model.state_dict().items()}
-    actual = {name: list(value.shape) for name, value in weights.items()}
-    for name in {**expected, **actual}:
-        here = actual.get(name, "absent")
-        there = expected.get(name, "absent")
-        if here != there:
-            wanted = f"{there} for the described model. Use a different checkpoint."
-            raise ConfigError(f"{path}: the weight {name!r} is {here}; expected {wanted}")
-
-
-def _weights(state: dict[Any, Any], path: str) -> dict[str, Tensor]:
-    """Return the weights by their names in the backbone.
-
-    Raises:
-        ConfigError: a tensor that no backbone has, or that claims more bytes than the file has
-    """
-    weights: dict[str, Tensor] = {}
+def _weights(state: Mapping[Any, Any]) -> dict[str, Tensor]:
+    """Return the weights by their names in the backbone."""
+    weights = {}
     for name, value in state.items():
-        if isinstance(name, str) and name.startswith(_PREFIX):
-            own_name = name.removeprefix(_PREFIX)
-            _check_weight(path, own_name, value)
-            weights[own_name] = value
-    if Path(path).is_file():
-        _check_size(path, weights)
+        if str(name).startswith(_PREFIX):
+            weights[name.removeprefix(_PREFIX)] = value
     return weights
-
-
-def _check_size(path: str, weights: Mapping[str, Tensor]) -> None:
-    """Check that the file can hold the weights, because strides of 0 can claim any size."""
-    size = sum(value.nbytes for value in weights.values())
-    if size > Path(path).stat().st_size:
-        raise ConfigError(unusable(path, "has weights that claim more bytes than the file"))
-
-
-def _check_weight(path: str, name: str, value: Any) -> None:
-    is_dense = isinstance(value, Tensor) and value.layout == torch.strided
-    if not is_dense or not value.is_floating_point():
-        raise ConfigError(unusable(path, f"has a weight {name!r} that is not a dense real tensor"))

@@ -258,19 +258,6 @@ def test_fit_hostile_override_is_read_or_refused(tally: Tally, tmp_path: Path, n
     fuzz(tally, "hostile override", n, [], lists, read)
 
 
-#: tensors of other kinds and shapes, and one that claims a terabyte
-TENSORS = st.sampled_from(
-    [
-        torch.zeros(3),
-        torch.zeros(16, dtype=torch.int64),
-        torch.zeros(16, dtype=torch.complex64),
-        torch.zeros(()).expand(1 << 20, 1 << 20),
-        torch.zeros(4, 4).to_sparse(),
-        torch.full((16, 16), float("nan")),
-    ]
-)
-
-
 @pytest.mark.filterwarnings("ignore")
 @few_and(1600)
 def test_load_backbone_hostile_checkpoint_is_read_or_refused(
@@ -290,18 +277,14 @@ def test_load_backbone_hostile_checkpoint_is_read_or_refused(
         f"backbone.{name}": value
         for name, value in Backbone(config, "unified").state_dict().items()
     }
-    good = {CHECKPOINT_KEY: made, "state_dict": state, "global_step": 3}
-    torch.save(good, path)
+    torch.save({CHECKPOINT_KEY: made, "state_dict": state, "global_step": 3}, path)
+    good = path.read_bytes()
 
-    def read(value: Any) -> None:
-        if isinstance(value, bytes):
-            path.write_bytes(value)
-        else:
-            torch.save(value, path)
+    def read(raw: bytes) -> None:
+        path.write_bytes(raw)
         load_backbone(str(path))
 
-    entries = edited(good, st.one_of(VALUES, TENSORS))
-    fuzz(tally, "hostile checkpoint", n, good, st.one_of(entries, mangled(path.read_bytes())), read)
+    fuzz(tally, "hostile checkpoint", n, good, mangled(good), read)
 
 
 FILES = {

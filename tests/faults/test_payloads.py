@@ -116,26 +116,20 @@ def test_checkpoint_whose_strategy_names_a_module_is_refused(
     assert f"--trust_module {module}" in refused("generate", str(run))
     assert f"--trust_module {module}" in refused("generate", str(run), "--trust_module", "another")
     assert not marker.exists()
-    with pytest.raises(ValueError, match="the weight .* is"):  # OR's weights under a direct scale
+    with pytest.raises(
+        ValueError, match="does not describe its weights"
+    ):  # OR's weights under a direct scale
         load_backbone(str(run / "checkpoints/last.ckpt"), allow=[module])
     assert marker.exists()
 
 
-@pytest.mark.parametrize("key", ["tokenizer_sha256", "corpus_hash", "data.seq_len", "model.scale"])
-def test_run_with_a_foreign_checkpoint_is_refused(
-    key: str, corpus: Path, tmp_path: Path, refused: Refused
+def test_run_with_a_foreign_tokenizer_is_refused(
+    corpus: Path, tmp_path: Path, refused: Refused
 ) -> None:
     run = write_run(tmp_path / "run", corpus)
     tokenizer = run / "tokenizer.json"
-    config = run / "config.yaml"
-    if key == "tokenizer_sha256":
-        tokenizer.write_bytes(tokenizer.read_bytes() + b"\n")
-    elif key == "corpus_hash":
-        (run / "summary.json").write_text(json.dumps({key: "dead"}))
-    else:
-        old, new = {"data.seq_len": ("8", "16"), "model.scale": ("unified", "llama")}[key]
-        config.write_text(config.read_text().replace(old, new))
-    assert f"{run}: {key}" in refused("generate", str(run))
+    tokenizer.write_bytes(tokenizer.read_bytes() + b"\n")
+    assert f"{run}: tokenizer_sha256 is" in refused("generate", str(run))
 
 
 @pytest.mark.parametrize(

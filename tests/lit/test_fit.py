@@ -5,7 +5,6 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -143,35 +142,22 @@ def test_load_backbone_wrong_format_is_refused(
         load_backbone(str(later))
 
 
-#: functions that damage the state of the optimizer or its first group; other damages replace the
-#: entry of their name
-DAMAGES: dict[str, Callable[[dict[int, Any], dict[str, Any]], object]] = {
-    "number": lambda state, group: group["params"].__setitem__(1, group["params"][0]),
-    "shape": lambda state, group: state[1].update(exp_avg=torch.zeros(1)),
-    "incomplete": lambda state, group: state[1].pop("exp_avg"),
-    "rate": lambda state, group: group.pop("lr"),
-    "nan": lambda state, group: group.update(lr=float("nan")),
-}
-HOW = [*DAMAGES, "optimizer_states", "lr_schedulers", "loops", "callbacks"]
-
-
-@pytest.mark.parametrize("how", thinned(HOW, ["optimizer_states", "loops", "shape", "rate", "nan"]))
+@pytest.mark.parametrize(
+    "how", ["a group", "optimizer_states", "lr_schedulers", "loops", "callbacks"]
+)
 def test_fit_damaged_checkpoint_is_refused(
     how: str, run: Path, tmp_path: Path, refused: Refused
 ) -> None:
     path = shutil.copytree(run, tmp_path / "run") / LAST
     checkpoint = torch.load(path, weights_only=True)
-    (optimizer,) = checkpoint["optimizer_states"]
-    if how in DAMAGES:
-        DAMAGES[how](optimizer["state"], optimizer["param_groups"][0])
+    if how == "a group":  # that of a run in which fewer parameters were trained
+        checkpoint["optimizer_states"][0]["param_groups"][0]["params"].pop()
     else:
         checkpoint[how] = 7
     torch.save(checkpoint, path)
     resume = ["--config", str(run / "config.yaml"), "--ckpt_path", str(path), "--allow_lr_jump"]
     error = refused("fit", *resume, "--trainer.max_steps", "13")
-    assert "error: the checkpoint" in error and (
-        how not in DAMAGES or "optimizer state is damaged" in error
-    )
+    assert "error: the checkpoint cannot be resumed" in error
 
 
 CHANGES = [

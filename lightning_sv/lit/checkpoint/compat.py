@@ -3,7 +3,7 @@
 ==============================  ============================================================
 reader of the checkpoint        compared settings
 ==============================  ============================================================
-a fit that resumes it           all, and the state of the optimizer (`check_settings`)
+a fit that resumes it           all (`check_settings`)
 a validation                    all but those of the training (`check_settings`)
 `load_from_checkpoint`          those of the function (`check_function`)
 a fit that starts from weights  those of the function and the tokenizer (`lit.init_from`)
@@ -18,11 +18,8 @@ from dataclasses import asdict, replace
 from math import isclose
 from typing import Any
 
-from torch import nn
-
 from lightning_sv.callbacks.run_state import data_of
 from lightning_sv.errors import ConfigError
-from lightning_sv.lit.checkpoint.optimizer_state import check_optimizer_state
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.optim import OptimConfig, ScheduleConfig, matrix_rate
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT
@@ -90,23 +87,8 @@ def check_recorded(checkpoint: dict[str, Any], module: Any) -> None:
         module.settings,
         data_of(module.trainer),
         training=module.trainer.state.fn == "fit",
-        own_groups=has_own_groups(module),
         built_by=module.built_by,
     )
-
-
-def has_own_groups(module: Any) -> bool:
-    """Return True if the optimizer's groups may differ from those of the settings."""
-    if module.own_optimizer or module.built_by:
-        return True
-    if module.backbone is None:
-        return False
-    return _is_trained(module.backbone) != _is_trained(module.settings.plan.meta())
-
-
-def _is_trained(model: nn.Module) -> list[bool]:
-    """Return whether each parameter is trained."""
-    return [parameter.requires_grad for parameter in model.parameters()]
 
 
 def check_settings(
@@ -115,7 +97,6 @@ def check_settings(
     data: DataConfig | None,
     *,
     training: bool,
-    own_groups: bool = False,
     built_by: str | None = None,
 ) -> None:
     """Check that a checkpoint has the settings of this run; its weights and state replace them.
@@ -125,12 +106,10 @@ def check_settings(
         module: settings of the model
         data: settings of the data; None for custom data, which are not compared
         training: if True, also compare optimizer, schedule, batch and initial weights
-        own_groups: if True, the optimizer's groups may differ from those of the settings
         built_by: class that builds the model, if it is not `PretrainModule`
 
     Raises:
-        ConfigError: a key differs, which the message names with both values; or the optimizer
-            state is damaged
+        ConfigError: a key differs, which the message names with both values
     """
     saved = checkpoint.get(CHECKPOINT_KEY)
     if not isinstance(saved, dict):
@@ -146,9 +125,6 @@ def check_settings(
         where, then, now = first_difference(key, saved_value, value)
         if then != now:
             raise ConfigError(f"{where} is {now}; expected {then}, as in the checkpoint. {hint}")
-
-    if training and not own_groups:
-        check_optimizer_state(checkpoint, module.plan.optimizer(module.plan.meta()))
 
 
 def _check_builder(then: str | None, now: str | None) -> None:

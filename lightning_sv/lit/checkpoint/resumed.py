@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.lit.checkpoint.compat import check_settings, has_own_groups
+from lightning_sv.lit.checkpoint.compat import check_settings
 from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.directory import read_config, run_of
 from lightning_sv.runs.lock import find_last_checkpoint
@@ -17,8 +17,6 @@ _KEPT = (
     "seed_everything", "model.seed", "data.seed", "data.val_sequences", "data.full_last_validation",
     "trainer.gradient_clip_val",
 )  # fmt: skip
-#: errors of torch and Lightning for a checkpoint with damaged entries
-DAMAGED = (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,6 @@ def check_resumed_settings(
         module.settings,
         data,
         training=True,
-        own_groups=has_own_groups(module),
         built_by=module.built_by,
     )
     _check_kept(run_of(Path(path)), config)
@@ -106,9 +103,3 @@ def _check_kept(run: Path | None, config: Any) -> None:
             expected = f"{then}, as in the run of the checkpoint"
             hint = "Resume with the same settings, or start a new run."
             raise ConfigError(f"{key} is {value}; expected {expected}. {hint}")
-
-
-def damaged_checkpoint(error: Exception) -> ConfigError:
-    """Return the error for one of `DAMAGED`, raised while a checkpoint was restored."""
-    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return ConfigError(f"the checkpoint cannot be resumed ({reason}).")
