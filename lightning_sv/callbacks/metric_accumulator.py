@@ -45,21 +45,19 @@ class MetricAccumulator(StepCallback):
             self._sums = {key: torch.zeros_like(value) for key, value in self._sums.items()}
         self._is_restored = False
 
-    def add(self, values: dict[str, Tensor], sequences: int, *, keep: bool = True) -> bool:
+    def add(self, values: dict[str, Tensor], sequences: int) -> bool:
         """Add a micro-batch; return True if a write is due.
 
         Args:
             values: sums over the sequences of the micro-batch, always with the same keys
             sequences: number of sequences
-            keep: if False, the step that ends with this micro-batch was skipped and does not count
         """
         assert self._trainer is not None, "on_train_start comes first"
         count = torch.full((), sequences, device=self._trainer.strategy.root_device)
         self._step_sums = _added(self._step_sums, values | {"sequences": count})
         if not self._clock.ended(self._trainer):
             return False
-        if keep:
-            self._sums = _added(self._sums, self._step_sums)
+        self._sums = _added(self._sums, self._step_sums)
         self._step_sums = {}
         return self._clock.is_due(self._clock.step)
 

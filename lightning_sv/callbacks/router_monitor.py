@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lightning_sv.callbacks.branches import place_of
 from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
-from lightning_sv.callbacks.run_state import model_of, settings_of, was_skipped
+from lightning_sv.callbacks.run_state import model_of, settings_of
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import MixtureOfExperts, Routing
 
@@ -61,7 +61,7 @@ class RouterMonitor(MetricAccumulator):
         if not routings:
             return
         n = len(batch) if isinstance(batch, Tensor) else 1
-        is_due = self.add(_sums(routings, n), n, keep=not was_skipped(pl_module))
+        is_due = self.add(_sums(routings, n), n)
         if is_due:
             self.act(trainer, pl_module)
 
@@ -86,8 +86,6 @@ class RouterMonitor(MetricAccumulator):
     def act(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Write the means since the last write."""
         sums, n = self.take()
-        if not n:  # every step was skipped
-            return
         load = sums["load"] / sums["load"].mean(-1, keepdim=True)  # blocks, experts
         balance = sums["balance_loss"] / n  # blocks
         entropy = sums["entropy"] / n  # blocks

@@ -84,18 +84,6 @@ def tokens_seen(trainer: L.Trainer) -> int:
     return trainer.global_step * data.tokens_per_step
 
 
-def was_skipped(module: L.LightningModule) -> bool:
-    """Return True if the last step was skipped because a loss or gradient was not finite."""
-    guard = getattr(module, "nonfinite", None)
-    return bool(getattr(guard, "skipped_now", False))
-
-
-def skipped_steps(module: L.LightningModule) -> int:
-    """Return the number of steps that were skipped; 0 in modules without a guard."""
-    guard = getattr(module, "nonfinite", None)
-    return int(getattr(guard, "skipped", 0))
-
-
 def total_steps(trainer: L.Trainer) -> int | None:
     """Return the number of optimizer steps of the run; None if it is not known.
 

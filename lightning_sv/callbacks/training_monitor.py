@@ -19,8 +19,6 @@ from lightning_sv.callbacks.run_state import (
     data_of,
     is_fitting,
     settings_of,
-    skipped_steps,
-    was_skipped,
 )
 from lightning_sv.callbacks.tensorboard_layout import lay_out
 from lightning_sv.optim.groups import matrix_rate
@@ -110,7 +108,7 @@ class TrainingMonitor(MetricAccumulator):
             loss = torch.zeros((), device=pl_module.device)
             n = 0
         values = {"loss": loss * n} | self._clipped(trainer, pl_module)
-        if self.add(values, n, keep=not was_skipped(pl_module)):
+        if self.add(values, n):
             self.act(trainer, pl_module)
 
     def _clipped(self, trainer: L.Trainer, module: Any) -> dict[str, Tensor]:
@@ -129,15 +127,12 @@ class TrainingMonitor(MetricAccumulator):
         sums, n = self.take()
         scalars = self._of_last_step(pl_module) | self._throughput(trainer)
         scalars["memory/peak_gib"] = peak_memory(pl_module.device) / 2**30
-        if n:  # not if every step was skipped, or without a loss
+        if n:  # not without a loss
             self.last_loss = sums["loss"].item() / n
             scalars[TRAIN_LOSS] = self.last_loss
             # a subclass may clip without setting grad_norm
             if "clipped" in sums and pl_module.grad_norm is not None:
                 scalars["clipped_steps"] = (sums["clipped"] / sums["steps"]).item()
-        n_skipped = skipped_steps(pl_module)
-        if n_skipped:
-            scalars["skipped_steps"] = n_skipped
         # speed and memory differ between ranks, but callbacks of all ranks must monitor the same
         # values
         write_scalars(trainer, trainer.strategy.broadcast(scalars))

@@ -51,8 +51,8 @@ class PretrainModule(BackboneModule):
             blocks there
         residual: dtype of the residual stream under bf16-mixed: 'wide' for float32; 'narrow' for
             bf16, with less memory and different rounding
-        nonfinite: reaction to a loss or gradient that is not finite: 'stop' before the step, or
-            'skip' the step
+        nonfinite: 'stop', also in the config of an earlier version: a loss or gradient that is not
+            finite stops the run before the step
         seed: seed of the initialization; None for that of seed_everything
         init_from: checkpoint or run directory with the initial weights, read by the command line;
             optimizer, steps and tokens start from zero
@@ -85,7 +85,7 @@ class PretrainModule(BackboneModule):
         compile: Literal["none", "model", "block"] = "none",
         activation_checkpointing: bool = False,
         residual: Literal["wide", "narrow"] = "wide",
-        nonfinite: Literal["stop", "skip"] = "stop",
+        nonfinite: Literal["stop"] = "stop",
         seed: int | None = None,
         init_from: str | None = None,
         lr: float | None = None,
@@ -117,7 +117,7 @@ class PretrainModule(BackboneModule):
         #: (blocks, experts) tokens of the last `training_loss` on all devices; None if dense
         self.expert_loads: Tensor | None = None
         self._evaluated = EvaluationLoss()
-        self.nonfinite = FiniteGuard(skip=nonfinite == "skip")
+        self.nonfinite = FiniteGuard()
         self.expert_bias = ExpertBias()
         self.exact_resume = ExactResume()
 

@@ -43,7 +43,6 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> d
         "model": module.settings.backbone.name,
         "seed": module.init_seed,
         "steps": trainer.global_step,
-        "skipped_steps": module.nonfinite.skipped,
         "tokens": tokens_seen(trainer),
         "epochs": data.epochs(tokens_seen(trainer)),
         "parameters": sum(p.numel() for p in module.net.parameters()),
@@ -167,8 +166,6 @@ def _result_table(summary: dict[str, Any]) -> Table:
     table.add_row("perplexity", f"{summary['val_perplexity']:.2f}")
     table.add_row("bits per byte", f"{summary['val_bits_per_byte']:.4f}")
     table.add_row("training tokens", f"{summary['tokens']:,}")
-    if summary["skipped_steps"]:
-        table.add_row("steps skipped (not finite)", f"{summary['skipped_steps']:,}")
     minutes, seconds = divmod(round(summary["seconds"]), 60)
     table.add_row("time", f"{minutes}:{seconds:02d}")
     lengths = schedule_lengths(summary)

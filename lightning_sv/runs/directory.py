@@ -46,7 +46,6 @@ SUMMARY_TYPES: dict[str, type] = {
     "own_optimizer": str,
     "seed": int,
     "steps": int,
-    "skipped_steps": int,
     "tokens": int,
     "parameters": int,
     "activated_parameters": int,
@@ -78,10 +77,7 @@ def is_diverged(run_dir: Path) -> bool:
 
     Resuming it would repeat that.
     """
-    if is_complete(run_dir) or not (run_dir / NONFINITE).is_file():
-        return False
-    # a run that skips such steps was interrupted later
-    return config_value(read_config(run_dir), "model.nonfinite") != "skip"
+    return (run_dir / NONFINITE).is_file() and not is_complete(run_dir)
 
 
 def is_begun(run_dir: Path) -> bool:

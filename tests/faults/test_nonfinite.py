@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,12 @@ import torch
 from torch import Tensor
 
 from lightning_sv.corpus import open_split
-from lightning_sv.lit.checkpoint.atomic_io import AtomicCheckpointIO
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.runs.events import read_run
 from tests.conftest import argv
 from tests.faults.conftest import Tally
-from tests.lit.runs import LAST, differences, events, load, run_fit, same_checkpoint, same_curves
+from tests.lit.runs import LAST, differences, events, load, run_fit
 
 pytestmark = pytest.mark.faults
-STEPS = 12
 SEQ_LEN = 32
 BATCH = 32
 
@@ -115,57 +111,3 @@ def test_fit_nonfinite_loss_or_gradient_stops_before_the_step(
 
     kept = model_is_unchanged(injection.module, run, step)
     tally(f"{what}, stopped", told and known and kept, told, known, kept, event)
-
-
-@pytest.mark.parametrize("optim", ["adamw", "muon"])
-@pytest.mark.parametrize("what", ["nan loss", "inf gradient"])
-def test_fit_nonfinite_loss_or_gradient_skips_the_step(
-    what: str, optim: str, args: list[str], short_corpus: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, tally: Tally,
-) -> None:  # fmt: skip
-    words = f"--model.nonfinite skip --trainer.max_steps {STEPS} --model.optim.name {optim}"
-    args = [*args, *argv(words)]
-    whole = tmp_path / "whole"
-    run = tmp_path / "run"
-    steps = {0, 4, 5, 10}
-    kept: dict[int, dict[str, Any]] = {}
-    stop_at = 0
-    save = AtomicCheckpointIO.save_checkpoint
-
-    def keep(self: AtomicCheckpointIO, checkpoint: dict, path: object, **more: object) -> None:
-        save(self, checkpoint, path)
-        kept[checkpoint["global_step"]] = torch.load(str(path), weights_only=True)
-        if checkpoint["global_step"] == stop_at:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(AtomicCheckpointIO, "save_checkpoint", keep)
-    injection = Injection(monkeypatch, what, steps, part=1)
-    assert run_fit(args, whole) == 0
-    for step in sorted(steps - {0}):
-        same = differences(kept[step]["state_dict"], kept[step + 1]["state_dict"]) == []
-        (one,) = kept[step]["optimizer_states"]
-        (two,) = kept[step + 1]["optimizer_states"]
-        same &= differences(one["state"], two["state"]) == []
-        tally(f"{what}, step left out", same)
-    assert differences(kept[2]["state_dict"], kept[3]["state_dict"])
-    assert not kept[1]["optimizer_states"][0]["state"]
-    lines = events(whole)
-    assert [line["step"] for line in lines] == sorted(steps)
-    assert all(same_blocks(line, injection.blocks[line["step"]], short_corpus) for line in lines)
-    assert json.loads((whole / "summary.json").read_text())["skipped_steps"] == 4
-    skipped = read_run(whole).curve("skipped_steps")
-    assert skipped.values.tolist() == [1, 1, 1, 1, 2, 3, 3, 3, 3, 3, 4, 4]
-    losses = read_run(whole).curve("train/loss")
-    per_step = SEQ_LEN * BATCH
-    assert losses.tokens.tolist() == [per_step * (s + 1) for s in range(STEPS) if s not in steps]
-
-    for stop_at in (5, 8):  # noqa: B007 (keep reads it)
-        injection.blocks.clear()
-        assert run_fit([*args, "--ckpt_path", "last"], run) == 130
-    stop_at = 0
-    injection.blocks.clear()
-    assert run_fit([*args, "--ckpt_path", "last"], run) == 0
-    same_checkpoint(whole, run)
-    same_curves(whole, run)
-    assert events(run) == lines
-    assert json.loads((run / "summary.json").read_text())["skipped_steps"] == 4

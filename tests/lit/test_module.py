@@ -483,17 +483,6 @@ def test_own_optimization_is_guarded_and_logs_its_rates_and_losses(
         trainer(tmp_path / "nan").fit(made, loader())
 
 
-def test_skipped_steps_leave_weights_and_biases_of_experts(tmp_path: Path) -> None:
-    made = module(backbone=BIASED, nonfinite="skip")
-    made.configure_model()
-    before = deepcopy(made.state_dict())
-    spoil = LambdaCallback(
-        on_after_backward=lambda trainer, module: module.net.embed.weight.grad.mul_(torch.nan)
-    )
-    trainer(tmp_path, spoil).fit(made, loader())
-    assert made.nonfinite.skipped == 4 and differences(before, made.state_dict()) == []
-
-
 class OwnStep(PretrainModule):
     """A subclass with its own training step, which reports no routings, and an optimizer, which
     knows no roles."""

@@ -110,7 +110,7 @@ WRONG: list[tuple[list[str], str, str]] = [
     (DRY, "--model.scale unifed", "unifed"),
     (FIT, "--trainer.callbacks+=Nonsense", "trainer.callbacks"),
     (FIT, "--trainer.callbacks no_module.C", "no_module"),
-    (FIT, "--trainer.accelerator gpu", "trainer.accelerator"),
+    (FIT, "--trainer.accelerator gpu", "trainer: "),
     (FIT, "--seed_everything ''", "seed_everything"),
     (FIT, "--seed_everything -3", "seed_everything"),
     (FIT, "--trainer null", "trainer"),

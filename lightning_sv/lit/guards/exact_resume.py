@@ -33,7 +33,7 @@ class ExactResume(L.Callback):
     callbacks                           each callback             callbacks
     position in the corpus              `TokenDataModule`         TokenDataModule
     random generators of all ranks      `ExactResume`             rng_states
-    skipped steps, segments, origin     `ExactResume`             lightning_sv
+    segments, origin                    `ExactResume`             lightning_sv
     ==================================  ========================  ================================
 
     Not restored but compared: the settings, which `lit.checkpoint.compat` records in the entry
@@ -70,7 +70,6 @@ class ExactResume(L.Callback):
         corpus_hash = None if data is None else data.manifest.corpus_hash
         checkpoint[CHECKPOINT_KEY] = {
             "accumulate": trainer.accumulate_grad_batches,
-            "skipped_steps": pl_module.nonfinite.skipped,
             "legs": self.segments_so_far(trainer, pl_module),
             "commit": commit(),
             "corpus_hash": corpus_hash,
@@ -88,7 +87,6 @@ class ExactResume(L.Callback):
         self._rng = checkpoint[RNG_KEY]
         self.origin = saved.get("origin")
         self.segments.restore(saved.get("legs"))
-        pl_module.nonfinite.restore(saved["skipped_steps"])
         restart_between_steps(checkpoint, saved["accumulate"], trainer.accumulate_grad_batches)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:

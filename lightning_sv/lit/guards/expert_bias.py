@@ -56,11 +56,11 @@ class ExpertBias(L.Callback):
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: Any, optimizer: Optimizer
     ) -> None:
-        """Move the biases, unless the step is skipped."""
+        """Move the biases."""
         loads = self._loads
         self._loads = None
         # A step without a backward pass has none, as that of the second of several optimizers.
-        if loads is None or pl_module.nonfinite.skipped_now:
+        if loads is None:
             return
         for mixture, load in zip(_mixtures(pl_module), loads, strict=True):
             mixture.move_bias(load)

@@ -21,32 +21,22 @@ from lightning_sv.runs.provenance import Provenance
 
 
 class FiniteGuard(L.Callback):
-    """Check losses and gradient norm before every optimizer step, and stop or skip the step.
+    """Check losses and gradient norm before every optimizer step, and stop before a wrong one.
 
     The check is the only host synchronization of a step, with one reduction and one copy, and other
-    callbacks can agree on a flag in it. (The fused AdamW could skip a step by itself and the host
-    check later, but a run that should stop would have continued by then.)
+    callbacks can agree on a flag in it.
 
-    Each event is a line of <run_dir>/nonfinite.jsonl that identifies the batch: step, epoch, the
-    sequence numbers in the training split, the losses of the micro-batches per device, and the
-    gradient norm; if it stops the run, also commit, date and machine. Skipped steps are not random,
-    so a comparison of such runs is biased; their number is in the summary.
-
-    Args:
-        skip: if True, skip such steps instead of stopping the run
+    A line of <run_dir>/nonfinite.jsonl identifies the batch: step, epoch, the sequence numbers in
+    the training split, the losses of the micro-batches per device, the gradient norm, commit, date
+    and machine.
 
     Attributes:
-        skipped: number of skipped steps
-        skipped_now: whether the last step was skipped
         norm: gradient norm of the last step before clipping, as a number
         gradient_norm: the same on the device, sharded if the gradients are; None before the first
         stops: whether a device asked to stop before the last step; None if no step was checked
     """
 
-    def __init__(self, skip: bool):
-        self.skip = skip
-        self.skipped = 0
-        self.skipped_now = False
+    def __init__(self) -> None:
         self.norm: float | None = None
         self.gradient_norm: Tensor | None = None
         self.stops: bool | None = None
@@ -57,15 +47,9 @@ class FiniteGuard(L.Callback):
         """Compare `asked` on all devices in every check, for `stops`."""
         self._asked_to_stop = asked
 
-    def restore(self, skipped: int) -> None:
-        """Continue the count of a checkpoint."""
-        self.skipped = skipped
-
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Forget a step that an earlier fit did not finish."""
         self._losses.clear()
-        if trainer.global_step == 0:
-            self.skipped = 0
 
     def on_before_backward(
         self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
@@ -80,7 +64,7 @@ class FiniteGuard(L.Callback):
         """Check before a step that all losses and the gradient norm are finite on all devices.
 
         Raises:
-            RunError: a value is not finite, and steps are not skipped
+            RunError: a value is not finite
         """
         gradients = [
             parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None
@@ -91,15 +75,8 @@ class FiniteGuard(L.Callback):
         self._losses.clear()
 
         is_finite, self.norm = self._agree(trainer, losses, norm)
-        self.skipped_now = not is_finite
-        if is_finite:
-            return
-        event = self._record(trainer, losses)
-        if not self.skip:
-            raise RunError(_message(trainer, event))
-        self.skipped += 1
-        for parameter in pl_module.parameters():
-            parameter.grad = None  # optimizers skip parameters without a gradient
+        if not is_finite:
+            raise RunError(_message(trainer, self._record(trainer, losses)))
 
     def _agree(self, trainer: L.Trainer, losses: Tensor, norm: Tensor) -> tuple[bool, float]:
         """Return whether all values are finite on all devices, and the norm; set `stops`."""
@@ -126,8 +103,7 @@ class FiniteGuard(L.Callback):
             event["blocks"] = loader.order.sequences(event["epoch"], position)
         event["grad_norm"] = _plain(self.norm or 0.0)
         event["losses"] = [_plain(loss) for loss in losses.tolist()]
-        if not self.skip:
-            event |= Provenance.now()._asdict()
+        event |= Provenance.now()._asdict()
         if trainer.is_global_zero and folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
             with regular(Path(folder) / NONFINITE).open("a") as file:
@@ -136,7 +112,7 @@ class FiniteGuard(L.Callback):
 
 
 def _message(trainer: L.Trainer, event: dict[str, Any]) -> str:
-    hint = "Lower the learning rate, or skip such steps: model.nonfinite skip."
+    hint = "Lower the learning rate."
     if trainer.global_step == 0:
         hint = "This is the first step, so check model.backbone.init_std and model.init_from."
     if "blocks" in event and trainer.log_dir:
