@@ -5,7 +5,6 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning_sv.errors import ConfigError, StoppedError, expect
 from lightning_sv.lit.checkpoint.atomic_io import AtomicCheckpointIO
 from lightning_sv.lit.checkpoint.resumed import find_starting_point
+from lightning_sv.lit.command_run import several
 from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.distributed import end_at_once, join_ranks, leave_group
 from lightning_sv.lit.fit_run import FitRun
@@ -84,16 +84,16 @@ class PretrainCLI(LightningCLI):
             _exit_after(end)
 
     def _start(self, program: str, model_class: type[PretrainModule], args: Sequence[str]) -> None:
-        """Parse, build and run; what `_cleanup` has ends with the command, however that ends."""
+        """Parse, build and run; what `cleanup` has ends with the command, however that ends."""
         quiet_libraries()
         prepare_process()
         atexit.register(leave_group)
         self.command = command_of(program, args)
-        with ExitStack() as self._cleanup:
+        with ExitStack() as self.cleanup:
             # Lightning calls, in this order and each once,
             #   add_core_arguments_to_parser, add_arguments_to_parser
             #   parse_arguments               sets config
-            #   before_instantiate_classes    sets _starting_point
+            #   before_instantiate_classes    sets starting_point
             #   instantiate_classes           sets config_init, model, data, datamodule, trainer
             super().__init__(
                 model_class,
@@ -182,7 +182,7 @@ class PretrainCLI(LightningCLI):
             raise ConfigError(f"model_class is {given}; expected {own}, that of this command line.")
         start = find_starting_point(self.config["ckpt_path"], self.config["run_dir"])
         self.config["ckpt_path"] = start.checkpoint
-        self._starting_point = start
+        self.starting_point = start
 
     # Model, data and trainer
 
@@ -204,13 +204,13 @@ class PretrainCLI(LightningCLI):
         except (ValueError, TypeError, RuntimeError, MisconfigurationException) as error:
             reason = str(error).rstrip(".!")
             raise ConfigError(f"trainer: {reason}. Check the keys of trainer.") from error
-        self._cleanup.push(join_ranks(trainer))
+        self.cleanup.push(join_ranks(trainer))
         return trainer
 
     def _trainer_arguments(self) -> dict[str, Any]:
         """Return the arguments of the Trainer that are not those of the config."""
         given = self.config_init["trainer"]
-        plugins = _several(given["plugins"])
+        plugins = several(given["plugins"])
         for plugin in plugins:
             is_followed = isinstance(plugin, ClusterEnvironment)
             expected = "cluster environments. The keys of trainer set everything else."
@@ -241,25 +241,10 @@ class PretrainCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Check and open the run: nothing is written before all of it fits."""
-        run = FitRun(
-            config=self.config,
-            start=self._starting_point,
-            model=self.model,
-            data=self.data,
-            datamodule=self.datamodule,
-            trainer=self.trainer,
-            progress=self.config_init["progress"],
-            checkpoint=self.config_init["checkpoint"],
-            loggers=_several(self.config_init["trainer"]["logger"]),
-            dump=partial(self.parser.dump, skip_none=False),
-            cleanup=self._cleanup,
-        )
-        self._fit_run = run
-
-        run.check()
-        self.data = run.data
-        run.open()
-        self.run_dir = run.run_dir
+        self._fit_run = FitRun(self)
+        self._fit_run.check()
+        self._fit_run.open()
+        self.run_dir = self._fit_run.run_dir
 
     def after_fit(self) -> None:
         """Write and show the summary of a run that reached its last step."""
@@ -268,18 +253,8 @@ class PretrainCLI(LightningCLI):
 
     def before_validate(self) -> None:
         """Check checkpoint and corpus."""
-        run = ValidateRun(
-            config=self.config,
-            start=self._starting_point,
-            model=self.model,
-            data=self.data,
-            datamodule=self.datamodule,
-            trainer=self.trainer,
-        )
-        self._validate_run = run
-
-        run.check()
-        self.data = run.data
+        self._validate_run = ValidateRun(self)
+        self._validate_run.check()
 
     def after_validate(self) -> None:
         """Show the validation loss."""
@@ -302,10 +277,3 @@ def _exit_after(end: Exception) -> NoReturn:
 
 def _add_switch(parser: LightningArgumentParser, name: str, text: str) -> None:
     parser.add_argument(name, type=bool, nargs="?", const=True, default=False, help=text)
-
-
-def _several(value: Any) -> list[Any]:
-    """Return the objects of a Trainer argument that is None, a switch, one object or a list."""
-    if value is None or isinstance(value, bool):
-        return []
-    return list(value) if isinstance(value, list | tuple) else [value]

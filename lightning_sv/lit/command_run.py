@@ -1,6 +1,5 @@
 """Steps that `fit` and `validate` share, with the objects that the command line has built."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
@@ -8,7 +7,6 @@ from jsonargparse import Namespace
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.resumed import StartingPoint
-from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.plan.micro_batch import choose_micro_batch
 from lightning_sv.runs.checkpoint import check_checkpoint
@@ -18,25 +16,25 @@ from lightning_sv.settings.data import DataConfig
 _OF_A_RANK = ("config", "run_dir", "json", "data.corpus.dir", "data.num_workers")
 
 
-@dataclass
 class CommandRun:
     """One run of `fit` or `validate`, from built objects to results.
 
     Args:
-        config: values of all keys
-        start: checkpoint from which the command starts
-        model: module to train or validate
-        data: section `data` of the config; `set_micro_batch` completes it
-        datamodule: data module, which follows `data`
-        trainer: Trainer of the command
+        cli: `PretrainCLI` with the built objects; `set_micro_batch` completes its `data`
     """
 
-    config: Namespace
-    start: StartingPoint
-    model: PretrainModule
-    data: DataConfig
-    datamodule: TokenDataModule
-    trainer: L.Trainer
+    def __init__(self, cli: Any):
+        self.cli = cli
+        self.config: Namespace = cli.config
+        self.start: StartingPoint = cli.starting_point
+        self.model: PretrainModule = cli.model
+        self.trainer: L.Trainer = cli.trainer
+
+    @property
+    def data(self) -> DataConfig:
+        """Section `data` of the config."""
+        data: DataConfig = self.cli.data
+        return data
 
     def check_corpus(self) -> None:
         """Check that the corpus fits the model, with checksums once per node."""
@@ -52,10 +50,10 @@ class CommandRun:
         trainer = self.trainer
         keys = self.config["trainer"].as_dict()
         device = trainer.strategy.root_device
-        self.data, choice = choose_micro_batch(
+        self.cli.data, choice = choose_micro_batch(
             self.model.settings, self.data, keys, device, trainer.world_size
         )
-        self.datamodule.read(self.data, self._shared_values())
+        self.cli.datamodule.read(self.data, self._shared_values())
         return choice
 
     def _shared_values(self) -> dict[str, Any]:
@@ -70,3 +68,10 @@ class CommandRun:
         if "val/loss" not in self.trainer.callback_metrics:
             expected = "self.log('val/loss', ...) in validation_step"
             raise ConfigError(f"val/loss is not logged by the model; expected {expected}.")
+
+
+def several(value: Any) -> list[Any]:
+    """Return the objects of a Trainer argument that is None, a switch, one object or a list."""
+    if value is None or isinstance(value, bool):
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]

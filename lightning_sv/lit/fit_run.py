@@ -3,26 +3,21 @@
 import json
 import logging
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import lightning as L
-from jsonargparse import Namespace
 from lightning.pytorch.loggers import Logger
 from rich.console import Console
 
 from lightning_sv.atomic import write_atomically
-from lightning_sv.callbacks import RunProgress
 from lightning_sv.corpus import Tokenizer, is_remote
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.compat import check_learning_rate
 from lightning_sv.lit.checkpoint.last_checkpoint import LastCheckpoint
 from lightning_sv.lit.checkpoint.resumed import check_not_replaced, check_resumed_settings
-from lightning_sv.lit.command_run import CommandRun
+from lightning_sv.lit.command_run import CommandRun, several
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.init_from import read_start
 from lightning_sv.lit.logger import RunLogger
@@ -49,7 +44,6 @@ log = logging.getLogger(__name__)
 _ONLY_THIS_START = {"run_dir": None, "ckpt_path": None, "allow_lr_jump": False}
 
 
-@dataclass
 class FitRun(CommandRun):
     """Prepare a run for the Trainer's `fit`, and write its results afterwards.
 
@@ -64,30 +58,19 @@ class FitRun(CommandRun):
 
     `fast_dev_run` uses a temporary directory, because in Lightning it leaves nothing.
 
-    Args:
-        progress: callback that prints progress
-        checkpoint: callback that writes the checkpoints of the run
-        loggers: loggers of the user, in addition to that of the run
-        dump: function that returns a config as YAML
-        cleanup: stack of exit handlers, called when the command ends, also after an error
-
     Attributes:
         run_dir: directory of the run, set by `open`
     """
 
-    progress: RunProgress
-    checkpoint: LastCheckpoint
-    loggers: list[Logger]
-    dump: Callable[[Namespace], str]
-    cleanup: ExitStack
-
-    def __post_init__(self) -> None:
+    def __init__(self, cli: Any):
+        super().__init__(cli)
+        self._checkpoint: LastCheckpoint = cli.config_init["checkpoint"]
         self._has_begun = False
         self._messages: list[str] = []
         self._is_dev_run = bool(self.trainer.fast_dev_run)  # type: ignore[attr-defined]
         self._given_dir: str | None = self.config["run_dir"]
         if self._is_dev_run:
-            self._given_dir = self.cleanup.enter_context(TemporaryDirectory())
+            self._given_dir = cli.cleanup.enter_context(TemporaryDirectory())
 
     @property
     def is_restoring(self) -> bool:
@@ -174,8 +157,8 @@ class FitRun(CommandRun):
 
     def open(self) -> None:
         """Lock the run directory, print the plan, and connect the Trainer to the directory."""
-        signals = self.checkpoint.signals
-        self.cleanup.callback(signals.leave)
+        signals = self._checkpoint.signals
+        self.cli.cleanup.callback(signals.leave)
         self.run_dir = self._resolve_run_dir(create=True)
         if self.trainer.is_global_zero:
             self._lock()
@@ -185,9 +168,9 @@ class FitRun(CommandRun):
 
     def _lock(self) -> None:
         if self._given_dir is None:
-            self.cleanup.callback(remove_unused, self.run_dir)
+            self.cli.cleanup.callback(remove_unused, self.run_dir)
         lock = acquire(self.run_dir, self.start.checkpoint, again=self.start.asked_for_last)
-        self.cleanup.callback(lock.release)
+        self.cli.cleanup.callback(lock.release)
         check_not_replaced(self.start)
 
     def _print_plan(self) -> None:
@@ -200,8 +183,8 @@ class FitRun(CommandRun):
         """Let callbacks, loggers and Lightning write to the run directory."""
         trainer = self.trainer
         if self.config["json"]:
-            self.progress.stream = sys.stderr  # stdout has the results
-        self.checkpoint.path = self.run_dir / LAST
+            self.cli.config_init["progress"].stream = sys.stderr  # stdout has the results
+        self._checkpoint.path = self.run_dir / LAST
         # `begin` opens the loggers, so it comes before any callback that writes.
         trainer.callbacks.insert(0, _Begin(self))  # type: ignore[attr-defined]
         folder = self.run_dir.absolute()
@@ -210,7 +193,7 @@ class FitRun(CommandRun):
         trainer._default_root_dir = str(folder)  # type: ignore[attr-defined]
         loggers = [self._run_logger(folder)]
         if not self._is_dev_run:
-            loggers += self.loggers
+            loggers += several(self.cli.config_init["trainer"]["logger"])
         trainer.loggers = loggers
 
     def _run_logger(self, folder: Path) -> Logger:
@@ -249,7 +232,7 @@ class FitRun(CommandRun):
             path = config[key]
             if path is not None and not is_remote(path):
                 config[key] = str(Path(path).absolute())
-        write_atomically(self.run_dir / CONFIG, self.dump(config))
+        write_atomically(self.run_dir / CONFIG, self.cli.parser.dump(config, skip_none=False))
 
     # finish
 
@@ -290,7 +273,7 @@ class FitRun(CommandRun):
     def _check_last_validation(self) -> None:
         """Check that the last validation logged a loss; run it if an earlier start did not."""
         if self._starts_at_the_end():
-            self.trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
+            self.trainer.validate(self.model, datamodule=self.cli.datamodule, verbose=False)
             self.begin()  # the fit had no step left, so it has not begun
         self.check_validated()
 
