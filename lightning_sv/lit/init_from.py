@@ -9,7 +9,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.compat import function_settings
 from lightning_sv.own_code import modules_named
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, LoadedCheckpoint, read_model
-from lightning_sv.runs.difference import first_difference
+from lightning_sv.runs.difference import check_same
 from lightning_sv.runs.directory import LAST
 from lightning_sv.runs.sharded_checkpoint import is_sharded
 from lightning_sv.settings.data import DataConfig
@@ -70,10 +70,8 @@ def _check_same_function(
     ours = function_settings(
         module.backbone, module.strategy, module.scale_options, data.manifest.tokenizer_sha256
     )
-    key, then, now = first_difference("model", theirs, ours)
-    if then != now:
-        hint = "Start from weights of the same model and tokenizer."
-        raise ConfigError(f"model.init_from: {key} is {now}; expected {then}, as in {path}. {hint}")
+    hint = "Start from weights of the same model and tokenizer."
+    check_same("model.init_from: model", theirs, ours, path, hint)
 
 
 def _origin(path: str, model: LoadedCheckpoint) -> dict[str, Any]:

@@ -6,7 +6,7 @@ segments            starts of a run that was resumed
 provenance          commit, date and machine
 tags                names of scalars
 event_files         scalars of a run, from one file per start
-difference          the first difference of two nested settings
+difference          recorded settings, compared with those of this run
 events              its curves, config and summary
 checkpoint          a checkpoint, read without executing what it names
 sharded_checkpoint  a folder with a file per rank

@@ -1,6 +1,8 @@
-"""The first difference of two nested settings."""
+"""Comparison of recorded settings with those of this run."""
 
 from typing import Any
+
+from lightning_sv.errors import ConfigError
 
 
 def first_difference(key: str, then: Any, now: Any) -> tuple[str, Any, Any]:
@@ -13,3 +15,21 @@ def first_difference(key: str, then: Any, now: Any) -> tuple[str, Any, Any]:
             if then.get(name) != now.get(name):
                 return first_difference(f"{key}.{name}", then.get(name), now.get(name))
     return key, then, now
+
+
+def check_same(key: str, then: Any, now: Any, origin: str, hint: str) -> None:
+    """Check that two settings are equal.
+
+    Args:
+        key: name of the settings
+        then: recorded settings
+        now: settings of this run
+        origin: place of the recorded settings, e.g. "the checkpoint"
+        hint: sentence at the end of the error
+
+    Raises:
+        ConfigError: the message has the first key that differs, and both values
+    """
+    name, expected, value = first_difference(key, then, now)
+    if value != expected:
+        raise ConfigError(f"{name} is {value}; expected {expected}, as in {origin}. {hint}")

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from lightning_sv.atomic import file_sha256, partial_of, read_json, regular, write_atomically
 from lightning_sv.errors import ConfigError
-from lightning_sv.runs.difference import first_difference
+from lightning_sv.runs.difference import check_same
 from lightning_sv.runs.directory import COMMAND, LOCK, LOG, PROGRESS, is_complete
 from lightning_sv.runs.trust import modules_of_words
 
@@ -112,17 +112,13 @@ class Job:
     def _check_record(self) -> None:
         """Check that the directory has a record with the files and the context of this run."""
         path = self.run_dir / COMMAND
-        hint = f"remove {self.run_dir}, or choose a different output directory."
+        hint = f"Remove {self.run_dir}, or choose a different output directory."
         if not path.is_file():
-            found = f"not empty and not a run of this comparison (no {COMMAND})"
-            raise ConfigError(f"{self.run_dir} is {found}; {hint}")
-        saved = read_json(path, hint)
+            raise ConfigError(f"{self.run_dir} is not empty and has no {COMMAND}. {hint}")
+        saved = read_json(path, f"remove {self.run_dir}.")
         current = self.record()
         for part in ("context", "files"):
-            key, then, now = first_difference(part, saved.get(part) or {}, current[part])
-            if then != now:
-                found = f"{path} is of a different run: {key} was {then} and is {now}"
-                raise ConfigError(f"{found}; {hint}")
+            check_same(part, saved.get(part) or {}, current[part], str(path), hint)
 
     def _is_unused(self) -> bool:
         """Return True for a directory that is absent, or that a kill left before the record."""

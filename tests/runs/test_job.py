@@ -18,7 +18,7 @@ def test_prepare_of_another_context_is_refused_and_changes_nothing(tmp_path: Pat
     job.prepare()
     before = (job.run_dir / COMMAND).read_bytes()
     other = replace(job, context={"corpus": "b"})
-    with pytest.raises(ConfigError, match=r"context\.corpus was a and is b"):
+    with pytest.raises(ConfigError, match=r"context\.corpus is b; expected a"):
         other.prepare()
     assert (job.run_dir / COMMAND).read_bytes() == before
     assert job.state() == "resume"

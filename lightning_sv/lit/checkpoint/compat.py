@@ -23,7 +23,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.optim import OptimConfig, ScheduleConfig, matrix_rate
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT
-from lightning_sv.runs.difference import first_difference
+from lightning_sv.runs.difference import check_same
 from lightning_sv.runs.segments import Segments
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.settings.data import DataConfig
@@ -121,10 +121,7 @@ def check_settings(
     if training:
         hint = "Resume with the same settings, or start a new run."
     for key, value in _compared_settings(module, data, training=training).items():
-        saved_value = _with_defaults(key, saved.get(key))
-        where, then, now = first_difference(key, saved_value, value)
-        if then != now:
-            raise ConfigError(f"{where} is {now}; expected {then}, as in the checkpoint. {hint}")
+        check_same(key, _with_defaults(key, saved.get(key)), value, "the checkpoint", hint)
 
 
 def _check_builder(then: str | None, now: str | None) -> None:
@@ -172,11 +169,9 @@ def check_function(checkpoint: dict[str, Any], module: PretrainConfig) -> None:
     options = ScaleOptions(**saved["scale_options"])
     theirs = function_settings(config, ScaleStrategy.parse(saved["scale"]), options, None)
     ours = function_settings(module.backbone, module.strategy, module.scale_options, None)
-    where, then, now = first_difference("model", theirs, ours)
-    if then != now:
-        key = where.removeprefix("model.")
-        hint = "Load its weights into a different model with load_state_dict."
-        raise ConfigError(f"{key} is {now}; expected {then}, as in the checkpoint. {hint}")
+    hint = "Load its weights into a different model with load_state_dict."
+    for key, value in ours.items():
+        check_same(key, theirs[key], value, "the checkpoint", hint)
 
 
 def check_learning_rate(checkpoint: dict[str, Any], module: PretrainConfig, max_steps: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.compat import check_settings
 from lightning_sv.runs.checkpoint import check_checkpoint
+from lightning_sv.runs.difference import check_same
 from lightning_sv.runs.directory import read_config, run_of
 from lightning_sv.runs.lock import find_last_checkpoint
 from lightning_sv.settings.data import DataConfig
@@ -96,10 +97,7 @@ def check_resumed_settings(
 def _check_kept(run: Path | None, config: Any) -> None:
     """Check the settings that a checkpoint does not have, against the config of its run."""
     recorded = {} if run is None else leaves(read_config(run))
+    hint = "Resume with the same settings, or start a new run."
     for key in _KEPT:
-        value = config[key]
-        then = recorded.get(key, value)  # the run of an older version lacks newer keys
-        if then != value:
-            expected = f"{then}, as in the run of the checkpoint"
-            hint = "Resume with the same settings, or start a new run."
-            raise ConfigError(f"{key} is {value}; expected {expected}. {hint}")
+        then = recorded.get(key, config[key])  # the run of an older version lacks newer keys
+        check_same(key, then, config[key], "the run of the checkpoint", hint)
