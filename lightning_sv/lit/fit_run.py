@@ -245,44 +245,32 @@ class FitRun(CommandRun):
         trainer = self.trainer
         if trainer.global_step < trainer.max_steps or self._is_dev_run:
             return None
-        was_complete = self._was_complete()
-        if not was_complete:
-            self._check_last_validation()
+        had_last_step = self.start.step >= trainer.max_steps
+        # only the first device knows the run's directory
+        if had_last_step and trainer.strategy.broadcast(is_complete(self.run_dir)):
+            log.info("nothing to do: the checkpoint is at step %d, the last", trainer.global_step)
+        else:
+            self._complete(validates=had_last_step)
         if not trainer.is_global_zero:
             return None
-        if was_complete:
-            log.info("nothing to do: the checkpoint is at step %d, the last", trainer.global_step)
-            summary = read_summary(self.run_dir)
-        else:
-            summary = self._write_summary()
+        summary = read_summary(self.run_dir)
         show_summary(summary, self.run_dir, as_json=self.config["json"])
         return summary
 
-    def _was_complete(self) -> bool:
-        """Return True if this start resumed a complete run, on all devices alike."""
-        if not self._starts_at_the_end():
-            return False
-        # only the first device knows the run's directory
-        was_complete: bool = self.trainer.strategy.broadcast(is_complete(self.run_dir))
-        return was_complete
-
-    def _starts_at_the_end(self) -> bool:
-        """Return True if this start resumed a run that had its last step."""
-        return self.start.step >= self.trainer.max_steps
-
-    def _check_last_validation(self) -> None:
-        """Check that the last validation logged a loss; run it if an earlier start did not."""
-        if self._starts_at_the_end():
+    def _complete(self, *, validates: bool) -> None:
+        """Write the summary; validate first if a start was killed after the last step."""
+        if validates:
             self.trainer.validate(self.model, datamodule=self.cli.datamodule, verbose=False)
             self.begin()  # the fit had no step left, so it has not begun
         self.check_validated()
+        if self.trainer.is_global_zero:
+            self._write_summary()
 
-    def _write_summary(self) -> dict[str, Any]:
+    def _write_summary(self) -> None:
         summary = summarize(self.trainer, self.model, self.data)
         for logger in self.trainer.loggers:
             logger.finalize("success")
         write_atomically(self.run_dir / SUMMARY, json.dumps(summary, indent=2) + "\n")
-        return summary
 
 
 class _Begin(L.Callback):
