@@ -94,7 +94,7 @@ class PretrainCLI(LightningCLI):
             #   add_core_arguments_to_parser, add_arguments_to_parser
             #   parse_arguments               sets config
             #   before_instantiate_classes    sets starting_point
-            #   instantiate_classes           sets config_init, model, data, datamodule, trainer
+            #   instantiate_classes           sets config_init, model, data, trainer
             super().__init__(
                 model_class,
                 args=args[1:],  # type: ignore[arg-type]
@@ -187,11 +187,10 @@ class PretrainCLI(LightningCLI):
     # Model, data and trainer
 
     def instantiate_classes(self) -> None:
-        """Build the model, the data module and the trainer."""
+        """Build the model and the trainer; the data module follows with its micro-batch."""
         self.config_init = self.parser.instantiate(self.config)
         self.model = self.config_init["model"]
         self.data = self.config_init["data"]
-        self.datamodule = TokenDataModule.from_settings(self.data)
         self.trainer = self.instantiate_trainer()
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:

@@ -7,6 +7,7 @@ from jsonargparse import Namespace
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.resumed import StartingPoint
+from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.plan.micro_batch import choose_micro_batch
 from lightning_sv.runs.checkpoint import check_checkpoint
@@ -46,14 +47,14 @@ class CommandRun:
         return check_checkpoint(path, checksums=self.trainer.local_rank == 0)
 
     def set_micro_batch(self) -> str | None:
-        """Give `data` and the data module a micro-batch; return a sentence if it was chosen."""
+        """Set the micro-batch and build the data module; return a sentence if it was chosen."""
         trainer = self.trainer
         keys = self.config["trainer"].as_dict()
         device = trainer.strategy.root_device
         self.cli.data, choice = choose_micro_batch(
             self.model.settings, self.data, keys, device, trainer.world_size
         )
-        self.cli.datamodule.read(self.data, self._shared_values())
+        self.cli.datamodule = TokenDataModule.from_settings(self.data, self._shared_values())
         return choice
 
     def _shared_values(self) -> dict[str, Any]:

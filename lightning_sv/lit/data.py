@@ -81,23 +81,26 @@ class TokenDataModule(L.LightningDataModule):
         self._shared: Mapping[str, Any] = {}
 
     @classmethod
-    def from_settings(cls, settings: DataConfig) -> Self:
-        """Create the module for the command line, which later sets the micro-batch by `read`."""
-        module = cls(
-            settings.corpus, settings.seq_len, settings.global_batch, settings.global_batch
-        )
-        module.read(settings, {})
-        return module
-
-    def read(self, settings: DataConfig, shared: Mapping[str, Any]) -> None:
-        """Follow these settings from the next loader on.
+    def from_settings(cls, settings: DataConfig, shared: Mapping[str, Any]) -> Self:
+        """Create the module of the command line.
 
         Args:
             settings: corpus, sequence length and batch
             shared: values that all ranks must share in addition to `run_values`
         """
-        self.settings = settings
-        self._shared = shared
+        module = cls(
+            settings.corpus,
+            settings.seq_len,
+            settings.micro_batch or settings.global_batch,
+            settings.global_batch,
+            settings.num_workers,
+            settings.val_sequences,
+            settings.seed,
+            settings.full_last_validation,
+        )
+        module.settings = settings
+        module._shared = shared
+        return module
 
     def _save_arguments(self) -> None:
         """Save the arguments as plain values, for load_from_checkpoint."""
@@ -146,7 +149,6 @@ class TokenDataModule(L.LightningDataModule):
         self._set_share(accumulate, trainer.global_rank)
         if stage == "fit":
             self._check_accumulation(accumulate)
-        self._save_arguments()  # the command line has chosen the micro-batch by now
         self.settings.check_validation(self._devices)
 
     def _set_share(self, accumulate: int, rank: int) -> None:

@@ -241,7 +241,7 @@ def test_module_setting_is_found_in_the_module(
 
 def data_module(data: DataConfig) -> TokenDataModule:
     """Return the data module of a config on one device."""
-    module = TokenDataModule.from_settings(data)
+    module = TokenDataModule.from_settings(data, {})
     module.setup("fit")
     return module
 
