@@ -206,10 +206,15 @@ def one_setting(_: pd.DataFrame) -> Rows:
     return rows
 
 
-def losses_by_std(shown: pd.DataFrame) -> Rows:
-    """Expect the loss of llama at each std of its tuning in `mini`."""
+def tuning_losses(shown: pd.DataFrame) -> Rows:
+    """Expect the loss of llama at each rate and std of its tuning in `mini`."""
     runs = recorded("cpu-mini-tuning/results.csv").set_index("arm").val_loss
-    return [[f"{runs[f'llama, lr 0.009, init_std {std}']:.4f}"] for std in shown.index]
+    rows = []
+    for point in shown.index:
+        rate, std = point.split(", ")
+        loss = runs[f"llama, lr {rate}, init_std {std}"]
+        rows.append([f"{loss:.4f}"])
+    return rows
 
 
 def own_optima(shown: pd.DataFrame) -> Rows:
@@ -307,7 +312,7 @@ TABLES: dict[tuple[str, str], Callable[[pd.DataFrame], Rows]] = {
     ("cpu-100-copying", "| difference to `llama`"): parts("cpu-100-copying", ""),
     ("cpu-mini", "| strategy | seed"): losses("cpu-mini"),
     ("cpu-mini", "| claim |"): claims("cpu-mini"),
-    ("cpu-mini-tuning", "| initial std of"): losses_by_std,
+    ("cpu-mini-tuning", "| rate, initial std of"): tuning_losses,
     ("cpu-english", "| rate of `tiny`"): rates("cpu-english/results.csv", "Learning rate of llama"),
     ("cpu-largest-rate", "| claim: depends"): claims("cpu-largest-rate"),
     ("cpu-curves", "| claim of balance |"): ratios("cpu-curves", "balance"),
