@@ -189,9 +189,6 @@ class TracedModel:
 
         Nothing else may read these values, and the matrices may multiply nothing else.
         """
-        factors = [scaled.factor for scaled in self.scaled[name]]
-        if not all(factor.is_learned for factor in factors):
-            return False
         matrices: set[str] = set()
         products: set[Node] = set()
         for consumer in self._consumers_and_output(name):

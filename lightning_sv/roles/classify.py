@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import lightning_sv.roles.ops as ops
 from lightning_sv.roles.dataflow import Dataflow
 from lightning_sv.roles.destinations import is_head, is_router
-from lightning_sv.roles.graph import Node, Use, plain
+from lightning_sv.roles.graph import Node, Use
 from lightning_sv.roles.norms import ScaledValue
 from lightning_sv.roles.types import ModelRole
 
@@ -101,27 +101,10 @@ class LearnedUse(Use):
             return [self.node]
         return list(chain.from_iterable(norms.late_norms(self.node, other) for other in others))
 
-    @cached_property
-    def scaled_by_sum(self) -> list[Node]:
-        """Outputs of norms times the sum of the value and data, as in (gamma + d(x)) * xhat.
-
-        A bias of a linear map, or one added to the output of a norm, is no part of a scale vector.
-        """
-        if self.node.op not in ops.SUMS or not self.has_channels:
-            return []
-        norms = self.flow.norms
-        for other in self.node.others(self.value):
-            is_linear_map = plain(other).op in ops.PRODUCTS
-            if is_linear_map or norms.bases(other) & norms.normalized:
-                return []
-        return norms.products_with(self.node)
-
     @property
     def scaled_values(self) -> list[ScaledValue]:
-        """Scaled outputs of norms, each with its factor: the value, or the sum of it and data."""
-        by_value = [ScaledValue(scaled, self.value) for scaled in self.scaled]
-        by_sum = [ScaledValue(scaled, self.node) for scaled in self.scaled_by_sum]
-        return by_value + by_sum
+        """Scaled outputs of norms, each with the value as its factor."""
+        return [ScaledValue(scaled, self.value) for scaled in self.scaled]
 
     @property
     def is_mask(self) -> bool:
@@ -159,7 +142,6 @@ RULES = (
     Rule("router", "router", lambda use: use.is_router),
     Rule("head", "head", lambda use: use.is_head),
     Rule("matrix", "matrix", lambda use: use.is_operand),
-    Rule("summand of a scale vector", "scale vector", lambda use: bool(use.scaled_by_sum)),
     Rule("bias", "bias", lambda use: use.is_addend),
     Rule("scale vector", "scale vector", lambda use: bool(use.scaled)),
     Rule("norm's statistics", None, lambda use: use.is_norm_weight),

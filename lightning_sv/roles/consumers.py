@@ -15,7 +15,7 @@ from typing import NamedTuple
 import lightning_sv.roles.ops as ops
 from lightning_sv.errors import ConfigError
 from lightning_sv.roles.axes import varying_axes
-from lightning_sv.roles.graph import DATA, Node, Use, plain, users_in_order
+from lightning_sv.roles.graph import Node, Use, plain, users_in_order
 from lightning_sv.roles.linear import Axes, LinearValues
 from lightning_sv.roles.norms import ScaledValue
 
@@ -163,8 +163,6 @@ def _channels(scaled: ScaledValue) -> Axes:
     factor = scaled.factor
     if start.op in ops.CHANNELS_FIRST:
         return frozenset({1})
-    if factor.kind == DATA:  # a sum of the vector and data
-        factor = factor.learned_values[0]
     axes = varying_axes(factor, start)
     has_rows = plain(factor).op in ops.CHOICES_OF_ROWS  # one expert's vector per row
     row_axis = len(start.shape) - len(factor.shape)

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator
 from functools import reduce
 from typing import NamedTuple
 
-from lightning_sv.roles.graph import Graph, Node, Region, follow, plain
+from lightning_sv.roles.graph import Graph, Node, follow, plain
 from lightning_sv.roles.ops import NORMS, STATISTICS
 from lightning_sv.roles.types import agreed
 
@@ -30,13 +30,12 @@ _PRODUCTS = {"mul": {"self": 1, "other": 1}, "div": {"self": 1, "other": -1}}
 _MULTIPLIED = {"mul": ("self", "other"), "div": ("self",)}
 #: operations that keep a power of |x|, but for constants
 _LIMITS = {"add", "clamp", "clamp_min", "maximum"}
-_KEEP_SUM = {"add", "sub", "mul", "div"}
 #: operation, and which of its outputs is a mean
 _MEANS = {("mean", 0), ("var_mean", 1), ("std_mean", 1)}
 
 
 class ScaledValue(NamedTuple):
-    """A normalized value times a factor: a scale vector, or the sum of one and data."""
+    """A normalized value times a scale vector, its factor."""
 
     value: Node
     factor: Node
@@ -184,30 +183,8 @@ class Norms:
             other = self._other_factor(end, multiples.values)
             if other is None or not self._are_halves(data, other, end):
                 return []
-        return self._unless_returned(multiples)
-
-    def products_with(self, total: Node) -> list[Node]:
-        """Return the products of a sum with outputs of norms; empty if anything else reads it."""
-        sums = follow(total, self._keeps_sum)
-        for end in sums.ends:
-            if not self._scales_norm(end, sums.values):
-                return []
-        return self._unless_returned(sums)
-
-    def _unless_returned(self, region: Region) -> list[Node]:
-        """Return the ends of a region; none if the model returns one of its values."""
-        is_returned = not region.values.isdisjoint(self._outputs)
-        return [] if is_returned else region.ends
-
-    def _keeps_sum(self, user: Node, sums: Collection[Node]) -> bool:
-        """Return True if an operation returns a sum again, also with fixed values."""
-        if user.op in _KEEP_SUM and not self._scales_norm(user, sums):
-            return user.reads_only(sums)
-        return user.moves
-
-    def _scales_norm(self, user: Node, sums: Collection[Node]) -> bool:
-        """Return True for a product of sums and the output of a norm."""
-        return user.op == "mul" and not self.normalized.isdisjoint(user.outside(sums))
+        is_returned = not multiples.values.isdisjoint(self._outputs)
+        return [] if is_returned else multiples.ends
 
     def _other_factor(self, product: Node, known: Collection[Node]) -> Node | None:
         """Return the one factor of a product that is not `known`; None if there is not one."""

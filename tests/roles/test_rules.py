@@ -56,8 +56,6 @@ EXAMPLES: dict[str, tuple[tuple[int, ...], str, Computed, list[str]]] = {
     "router": ((4, 4), "router", lambda m, x: (x @ m.p).softmax(-1).topk(2).values, ["router"]),
     "head": ((4, 4), "head", lambda m, x: x @ m.p, ["head"]),
     "matrix": ((4, 4), "matrix", lambda m, x: (x @ m.p).relu(), ["matrix"]),
-    "summand of a scale vector": ((4,), "output", lambda m, x: (m.p + x.tanh()) * F.rms_norm(x, (4,)), [
-        "summand of a scale vector"]),
     "bias": ((4,), "bias", lambda m, x: (x + m.p).relu(), ["bias"]),
     "scale vector": ((4,), "output", lambda m, x: m.p * x / x.square().mean(-1, keepdim=True).sqrt(), [
         "scale vector"]),
@@ -204,11 +202,8 @@ CASES: dict[str, Case] = {
     "head, norm by hand": Case("head", lambda m, x: _var_mean(torch.ones(4), x @ m.p), shape=(4, 4)),
     "head, cap by hand": Case("head", lambda m, x: 15 * (y := x @ m.p) * torch.rsqrt(y**2 + 225), shape=(4, 4)),
     "gain of rows": Case("multiplier", lambda m, x: F.linear(x, m.up * m.p).tanh(), shape=(8, 1)),
-    # a summand of a factor of a norm's output
-    "SeeDNorm": Case("input", lambda m, x: m.read((m.p + (x * m.a).sum(-1, keepdim=True).tanh()) * _rms(x)), False),
-    "1 + w, cast": Case("input", lambda m, x: m.read(_rms(x) * (1 + m.p + (x * m.a).tanh()).double()), False),
-    "summand, read by others": Case("bias", lambda m, x: m.read((y := m.p + (x * m.a).tanh()) * _rms(x) + y)),
-    "summand, residual": Case("output", lambda m, x: m.read(x + (m.p + (x * m.a).tanh()) * _rms(x)), False),
+    # added to data, also in a factor of a norm's output
+    "SeeDNorm": Case("bias", lambda m, x: m.read((m.p + (x * m.a).sum(-1, keepdim=True).tanh()) * _rms(x))),
     "bias of a linear map": Case("bias", lambda m, x: m.read((m.p + x @ torch.outer(m.a, m.a)) * _rms(x))),
     "bias of a norm": Case("bias", lambda m, x: m.read((m.p + _rms(x) * m.a) * _rms(x.tanh()))),
     # one number scales all channels alike
