@@ -6,13 +6,14 @@ has arbitrary values after FSDP2 has given it memory. Each check names the class
 what to do.
 """
 
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import ConfigError
 from lightning_sv.scale.vector import ScaleVector
 
 #: Width of the vectors on which a class is checked.
@@ -33,91 +34,75 @@ def check_parameterization(kind: type[ScaleVector]) -> None:
             is not 1 initially; `set_gamma` is not the inverse of `forward`, or leaves a parameter
             unset
     """
-    name = f"the parameterization {kind.__module__}:{kind.__qualname__}"
     on_cpu = torch.device("cpu")
     keep_random_state = torch.random.fork_rng(devices=[])
     with unset_fake_temporarily(), on_cpu, keep_random_state, torch.enable_grad():
-        _check(name, kind, batch_dims=())
-        _check(name, kind, batch_dims=(2,))
+        for batch_dims in ((), (2,)):
+            fault = next(_faults(kind, batch_dims), None)
+            if fault is not None:
+                name = f"the parameterization {kind.__module__}:{kind.__qualname__}"
+                raise ConfigError(f"{name} {fault}")
 
 
-def _check(name: str, kind: type[ScaleVector], batch_dims: tuple[int, ...]) -> None:
-    vector = _build(name, kind, batch_dims)
-    if vector is None:
-        return
-    ones = torch.ones(*batch_dims, WIDTH)
-    _check_has_no_constants(name, vector)
-    trainable = _trainable_parameters(name, vector)
-    _check_set_gamma_sets_all(name, vector, ones)
-    _check_reset(name, vector, ones)
-    _check_gradients(name, vector, trainable)
-    _check_gamma(name, vector, torch.linspace(0.5, 1.5, WIDTH).expand_as(ones))
-
-
-def _build(name: str, kind: type[ScaleVector], batch_dims: tuple[int, ...]) -> ScaleVector | None:
-    """Return a vector; None if the class rejects the width, which the model will report."""
+def _faults(kind: type[ScaleVector], batch_dims: Sequence[int]) -> Iterator[str]:
+    """Yield what is wrong; each check relies on those before it."""
     try:
-        return kind(WIDTH, "input", batch_dims)
+        vector = kind(WIDTH, "input", batch_dims)
     except ValueError:
-        return None
+        return  # the class rejects the width, which the model will report
     except Exception as error:
-        expected = "an __init__(d, role, batch_dims=()) that passes them to super().__init__."
-        raise ConfigError(f"{name} cannot be built ({error}); expected {expected}") from error
+        wanted = "an __init__(d, role, batch_dims=()) that passes them to super().__init__"
+        yield f"cannot be built ({error}); expected {wanted}."
+        return
+
+    ones = torch.ones(*batch_dims, WIDTH)
+    yield from _faults_of_tensors(vector)
+    yield from _faults_of_unset(vector, ones)
+
+    vector.reset_parameters()
+    start = vector()
+    if (start - ones).abs().max() > TOLERANCE:
+        hint = "Override reset_parameters too, which its base class defines."
+        yield f"starts at a gamma of {start.flatten()[0]:.4g}; expected 1. {hint}"
+    if start.requires_grad:
+        start.sum().backward()
+    for key, parameter in vector.named_parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            hint = "compute gamma in forward from the parameter itself, without detach() or .data."
+            yield f"gives {key} no gradient; {hint}"
+
+    target = torch.linspace(0.5, 1.5, WIDTH).expand_as(ones)
+    yield from _faults_of_inverse(vector, target)
 
 
-def _check_has_no_constants(name: str, vector: ScaleVector) -> None:
-    """FSDP2 and copies of a model would leave constant tensors without values."""
-    state = {**dict(vector.named_buffers()), **vars(vector)}
-    for key, value in state.items():
-        expected = "parameters and numbers alone. Compute constants in forward."
-        expect(not isinstance(value, Tensor), name, f"a class with the tensor {key}", expected)
-
-
-def _trainable_parameters(name: str, vector: ScaleVector) -> dict[str, nn.Parameter]:
+def _faults_of_tensors(vector: ScaleVector) -> Iterator[str]:
+    """Yield faults of buffers and parameters, which FSDP2 would leave without values or refuse."""
+    for key, value in {**dict(vector.named_buffers()), **vars(vector)}.items():
+        if isinstance(value, Tensor):
+            hint = "expected parameters and numbers alone. Compute constants in forward."
+            yield f"is a class with the tensor {key}; {hint}"
     trainable = {key: p for key, p in vector.named_parameters() if p.requires_grad}
     if not trainable:
-        raise ConfigError(f"{name} has no trainable nn.Parameter; create one in __init__.")
+        yield "has no trainable nn.Parameter; create one in __init__."
     for key, parameter in trainable.items():
         if parameter.ndim == 0:
-            expected = "shape (*batch_dims, 1), for FSDP2."
-            raise ConfigError(f"{name} has the scalar {key}; expected {expected}")
-    return trainable
+            yield f"has the scalar {key}; expected shape (*batch_dims, 1), for FSDP2."
 
 
-def _check_set_gamma_sets_all(name: str, vector: ScaleVector, ones: Tensor) -> None:
+def _faults_of_unset(vector: ScaleVector, ones: Tensor) -> Iterator[str]:
     """Fill the parameters with nan, as FSDP2 leaves any value in them, and set gamma to 1."""
     with torch.no_grad():
         for parameter in vector.parameters():
             parameter.fill_(torch.nan)
-    _check_gamma(name, vector, ones)
+    yield from _faults_of_inverse(vector, ones)
     for key, parameter in vector.named_parameters():
         if parameter.isnan().any():
-            found = f"has {key}, which set_gamma leaves unset; FSDP2 creates it without values"
+            why = "which set_gamma leaves unset; FSDP2 creates it without values"
             hint = "Set every parameter in set_gamma, without random numbers."
-            raise ConfigError(f"{name} {found}. {hint}")
+            yield f"has {key}, {why}. {hint}"
 
 
-def _check_reset(name: str, vector: ScaleVector, ones: Tensor) -> None:
-    vector.reset_parameters()
-    gamma = vector().detach()
-    if (gamma - ones).abs().max() > TOLERANCE:
-        hint = "Override reset_parameters too, which its base class defines."
-        raise ConfigError(
-            f"{name} starts at a gamma of {gamma.flatten()[0]:.4g}; expected 1. {hint}"
-        )
-
-
-def _check_gradients(name: str, vector: ScaleVector, trainable: dict[str, nn.Parameter]) -> None:
-    gamma = vector()
-    if gamma.requires_grad:
-        gamma.sum().backward()
-    unused = [key for key, parameter in trainable.items() if parameter.grad is None]
-    if unused:
-        hint = "compute gamma in forward from the parameter itself, without detach() or .data."
-        raise ConfigError(f"{name} gives {', '.join(unused)} no gradient; {hint}")
-
-
-def _check_gamma(name: str, vector: ScaleVector, target: Tensor) -> None:
+def _faults_of_inverse(vector: ScaleVector, target: Tensor) -> Iterator[str]:
     """Set gamma to `target` and compare."""
     try:
         vector.set_gamma(target.clone())
@@ -127,21 +112,17 @@ def _check_gamma(name: str, vector: ScaleVector, target: Tensor) -> None:
             raise
         return
     except Exception as error:
-        found = f"fails in set_gamma or forward with batch_dims {vector.batch_dims} ({error})"
         hint = "write under @torch.no_grad() and let each parameter's shape begin with batch_dims."
-        raise ConfigError(f"{name} {found}; {hint}") from error
+        where = f"set_gamma or forward with batch_dims {vector.batch_dims}"
+        yield f"fails in {where} ({error}); {hint}"
+        return
 
     if gamma.shape != target.shape:
-        shape = tuple(target.shape)
-        expected = f"(*batch_dims, d), here {shape}: each expert has its own vector."
-        raise ConfigError(
-            f"{name} returns a gamma of shape {tuple(gamma.shape)}; expected {expected}"
-        )
+        wanted = f"(*batch_dims, d), here {tuple(target.shape)}: each expert has its own vector"
+        yield f"returns a gamma of shape {tuple(gamma.shape)}; expected {wanted}."
     distance = (gamma - target).abs().nan_to_num(torch.inf).flatten()
     if distance.max() > TOLERANCE:
         worst = distance.argmax()
-        found = (
-            f"returns {gamma.flatten()[worst]:.4g} after set_gamma({target.flatten()[worst]:.4g})"
-        )
+        call = f"set_gamma({target.flatten()[worst]:.4g})"
         hint = "set_gamma must set the parameters so that forward returns gamma."
-        raise ConfigError(f"{name} {found}; {hint}")
+        yield f"returns {gamma.flatten()[worst]:.4g} after {call}; {hint}"
