@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
-from numpy.typing import NDArray
 
 from lightning_sv.errors import NotTestableError
 from lightning_sv.plots import style
@@ -57,7 +56,9 @@ def _draw_losses(axes: Axes, run: Run) -> None:
     shown: list[Curve] = []
     if TRAIN_LOSS in run.curves:
         train = run.curve(TRAIN_LOSS)
-        smooth = _running_mean(train.values, max(1, len(train.values) // 50))
+        # centred, because a trailing mean lags behind the falling loss
+        window = pd.Series(train.values).rolling(max(1, len(train.values) // 50), 1, center=True)
+        smooth = window.mean().to_numpy()
         axes.plot(*train, color=style.SKY, linewidth=0.6, alpha=0.5)
         axes.plot(train.tokens, smooth, color=style.SKY, linewidth=1.8, label="train, running mean")
         shown = [Curve(train.tokens, smooth)]
@@ -87,13 +88,3 @@ def draw_branches(axes: Axes, branches: Mapping[str, Curve]) -> None:
     style.set_limits(axes, shown, from_share=0.0, include=[1.0])
     axes.set(ylabel="norm of the branch / its start", title="Do Q, K and V grow together?")
     axes.legend(loc="best", edgecolor="none", framealpha=0.9)
-
-
-def _running_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
-    """Return the mean of the finite ones among the `width` values around each."""
-    finite = np.isfinite(values)
-    # centred, because a trailing mean lags behind the falling loss
-    window = np.ones(width)
-    sums = np.convolve(np.where(finite, values, 0.0), window, "same")
-    counts = np.convolve(finite, window, "same")
-    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
