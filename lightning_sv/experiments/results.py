@@ -30,7 +30,6 @@ class Verdict:
         paper_value: number of the paper for the estimate, if the runs have its models and tokens
         agreement: `consistent` if the interval contains that number, `not consistent` if not, else
             empty
-        sides: 2 if p covers both sides; 1 if the opposite of the claim is also tested
         own_low: lower end of the interval by the scatter of the pairs alone, if `low` is pooled and
             the pairs are few
     """
@@ -54,7 +53,6 @@ class Verdict:
     corrected: VerdictWord | None = None
     paper_value: float | None = None
     agreement: str = ""
-    sides: int = 1
     own_low: float = math.nan
     own_high: float = math.nan
 

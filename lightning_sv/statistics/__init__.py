@@ -1,1 +1,1 @@
-"""Statistics of runs: paired differences, the block model, verdicts, optima, scaling laws."""
+"""Statistics of runs: paired differences, the block model, verdicts, optima, a line over sizes."""

@@ -1,24 +1,10 @@
-"""Figures in the folder of conf/, with fewer resamples of their scaling laws."""
+"""Figures in the folder of conf/."""
 
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from lightning_sv.statistics.scaling import fit_scaling
 from tests.conftest import ROOT
-
-
-@pytest.fixture(autouse=True, scope="package")
-def _few_resamples() -> Iterator[None]:
-    """Draw 40 in place of 500, which take seconds per law; tests/statistics/test_scaling.py tests
-    the intervals."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "lightning_sv.experiments.laws.fit_scaling", partial(fit_scaling, resamples=40)
-        )
-        yield
 
 
 @pytest.fixture(autouse=True)

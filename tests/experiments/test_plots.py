@@ -125,21 +125,20 @@ def _last(run: Run) -> Run:
 
 
 @pytest.mark.long
-def test_scaling_plots_have_both_fits_and_the_difference() -> None:
+def test_scaling_plots_have_the_losses_and_the_differences() -> None:
     panel = fake.scaling_panel()
-    (fit, gap, *of_sizes), notes = scaling_plots(panel)
-    law = panel.kind.laws(panel)[0].fit
-    names = {"llama", "unified", "hg+dp+or (ours)", "linear in ln N", law.a.formula()}
-    assert names <= set(legend(fit.figure.axes[0])) and not notes
+    (sizes, gap, *of_sizes), notes = scaling_plots(panel)
+    names = ["llama", "unified", "hg+dp+or (ours)"]
+    assert set(names) <= set(legend(sizes.figure.axes[0])) and not notes
     table = panel.kind.table(panel)
-    assert table.arm.tolist() == ["unified"] * 2 + ["hg+dp+or (ours)"] * 2
-    assert table[["law", "law of llama"]].iloc[0].tolist() == [law.b.formula(), law.a.formula()]
-    assert table.filter(like="slope").iloc[0, 0].startswith(f"{law.slope.mean:+.4f} (")
-    assert bar_names(gap.figure.axes[0]) == ["unified", "hg+dp+or (ours)"]
+    assert table.arm.tolist() == names[1:]
+    slope = panel.kind.lines(panel)["unified"].slope
+    assert table.filter(like="e-fold").iloc[0, 0].startswith(f"{slope.mean:+.4f} (")
+    assert bar_names(gap.figure.axes[0]) == names[1:]
     assert len(of_sizes) == 2 * len(panel.sizes)
-    one_size, notes = scaling_plots(fake.scaling_panel(sizes=fake.SIZES[:1]))
-    names_of_one = ["fit", "loss-dense-200000", "difference-dense-200000"]
-    assert [plot.name for plot in one_size] == names_of_one and notes
+    one_size, _ = scaling_plots(fake.scaling_panel(sizes=fake.SIZES[:1]))
+    names_of_one = ["sizes", "loss-dense-200000", "difference-dense-200000"]
+    assert [plot.name for plot in one_size] == names_of_one
 
 
 def test_length_plots_have_a_difference_per_length() -> None:
@@ -150,7 +149,7 @@ def test_length_plots_have_a_difference_per_length() -> None:
     for i, arm in enumerate(panel.arms):
         arms.append(replace(arm, point=(lengths[i % 4],)))
     panel = replace(panel, spec=replace(panel.spec, kind="lengths"), arms=tuple(arms))
-    axes = gap_plot(panel, {}).figure.axes[0]
+    axes = gap_plot(panel).figure.axes[0]
     assert bar_names(axes) == ["unified", "hg+dp+or (ours)"]
     baseline, unified, _ = panel.series
     means = (unified.losses - baseline.losses).mean(axis=1)

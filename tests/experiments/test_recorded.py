@@ -34,7 +34,6 @@ from lightning_sv.experiments.spec import (
     load_figure,
 )
 from lightning_sv.runs.events import Curve, Run
-from lightning_sv.statistics.scaling import fit_scaling
 from lightning_sv.theory.claims import CLAIMS
 from tests.conftest import ROOT, thinned
 from tests.experiments.test_compare import FAKE
@@ -106,10 +105,7 @@ FEW = [
 
 @pytest.mark.filterwarnings("ignore:scale strategy .* is the same model")
 @pytest.mark.parametrize(("folder", "name"), thinned(recorded_figures(), FEW, several=True))
-def test_figure_is_judged_as_recorded(
-    folder: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lightning_sv.experiments.laws.fit_scaling", fit_scaling)  # all resamples
+def test_figure_is_judged_as_recorded(folder: str, name: str, tmp_path: Path) -> None:
     budgets = [budget for budget in budget_names() if folder.startswith(budget)]
     resolver = RunResolver(load_budget(max(budgets, key=len)), {})
     figure = plan_figure(load_figure(name), resolver)

@@ -161,11 +161,11 @@ def test_write_report_csv_files_have_all_numbers(report: Path) -> None:
     assert len(rows(report / "results.csv")) == sum(len(arm.runs) for arm in arms)
     differences = rows(report / "differences.csv")
     quantities = Counter(row["quantity"] for row in differences)
-    # 2 arms of curves, 2 arms at 4 sizes; 2 arms in each law
+    # 2 arms of curves, 2 arms at 4 sizes; 2 lines
     assert quantities.pop("final loss") == 2 + 8
-    assert set(quantities.values()) == {2} and len(quantities) == 5
+    assert set(quantities.values()) == {2} and len(quantities) == 3
     assert {row["baseline"] for row in differences} >= {"llama"}
-    assert {row["n"] for row in differences} == {"3", ""}  # the laws have none
+    assert {row["n"] for row in differences} == {"3", "12"}  # a line has those of all sizes
     verdicts = rows(report / "verdicts.csv")
     assert [row["claim"] for row in verdicts] == [verdict.claim for verdict in made.verdicts]
     assert (verdicts[0]["p_corrected"], verdicts[3]["estimate"]) == ("0.06", "")

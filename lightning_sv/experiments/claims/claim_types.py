@@ -6,7 +6,7 @@ parts.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -17,9 +17,9 @@ from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import Arm, Series
 from lightning_sv.experiments.claims.pooling import LossAt
 from lightning_sv.experiments.kinds.base import LoadedPanel
-from lightning_sv.experiments.laws import fit_series
 from lightning_sv.experiments.spec import ClaimSpec, PanelSpec
 from lightning_sv.runs.events import Run
+from lightning_sv.statistics.line import difference_line
 from lightning_sv.statistics.optimum import Optimum
 from lightning_sv.statistics.paired import (
     PairedDifference,
@@ -27,12 +27,10 @@ from lightning_sv.statistics.paired import (
     percent,
     token_efficiency,
 )
-from lightning_sv.statistics.scaling import FEWEST_SIZES, ScalingFit
 from lightning_sv.statistics.verdicts import (
     CONFIDENCE,
     HOLDS,
     MARGIN,
-    NOT_RESOLVED,
     Outcome,
     directed,
     directed_or_equal,
@@ -51,17 +49,13 @@ class Estimate(NamedTuple):
     """Estimate of the quantity of a claim.
 
     Attributes:
-        sides: 2 if the error of the interval covers both sides, so that the opposite needs no test
         tested: logarithms of a ratio, if they are tested instead of `d`
-        outcome: result, if the kind of claim has no separate test
     """
 
     d: PairedDifference
     detail: str
     unit: str = "nats per token"
-    sides: int = 1
     tested: PairedDifference | None = None
-    outcome: Outcome | None = None
 
 
 def _paired_arms(claim: ClaimSpec, panel: LoadedPanel) -> tuple[Arm, Arm]:
@@ -157,36 +151,16 @@ def _log_growths(arm: Arm, tag: str) -> list[float]:
 
 
 def slope(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
-    """Difference of slopes in the joint fits.
-
-    Both forms of the law must agree, because no interval has the error of the form.
+    """Slope of A - B in ln N: below 0, the loss of A falls faster.
 
     Raises:
         NotTestableError: there is one size
     """
     a, b = _series_of(claim, panel)
-    if len(b.arms) < 2:
-        raise NotTestableError("one size gives no slope")
-    fits = fit_series(baseline=b, series=a)  # so that its slope is that of A - B
-    names = {"power": "the exponent of the power law", "log-linear": "the slope in ln N"}
-    details = []
-    for fit in fits:
-        name = f"{names[fit.form]}, {_difference_name(claim)},"
-        details.append(interval(fit.slope, name, ""))
-    sizes = len(b.arms)
-    details.append(f"above 0 {claim.a} falls faster, over {sizes} sizes")
-    outcome = _slope_outcome(fits, sizes)
-    return Estimate(fits[0].slope, "; ".join(details), "in the exponent", sides=2, outcome=outcome)
-
-
-def _slope_outcome(fits: Sequence[ScalingFit], sizes: int) -> Outcome:
-    """Return the weakest result of the forms, which is resolved only if all agree."""
-    outcomes = [opposite(directed(fit.slope)) for fit in fits]
-    words = {outcome.word for outcome in outcomes}
-    weakest = max(outcomes, key=lambda outcome: outcome.p)
-    if len(words) > 1 or sizes < FEWEST_SIZES:
-        return weakest._replace(word=NOT_RESOLVED)
-    return weakest
+    line = difference_line(b.values, b.losses, a.losses, CONFIDENCE)
+    unit = "nats per token per e-fold of size"
+    change = interval(line.slope, f"the change of {_difference_name(claim)}", unit)
+    return Estimate(line.slope, f"over {len(b.arms)} sizes {change}", unit)
 
 
 def grid_gap(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
@@ -348,7 +322,7 @@ class ClaimType(NamedTuple):
         measure: function that estimates the quantity of the claim from the runs of a panel
         test: test of the estimate with the margin of the claim, in the unit of the estimate, or of
             their logarithms: below -margin (or equal), not below it, below +margin, inside or
-            outside +-margin; unused if the measure has its own
+            outside +-margin
         needs: returns a sentence on the missing key of a claim, else None
         parts: returns the claims of which it consists, each with its own verdict
         per_size: if True, panels of several sizes have a verdict per size
@@ -451,7 +425,7 @@ KINDS: dict[str, ClaimType] = {
     "slope": ClaimType(
         "the loss of {a} falls faster with size than that of {b}",
         slope,
-        _not_below,
+        directed,
         per_size=False,
     ),
     "grid_gap": ClaimType(

@@ -43,7 +43,7 @@ def _corrected(
 
     A one-sided p value counts twice, because the opposite of the claim is tested too.
     """
-    two_sided = [min(1.0, 2 / verdict.sides * verdict.p) for verdict in verdicts]
+    two_sided = [min(1.0, 2 * verdict.p) for verdict in verdicts]
     return dict(zip(verdicts, rule(two_sided), strict=True))
 
 

@@ -137,7 +137,6 @@ def _decide(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool) -> Verdict:
         df=d.df,
         paper_value=paper_value,
         agreement=agreement,
-        sides=estimate.sides,
         own_low=own_low,
         own_high=own_high,
     )
@@ -148,9 +147,7 @@ def _outcome(claim: ClaimSpec, estimate: Estimate) -> Outcome:
     d = estimate.d
     if math.isnan(d.se):  # one pair gives no verdict
         return Outcome(NOT_RESOLVED, math.nan)
-    outcome = estimate.outcome
-    if outcome is None:
-        outcome = _test(claim, estimate)
+    outcome = _test(claim, estimate)
     error_of_each_end = (1 - d.confidence) / 2
     p = outcome.p * (ALPHA / error_of_each_end)
     return outcome._replace(p=min(1.0, p))

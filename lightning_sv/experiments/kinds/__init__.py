@@ -1,12 +1,11 @@
-"""Kinds of panels, one file each, by their names in conf/paper."""
+"""Kinds of panels by their names in conf/paper."""
 
 from lightning_sv.experiments.kinds.base import KINDS
 from lightning_sv.experiments.kinds.curves import CurvesKind
 from lightning_sv.experiments.kinds.grid import GridKind
-from lightning_sv.experiments.kinds.lengths import LengthsKind
+from lightning_sv.experiments.kinds.models import LengthsKind, ScalingKind
 from lightning_sv.experiments.kinds.norms import NormsKind
 from lightning_sv.experiments.kinds.scalar import ScalarKind
-from lightning_sv.experiments.kinds.scaling import ScalingKind
 from lightning_sv.experiments.kinds.table import TableKind
 
 KINDS |= {

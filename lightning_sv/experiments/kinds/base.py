@@ -25,10 +25,10 @@ from lightning_sv.experiments.arms import (
     on_shared_seeds,
 )
 from lightning_sv.experiments.claims.pooling import FINAL, TWO_SIDED, Pool
-from lightning_sv.experiments.laws import FittedLaws
 from lightning_sv.experiments.pairs import Pair
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec
 from lightning_sv.runs.events import Run
+from lightning_sv.statistics.line import DifferenceLine
 from lightning_sv.statistics.paired import PairedDifference
 from lightning_sv.statistics.verdicts import CONFIDENCE
 
@@ -123,9 +123,9 @@ class PanelKind:
             return Pool()
         return shared
 
-    def laws(self, panel: "LoadedPanel") -> list[FittedLaws]:
-        """Return the scaling laws of its series."""
-        return []
+    def lines(self, panel: "LoadedPanel") -> dict[str, DifferenceLine]:
+        """Return series -> line of its difference to the baseline against size."""
+        return {}
 
     def table(self, panel: "LoadedPanel") -> pd.DataFrame:
         """Return the table of a panel in the report; its cells are texts. Empty if it has none."""

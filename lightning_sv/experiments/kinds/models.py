@@ -1,16 +1,26 @@
-"""Arms with several models of the budget: sizes, or lengths of training."""
+"""Losses of each arm at several models of a budget, against their size or length of training."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+import pandas as pd
+
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.arms import Arm, PlannedArm, point_label
-from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, PanelKind
+from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Drawing, LoadedPanel, PanelKind
+from lightning_sv.experiments.kinds.curves import difference_table
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec
+from lightning_sv.statistics.line import DifferenceLine, difference_line
+from lightning_sv.statistics.paired import PairedDifference
+from lightning_sv.statistics.verdicts import interval_text
 
 if TYPE_CHECKING:  # it imports torch, which a report does not need
     from lightning_sv.experiments.budgeted_panel import BudgetedPanel
     from lightning_sv.experiments.run_spec import RunSpec
+
+#: headings of the line of a difference
+OFFSET = "difference at the geometric mean size, nats per token (95% interval)"
+SLOPE = "change per e-fold of size, below 0: falls faster (95% interval)"
 
 
 class ModelsKind(PanelKind):
@@ -54,3 +64,80 @@ class ModelsKind(PanelKind):
     def kept(self, all_arms: Sequence[Arm]) -> list[Arm]:
         """Return the arms of the series that have runs at all points."""
         return self.in_complete_series(all_arms)
+
+
+class ScalingKind(ModelsKind):
+    """Loss of each arm at several sizes."""
+
+    claims = (*LOSS_CLAIMS, "slope")
+    distinguished_by = "model.backbone.name"
+
+    def names(self, panel: "BudgetedPanel", run_specs: Sequence["RunSpec"]) -> list[str]:
+        """Return the names of the models."""
+        return [run_spec.model for run_spec in run_specs]
+
+    def value(self, run_spec: "RunSpec") -> float:
+        """Return the activated parameters."""
+        return run_spec.parameters
+
+    def lines(self, panel: LoadedPanel) -> dict[str, DifferenceLine]:
+        """Return the line of each series but the baseline, unless there is one size.
+
+        Sizes are those of the baseline, because strategies have different numbers of scale vectors.
+        """
+        baseline = panel.baseline
+        if baseline is None or len(baseline.values) < 2:
+            return {}
+        lines = {}
+        for series in panel.series:
+            if not series.baseline:
+                line = difference_line(baseline.values, baseline.losses, series.losses)
+                lines[series.label] = line
+        return lines
+
+    def table(self, panel: LoadedPanel) -> pd.DataFrame:
+        """Return one row per line."""
+        names = {series.label: series.name for series in panel.series}
+        rows = []
+        for label, line in self.lines(panel).items():
+            rows.append({"arm": names[label], OFFSET: _text(line.offset), SLOPE: _text(line.slope)})
+        return pd.DataFrame(rows)
+
+    def draw(self, panel: LoadedPanel) -> Drawing:
+        """Draw the losses and the differences by size, and the curves of each size."""
+        # matplotlib is slow to import
+        from lightning_sv.experiments.report.scaling_plots import scaling_plots
+
+        return scaling_plots(panel)
+
+
+def _text(d: PairedDifference) -> str:
+    return f"{d.mean:+.4f} ({interval_text(d.low, d.high)})"
+
+
+class LengthsKind(ModelsKind):
+    """Loss of each arm after several lengths of training."""
+
+    distinguished_by = "the steps"
+
+    def names(self, panel: "BudgetedPanel", run_specs: Sequence["RunSpec"]) -> list[str]:
+        """Return the tokens per parameter of the baseline; arms with more vectors have 1% fewer."""
+        baseline = panel.spec.baseline
+        assert baseline is not None  # `check` refuses a panel without one
+        baselines = [panel.resolve(baseline, role) for role in panel.roles]
+        return [f"{run_spec.tokens_per_param:.3g} tokens a parameter" for run_spec in baselines]
+
+    def value(self, run_spec: "RunSpec") -> float:
+        """Return the tokens per parameter."""
+        return run_spec.tokens_per_param
+
+    def table(self, panel: LoadedPanel) -> pd.DataFrame:
+        """Return one row per arm and length."""
+        return difference_table(panel)
+
+    def draw(self, panel: LoadedPanel) -> Drawing:
+        """Draw the difference to the baseline at each length."""
+        # matplotlib is slow to import
+        from lightning_sv.experiments.report.scaling_plots import LENGTHS, gap_plot
+
+        return Drawing([gap_plot(panel, LENGTHS)])

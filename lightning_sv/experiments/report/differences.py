@@ -7,7 +7,6 @@ import pandas as pd
 
 from lightning_sv.experiments.arms import Arm, Series
 from lightning_sv.experiments.kinds.base import LoadedPanel
-from lightning_sv.experiments.laws import FittedLaws
 from lightning_sv.experiments.report.copying import measured_copying, parts_of
 from lightning_sv.experiments.results import Figure, panels_of
 from lightning_sv.json_text import json_text
@@ -22,11 +21,11 @@ Row = dict[str, object]
 
 
 def difference_frame(figures: Sequence[Figure]) -> pd.DataFrame:
-    """Return a row per difference: of losses, in tokens, by kind of token, of laws of series."""
+    """Return a row per difference: of losses, in tokens, by kind of token, and against size."""
     rows: list[Row] = []
     for figure, panel in panels_of(figures):
         place = {"figure": figure.spec.name, "panel": panel.title}
-        differences = (*_losses(panel), *_token_factors(panel), *_parts(panel), *_laws(panel))
+        differences = (*_losses(panel), *_token_factors(panel), *_parts(panel), *_lines(panel))
         rows += [place | row for row in differences]
     if not rows:
         return pd.DataFrame()
@@ -68,17 +67,12 @@ def _parts(panel: LoadedPanel) -> Iterator[Row]:
             yield _row(pair.a, pair.b, f"final loss, part of {kind}", part)
 
 
-def _laws(panel: LoadedPanel) -> Iterator[Row]:
-    for law in panel.kind.laws(panel):
-        form = f"{law.fit.form} law"
-        yield _law_row(law, f"offset, {form}", law.fit.offset)
-        yield _law_row(law, f"slope, {form}", law.fit.slope)
-
-
-def _law_row(law: FittedLaws, quantity: str, d: PairedDifference) -> Row:
-    row = _row(law.baseline, law.series, quantity, d)
-    del row["n"]  # that of the pairs at each size, but a law has all sizes
-    return row
+def _lines(panel: LoadedPanel) -> Iterator[Row]:
+    for label, line in panel.kind.lines(panel).items():
+        (series,) = (series for series in panel.series if series.label == label)
+        assert panel.baseline is not None  # the lines are those of differences to it
+        yield _row(panel.baseline, series, "offset at the geometric mean size", line.offset)
+        yield _row(panel.baseline, series, "slope per e-fold of size", line.slope)
 
 
 def _row(a: Arm | Series, b: Arm | Series, quantity: str, d: PairedDifference) -> Row:
