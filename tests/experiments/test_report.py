@@ -17,7 +17,7 @@ from matplotlib.image import imread
 
 from lightning_sv.__main__ import main
 from lightning_sv.experiments.report.clipped import clipped_table
-from lightning_sv.experiments.report.content import Section, report_content
+from lightning_sv.experiments.report.content import Section
 from lightning_sv.experiments.report.markdown import markdown_report
 from lightning_sv.experiments.report.page import html_page
 from lightning_sv.experiments.report.write import write_report
@@ -125,15 +125,15 @@ def test_both_pages_have_any_text_escaped(words: str, command: str) -> None:
     spec = replace(made.spec, title=words)
     made = replace(made, spec=spec, verdicts=(verdict,), warnings=(words,), panels=())
     section = Section(words, table=pd.DataFrame({words: [words]}), notes=[words])
-    content = report_content([replace(made, command=command)], [[section]], {words: words})
-    html = html_page(content, Path("nowhere"))
+    markdown = markdown_report([replace(made, command=command)], [[section]], {words: words})
+    html = html_page(words, markdown, Path("nowhere"))
     assert Page(html).open == []
 
     # title, 2 facts, 4 of all claims, heading, 3 of its claims, panel, column, cell, note
     assert texts(html)[" ".join(words.split())] >= 13
     (code,) = re.findall(r"<pre><code.*?>(.*)</code></pre>", html, re.DOTALL)
     assert unescape(code).rstrip("\n") == command.rstrip("\n")
-    alone = MarkdownIt("commonmark").enable("table").render(markdown_report(content))
+    alone = MarkdownIt("commonmark").enable("table").render(markdown)
     assert texts(alone) == texts(html)  # also where tags in Markdown are tags
 
 

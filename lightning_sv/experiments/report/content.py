@@ -1,13 +1,12 @@
-"""Content of a report: texts, and tables as frames of texts. `markdown` and `page` render it."""
+"""Sections of a report, and the facts at its head; `markdown` renders them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
 import pandas as pd
 
 from lightning_sv.experiments.arms import runs_of
-from lightning_sv.experiments.report.claims import CLAIM_COLUMNS, claim_table
 from lightning_sv.experiments.report.results_csv import tokens_per_param
 from lightning_sv.experiments.results import Figure, panels_of
 from lightning_sv.runs.events import Run
@@ -15,8 +14,6 @@ from lightning_sv.runs.provenance import Provenance
 from lightning_sv.statistics.verdicts import ALPHA, NOT_RESOLVED, NOT_TESTABLE
 
 PAPER_TOKENS_PER_PARAM = 100
-#: columns of the claims of one figure that the table of all claims lacks
-_DETAILS = ["p", "in words"]
 
 
 @dataclass(frozen=True)
@@ -35,70 +32,6 @@ class Section:
     pictures: Sequence[Picture] = ()
     table: pd.DataFrame = field(default_factory=pd.DataFrame)
     notes: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class FigureContent:
-    """Content of one figure.
-
-    Attributes:
-        about: paragraph below the title
-        claims: one row per claim
-        paper: quantity -> number of the paper
-        command: command that repeats the figure
-    """
-
-    title: str
-    about: str
-    warnings: Sequence[str]
-    claims: pd.DataFrame
-    paper: Mapping[str, str]
-    sections: Sequence[Section]
-    command: str
-
-
-@dataclass(frozen=True)
-class Content:
-    """Content of a report.
-
-    Attributes:
-        facts: name -> value, at the head
-        claims: one row per claim of all figures
-    """
-
-    title: str
-    facts: Mapping[str, str]
-    claims: pd.DataFrame
-    figures: Sequence[FigureContent]
-
-
-def report_content(
-    figures: Sequence[Figure], sections: Sequence[Sequence[Section]], facts: Mapping[str, str]
-) -> Content:
-    """Return the content of a report, from the sections of each figure and its facts."""
-    title = "Scale vectors: the paper's figures, regenerated"
-    if len(figures) == 1:
-        title = figures[0].spec.title
-    claims = pd.concat([pd.DataFrame(columns=CLAIM_COLUMNS), *map(claim_table, figures)])
-    parts = [figure_content(figure, own) for figure, own in zip(figures, sections, strict=True)]
-    return Content(title, facts, without_empty_columns(claims.drop(columns=_DETAILS)), parts)
-
-
-def figure_content(figure: Figure, sections: Sequence[Section]) -> FigureContent:
-    """Return the content of one figure."""
-    spec = figure.spec
-    ours = figure.tokens_per_param_text() or "not stated"
-    papers = spec.paper_tokens_per_param
-    ratios = f"Training tokens per parameter: {ours}; the paper's are {papers}."
-    return FigureContent(
-        title=spec.title,
-        about=f"{spec.section}. {spec.summary} {ratios}",
-        warnings=figure.warnings,
-        claims=without_empty_columns(claim_table(figure).drop(columns="figure")),
-        paper=spec.paper,
-        sections=sections,
-        command=figure.command,
-    )
 
 
 def without_empty_columns(table: pd.DataFrame) -> pd.DataFrame:

@@ -5,31 +5,62 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from lightning_sv.experiments.report.content import Content, FigureContent, Section
+from lightning_sv.experiments.report.claims import CLAIM_COLUMNS, claim_table
+from lightning_sv.experiments.report.content import Section, without_empty_columns
+from lightning_sv.experiments.results import Figure
 from lightning_sv.markdown_text import markdown_text
 
+#: columns of the claims of one figure that the table of all claims lacks
+_DETAILS = ["p", "in words"]
 
-def markdown_report(content: Content) -> str:
-    """Return the report as Markdown; texts are escaped."""
-    blocks = [f"# {markdown_text(content.title)}", _facts(content.facts)]
-    if not content.claims.empty:
-        blocks += ["## Claims", _table(content.claims)]
-    for figure in content.figures:
-        has_title_of_page = figure.title == content.title and content.claims.empty
+
+def report_title(figures: Sequence[Figure]) -> str:
+    """Return the title of a report, that of its figure if it is alone."""
+    if len(figures) == 1:
+        return figures[0].spec.title
+    return "Scale vectors: the paper's figures, regenerated"
+
+
+def markdown_report(
+    figures: Sequence[Figure], sections: Sequence[Sequence[Section]], facts: Mapping[str, str]
+) -> str:
+    """Return a report as Markdown; texts are escaped.
+
+    Args:
+        figures: evaluated figures
+        sections: sections of each figure
+        facts: name -> value, at the head
+    """
+    blocks = [f"# {markdown_text(report_title(figures))}", _facts(facts)]
+    claims = _all_claims(figures)
+    if not claims.empty:
+        blocks += ["## Claims", _table(claims)]
+    has_title_of_page = len(figures) == 1 and claims.empty
+    for figure, own_sections in zip(figures, sections, strict=True):
         if not has_title_of_page:
-            blocks.append(f"## {markdown_text(figure.title)}")
-        blocks += _figure_blocks(figure)
+            blocks.append(f"## {markdown_text(figure.spec.title)}")
+        blocks += _figure_blocks(figure, own_sections)
     return "\n\n".join(blocks) + "\n"
 
 
-def _figure_blocks(figure: FigureContent) -> list[str]:
-    blocks = [_paragraph(figure.about)]
+def _all_claims(figures: Sequence[Figure]) -> pd.DataFrame:
+    claims = pd.concat([pd.DataFrame(columns=CLAIM_COLUMNS), *map(claim_table, figures)])
+    return without_empty_columns(claims.drop(columns=_DETAILS))
+
+
+def _figure_blocks(figure: Figure, sections: Sequence[Section]) -> list[str]:
+    spec = figure.spec
+    ours = figure.tokens_per_param_text() or "not stated"
+    ratios = f"{ours}; the paper's are {spec.paper_tokens_per_param}"
+    about = f"{spec.section}. {spec.summary} Training tokens per parameter: {ratios}."
+    blocks = [_paragraph(about)]
     blocks += [f"> **Warning:** {markdown_text(warning)}" for warning in figure.warnings]
-    if not figure.claims.empty:
-        blocks.append(_table(figure.claims))
-    if figure.paper:
-        blocks.append(_table(pd.DataFrame(figure.paper.items(), columns=["in the paper", ""])))
-    for section in figure.sections:
+    claims = without_empty_columns(claim_table(figure).drop(columns="figure"))
+    if not claims.empty:
+        blocks.append(_table(claims))
+    if spec.paper:
+        blocks.append(_table(pd.DataFrame(spec.paper.items(), columns=["in the paper", ""])))
+    for section in sections:
         blocks += _section_blocks(section)
     blocks.append(_code_block(figure.command))
     return blocks

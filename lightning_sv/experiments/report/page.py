@@ -11,19 +11,17 @@ from urllib.parse import unquote
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from lightning_sv.experiments.report.content import Content
-from lightning_sv.experiments.report.markdown import markdown_report
 from lightning_sv.statistics.verdicts import VerdictWord
 
 _STYLE = Path(__file__).with_name("page.css")
 _VERDICTS: tuple[str, ...] = get_args(VerdictWord)
 
 
-def html_page(content: Content, root: Path) -> str:
-    """Render a report; the SVG next to each PNG in `root` is embedded."""
+def html_page(title: str, markdown: str, root: Path) -> str:
+    """Render a report in Markdown; the SVG next to each PNG in `root` is embedded."""
     # `html: False` leaves tags in texts as text, in addition to the escapes of the Markdown
     parser = MarkdownIt("commonmark", {"html": False, "xhtmlOut": False}).enable("table")
-    tokens = parser.parse(markdown_report(content))
+    tokens = parser.parse(markdown)
     _embed_pictures(tokens, root)
     _mark_verdicts(tokens)
     links = _link_headings(tokens)
@@ -33,7 +31,7 @@ def html_page(content: Content, root: Path) -> str:
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(content.title)}</title>
+<title>{escape(title)}</title>
 <style>
 {_STYLE.read_text(encoding="utf-8")}</style>
 </head>

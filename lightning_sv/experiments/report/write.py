@@ -15,12 +15,11 @@ from lightning_sv.experiments.report.content import (
     Picture,
     Section,
     head_facts,
-    report_content,
     without_empty_columns,
 )
 from lightning_sv.experiments.report.differences import difference_frame
 from lightning_sv.experiments.report.folder import HTML, MARKDOWN
-from lightning_sv.experiments.report.markdown import markdown_report
+from lightning_sv.experiments.report.markdown import markdown_report, report_title
 from lightning_sv.experiments.report.page import html_page
 from lightning_sv.experiments.report.plot import Plot
 from lightning_sv.experiments.report.results_csv import RESULTS, run_frame, write_csv
@@ -51,9 +50,9 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
     assert figures and len({figure.spec.name for figure in figures}) == len(figures)
     sections = [_figure_sections(figure, out) for figure in figures]
     facts = head_facts(figures, what, Provenance.now(), caution)
-    content = report_content(figures, sections, facts)
-    write_atomically(out / MARKDOWN, markdown_report(content))
-    write_atomically(out / HTML, html_page(content, out))
+    markdown = markdown_report(figures, sections, facts)
+    write_atomically(out / MARKDOWN, markdown)
+    write_atomically(out / HTML, html_page(report_title(figures), markdown, out))
     write_tuned(figures, out)
     write_csv(out / RESULTS, run_frame(figures, out))
     write_csv(out / "differences.csv", difference_frame(figures))
