@@ -140,11 +140,34 @@ def decimals(scale: float) -> int:
 
 
 def difference_sentence(a: str, b: str, d: PairedDifference) -> str:
-    """Return `unified - llama is -0.086 nats per token (95% interval ..., 3 pairs): lower.`.
+    """`unified is lower than llama by 0.086 nats per token (95% interval 0.041 to 0.132, ...)`.
 
-    The difference `d` is B - A: B is the unified of the example.
+    The difference `d` is B - A, in the order of the sentence: B is the unified of the example.
     """
-    return f"{interval(d, f'{b} - {a}')}: {direction(d)}."
+    if not d.has_interval:
+        measured = f"{b} - {a} is {d.mean:+.3f} nats per token for this seed alone"
+        return f"Not resolved: one pair gives no interval; {measured}. Add seeds."
+    if verdict_below(d) != NOT_RESOLVED:
+        return _resolved_sentence(a, b, d)
+
+    n = decimals(d.smallest_resolvable)
+    ends = f"{d.low:+.{n}f} to {d.high:+.{n}f} nats per token"
+    measured = f"the {percent(d.confidence)} interval of {b} - {a}, {ends}"
+    if verdict_inside(d, MARGIN) == HOLDS:
+        equal = f"{b} and {a} are equal within {MARGIN:g}"
+        return f"{equal}: {measured}, lies inside ({pairs_words(d)})."
+    scatter = f" ({d.scatter})" if d.scatter else ""
+    smallest = f"a difference of about {d.smallest_resolvable:.{n}f}{scatter}"
+    return f"Not resolved: {measured}, covers zero; {count_pairs(d.n)} could show {smallest}."
+
+
+def _resolved_sentence(a: str, b: str, d: PairedDifference) -> str:
+    """Return which arm is lower, by how much."""
+    n = decimals(d.smallest_resolvable)
+    low, high = sorted([abs(d.low), abs(d.high)])
+    within = f"{percent(d.confidence)} interval {low:.{n}f} to {high:.{n}f}, {pairs_words(d)}"
+    word = "lower" if d.mean < 0 else "higher"
+    return f"{b} is {word} than {a} by {abs(d.mean):.{n}f} nats per token ({within})."
 
 
 def tokens_sentence(a: str, b: str, e: TokenEfficiency, confidence: float = 0.95) -> str:

@@ -200,7 +200,7 @@ def test_report_command_numbers_are_those_of_the_event_files(
     words = ["report", str(runs), "--baseline", "llama", "--out", str(tmp_path)]
     assert main([*words, "--json"]) == 0
     printed = capsys.readouterr()
-    assert "unified - llama is -0.030 nats" in printed.err
+    assert "unified is lower than llama by 0.030 nats" in printed.err
     table = rows(tmp_path / "results.csv")
     assert [row["arm"] for row in table] == ["llama"] * 3 + ["unified"] * 3
     for row in table:
