@@ -15,9 +15,7 @@ from torch import Tensor, nn
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.__main__ import main
-from lightning_sv.corpus.tokenizer import Tokenizer
 from lightning_sv.interop import apply_strategy, to_hugging_face
-from lightning_sv.interop.hf.save import export
 from lightning_sv.interop.inspect import (
     StoredVector,
     VectorStatistics,
@@ -331,32 +329,15 @@ def test_inspect_names_a_run_as_its_summary(tmp_path: Path, corpus: Path, answer
     assert "[" in label and answer("inspect", str(tmp_path / "run"))["model"] == f"tiny, {label}"
 
 
-def test_inspect_own_export_of_experts_traced_with_all_of_them(
-    tmp_path: Path, corpus: Path, answer: Answer
+def test_inspect_own_export_needs_trust(
+    tmp_path: Path, config: BackboneConfig, answer: Answer, refused: Refused
 ) -> None:
-    sizes = BackboneConfig(
-        d_model=32, n_layer=2, n_head=2, vocab_size=300, n_expert=6, n_expert_active=2, d_expert=24
-    )
-    model = perturbed(Backbone(sizes, "unified"))
-    export(model, Tokenizer.load(corpus), tmp_path / "hf", context=16, card="")
-    said = answer("inspect", str(tmp_path / "hf"), "--trust_remote_code")
-    rows = {row["name"].removeprefix("model.layers.1."): row for row in said["vectors"]}
-    gamma = rows["mlp.experts.gamma"]
-    norm = rows["post_attention_layernorm.weight"]
-    assert (gamma["role"], gamma["folds"], gamma["size"]) == ("output", False, 6 * 24) and not said[
-        "notes"
-    ]
-    assert (norm["role"], norm["folds"]) == ("input", True) and norm["balance"] is not None
-    assert {name.removeprefix("model.layers.1.mlp.").partition("[")[0] for name in norm["matrices"]} == {
-        "gate.weight", "experts.gate_up_proj", "shared_expert.gate_proj.linear.weight",
-        "shared_expert.up_proj.linear.weight",
-        "shared_expert_gate.weight",
-    }  # fmt: skip
-    experts = to_hugging_face(model).get_submodule("model.layers.1.mlp.experts")
-    x = torch.randn(7, 32)
-    (weights, chosen) = torch.rand(7, 6).topk(2)
-    traced = chosen.as_subclass(type("Traced", (Tensor,), {}))  # any tensor without plain values
-    torch.testing.assert_close(Tensor(experts(x, traced, weights)), experts(x, chosen, weights))
+    to_hugging_face(perturbed(Backbone(config, "unified"))).save_pretrained(tmp_path)
+    assert "--trust_remote_code" in refused("inspect", str(tmp_path))
+    vectors = answer("inspect", str(tmp_path), "--trust_remote_code")["vectors"]
+    roles = {row["name"].removeprefix("model.layers.1."): row["role"] for row in vectors}
+    assert roles["mlp.gate_proj.gamma"] == "output"
+    assert roles["post_attention_layernorm.weight"] == "input"
 
 
 @pytest.mark.parametrize(("files", "expected"), [

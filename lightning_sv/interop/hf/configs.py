@@ -112,11 +112,6 @@ def _widths(config: BackboneConfig, branches: frozenset[str]) -> Mapping[str, in
         "q_proj": config.head_width,
         "k_proj": config.head_width,
         "v_proj": config.head_width,
-        "expert_gate_proj": config.expert_width,
-        "expert_up_proj": config.expert_width,
         "lm_head": config.vocab_size,
     }
-    named = {}
-    for name in sorted(branches):
-        named[name.removeprefix("shared_")] = widths.get(name, config.ffn_width)
-    return named
+    return {name: widths.get(name, config.ffn_width) for name in sorted(branches)}

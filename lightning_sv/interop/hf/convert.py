@@ -29,10 +29,10 @@ def to_hugging_face(model: Backbone, eot: int | None = None, max_positions: int 
     If the family has all norms that remain after folding, it is a plain model: LlamaForCausalLM,
     Gemma3ForCausalLM (`qk_norm` and `post_norm`), Qwen2MoeForCausalLM (`n_expert`),
     Qwen3ForCausalLM or Qwen3MoeForCausalLM (`qk_norm`, or `dnp` on q and k only with
-    `share_heads`). Otherwise it is a class of `modeling_scaled`, whose code `save_pretrained`
-    writes next to the weights. Additional parts of their models are neutralized: Gemma's embedding
-    scale is divided out, and the sigmoid before Qwen's shared expert is one half with a down_proj
-    twice as large.
+    `share_heads`). Otherwise, without experts, it is a class of `modeling_scaled`, whose code
+    `save_pretrained` writes next to the weights. Additional parts of their models are neutralized:
+    Gemma's embedding scale is divided out, and the sigmoid before Qwen's shared expert is one half
+    with a down_proj twice as large.
 
     Args:
         model: backbone with any strategy
@@ -94,10 +94,7 @@ def _state(config: BackboneConfig, folded: Folded, to: Target) -> dict[str, Tens
     state = {theirs: ours[mine] for mine, theirs in names.items()}
     if to.output_norms:
         for path, gamma in folded.outputs.items():
-            if path.endswith(("expert_gate_proj", "expert_up_proj")):
-                _add_gamma_of_experts(state, names, path, gamma)
-            else:
-                _add_gamma_of_branch(state, names, path, gamma)
+            _add_gamma_of_branch(state, names, path, gamma)
     return state
 
 
@@ -125,22 +122,6 @@ def _norm_weights(config: BackboneConfig, folded: Folded, to: Target) -> dict[st
             gamma = like.new_ones(config.head_width if per_head else config.d_model)
         weights[path] = gamma - origin
     return weights
-
-
-def _add_gamma_of_experts(
-    state: dict[str, Tensor], names: dict[str, str], path: str, gamma: Tensor | None
-) -> None:
-    """Add the gamma after the norm of the experts' gate or up, as in `NormedExperts`.
-
-    Experts have one gamma, that of gate. Up's is folded into down_proj, so it is None here.
-    """
-    layer = path.partition(".inputs")[0]
-    down = names[f"{layer}.expert_down_proj.weight"]
-    key = f"{down.removesuffix('.down_proj')}.gamma"
-    n_expert, _, d_expert = state[down].shape
-    state.setdefault(key, state[down].new_ones(n_expert, d_expert))
-    if gamma is not None:  # gate's
-        state[key] = gamma
 
 
 def _add_gamma_of_branch(

@@ -6,7 +6,7 @@ exported:
     no norms but the usual     Llama, or Qwen2-MoE with experts
     + one after q and k        Qwen 3, Qwen3-MoE
     + post-norms               Gemma 3
-    any other                  one of these with our `modeling_scaled`
+    any other                  one of these with our `modeling_scaled`; refused with experts
 """
 
 from typing import NamedTuple
@@ -78,19 +78,32 @@ def target(config: BackboneConfig, folded: Folded) -> Target:
     """Choose the family, with a plain model if one has the remaining norms."""
     _check_supported(config)
     normalized = frozenset(path.rpartition(".")[2] for path in folded.outputs)
+    is_qk_norm = _is_qk_norm(config, folded, normalized)
+    if config.n_expert:
+        return _target_of_experts(config, normalized, is_qk_norm=is_qk_norm)
     if config.post_norm:
         return Target("Gemma3", normalized)
-    qwen3 = "Qwen3Moe" if config.n_expert else "Qwen3"
     if config.qk_norm:
-        return Target(qwen3, normalized)
-    if _is_qk_norm(config, folded, normalized):
-        return Target(qwen3, qk_of_outputs=True)
-    if config.n_expert:
-        return Target("Qwen2Moe", normalized)
+        return Target("Qwen3", normalized)
+    if is_qk_norm:
+        return Target("Qwen3", qk_of_outputs=True)
     if config.d_model % config.n_head:
         expected = f"a multiple of n_head, {config.n_head}, which transformers' Llama requires."
         raise ConfigError(f"model.backbone.d_model is {config.d_model}; expected {expected}")
     return Target("Llama", normalized)
+
+
+def _target_of_experts(
+    config: BackboneConfig, normalized: frozenset[str], *, is_qk_norm: bool
+) -> Target:
+    """Choose the family of a mixture of experts, for which there is no modelling code of ours."""
+    if is_qk_norm:
+        return Target("Qwen3Moe", qk_of_outputs=True)
+    if normalized:
+        found = f"{config.n_expert}, and the outputs of {' '.join(sorted(normalized))} normalized"
+        expected = "no normalized outputs in a mixture of experts. Train it with dp in place of dnp"
+        raise ConfigError(f"model.backbone.n_expert is {found}; expected {expected}.")
+    return Target("Qwen3Moe" if config.qk_norm else "Qwen2Moe")
 
 
 def _check_supported(config: BackboneConfig) -> None:
