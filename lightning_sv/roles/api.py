@@ -18,7 +18,7 @@ from lightning_sv.roles.along import head_width
 from lightning_sv.roles.classify import LearnedUse, first_rule, uses_of_parameters
 from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers
 from lightning_sv.roles.dataflow import Dataflow, value_at
-from lightning_sv.roles.declared import Declared, declared_roles
+from lightning_sv.roles.declared import declared_roles
 from lightning_sv.roles.example_inputs import example_of
 from lightning_sv.roles.graph import Node, Use
 from lightning_sv.roles.norms import ScaledValue
@@ -160,7 +160,7 @@ class TracedModel:
     def _role(self, name: str) -> ModelRole | None:
         """Return the role of a parameter; None if the pass does not use it."""
         if name in self._declared:
-            return self._declared[name].role
+            return self._declared[name]
         roles = set(self.use_roles.get(name, ()))
         if self.scaled.get(name):
             roles.add(self._role_of_vector(name))
@@ -173,9 +173,6 @@ class TracedModel:
         return "input" if only_matrices else "output"
 
     def _decays_to(self, name: str) -> float | None:
-        declared = self._declared.get(name)
-        if declared is not None and declared.decays_to is not None:
-            return declared.decays_to
         scaled = self.scaled.get(name)
         return value_at(scaled[-1].factor, 0.0) if scaled else None
 
@@ -257,7 +254,7 @@ class TracedModel:
 
 def _given_roles(
     known: Mapping[str, ModelRole] | None, named: Mapping[str, nn.Parameter]
-) -> dict[str, Declared]:
+) -> dict[str, ModelRole]:
     """Check the roles that the caller gives.
 
     Raises:
@@ -270,7 +267,7 @@ def _given_roles(
     for name, role in given.items():
         is_usable = name in named and role in MODEL_ROLES
         expect(is_usable, f"known[{name!r}]", repr(role), wanted)
-    return {name: Declared(role) for name, role in given.items()}
+    return dict(given)
 
 
 def _of_siblings(

@@ -403,7 +403,7 @@ def wrapped(name: str) -> nn.Module:
 SMALL = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=48)
 #: strategy, part of the message, model
 REFUSED: dict[str, tuple[str, str, Callable[[], nn.Module]]] = {
-    "sign": ("er", "'er' cannot represent", lambda: named("gemma2")),
+    "sign": ("er", "input_layernorm.weight under 'er'", lambda: named("llama")),
     "zero": ("hg", "has a zero entry", lambda: changed("gpt2", zero_beside_bias)),
     "no example": ("hg", "example=", lambda: wrapped("Own")),
     "Backbone": ("hg", "built with a strategy", lambda: nn.Sequential(Backbone(SMALL))),

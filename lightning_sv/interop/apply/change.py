@@ -151,8 +151,7 @@ class Change:
         if not placed.placement.scale_in:
             self._scale(placed, None)
             return
-        value = self._unsigned(gamma, [placed.branch])
-        self._scale(placed, self._vectors_before(placed.branch, value, norm.vector))
+        self._scale(placed, self._vectors_before(placed.branch, gamma, norm.vector))
 
     def _add_vectors(self, placed: PlacedNorm) -> None:
         """Add vectors of ones behind a norm without one: one per matrix, or one for all."""
@@ -195,27 +194,9 @@ class Change:
         has_form = self.strategy.vector_class is (OffsetScale if origin else DirectScale)
         if norm.is_tied or has_form:
             return
-        can_move_signs = norm.branches and norm.stays is None
-        if can_move_signs:
-            gamma = self._unsigned(gamma, norm.branches, norm.bias)
         vector = self._vector(norm.vector, gamma, role)
         self._freeze(norm.vector)
         self._parametrize(norm.vector, ScaledGamma(vector, origin))
-
-    def _unsigned(
-        self, gamma: Tensor, branches: Iterable[TracedBranch], bias: str | None = None
-    ) -> Tensor:
-        """Return gamma; signs that its form cannot represent move into branches and bias."""
-        if (gamma >= 0).all() or (gamma == 0).any():
-            return gamma
-        try:
-            self.strategy.vector_class(gamma.shape[-1], "input").set_gamma(gamma.cpu())
-        except ValueError:
-            self._scale_columns(branches, gamma.sign())
-            if bias is not None:
-                self._set(bias, self.named[bias] * gamma.sign())
-            return gamma.abs()
-        return gamma
 
     def _neutralize(self, norm: TracedNorm, gamma: Tensor) -> None:
         """Set the norm's gamma to 1, and divide its bias, which the vectors behind it multiply."""
