@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from lightning_sv.roles.types import ModelParameter
 
@@ -13,18 +13,6 @@ _FOLDS = {None: "", True: "yes", False: "no"}
 def family(name: str) -> str:
     """Return a name with its numbers replaced by '*', equal for all layers and experts."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return one line per row, with columns of equal width."""
-    columns = zip(*rows, strict=True)
-    widths = [max(map(len, column)) for column in columns]
-    return [_line(row, widths) for row in rows]
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
-    return "  ".join(padded).rstrip()
 
 
 def parameter_table(parameters: Iterable[ModelParameter]) -> str:
