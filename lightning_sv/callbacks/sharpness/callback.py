@@ -51,7 +51,6 @@ class Sharpness(StepCallback):
             held-out loss of a `PretrainModule` with a `TokenDataModule`
         model: dotted name of the submodule with the parameters, with `loss`; null for the module
             itself
-        budget: no effect; configs of earlier runs have it
 
     Raises:
         ConfigError: a value out of range, an unknown subset, or no loss for other modules or data
@@ -68,7 +67,6 @@ class Sharpness(StepCallback):
         hutchinson_probes: int = 2,
         loss: Loss | None = None,
         model: str | None = None,
-        budget: float | None = None,
     ):
         super().__init__(model=model)
         self.expect_at_least("points", points, 2)
