@@ -33,6 +33,7 @@ from lightning_sv.runs.directory import (
     SUMMARY,
     is_complete,
     read_summary,
+    segment_suffix,
 )
 from lightning_sv.runs.lock import acquire, clear_unfinished, remove_unused, resolve_run_dir
 from lightning_sv.settings.data import DataPlan
@@ -202,6 +203,7 @@ class FitRun(CommandRun):
             name="",
             version=folder.name,
             default_hp_metric=False,
+            filename_suffix=segment_suffix(folder),
         )
         logger.tokens_per_step = self.data.tokens_per_step
         return logger

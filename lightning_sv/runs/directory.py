@@ -90,6 +90,22 @@ def event_files(run_dir: Path) -> list[Path]:
     return [regular(file) for file in sorted(run_dir.glob(_EVENTS))]
 
 
+def segment_suffix(run_dir: Path) -> str:
+    """Return the end of the name of the next event file, with its number."""
+    numbers = [segment_number(file) for file in event_files(run_dir)]
+    return f".segment-{max(numbers, default=0) + 1}"
+
+
+def segment_number(event_file: Path) -> int:
+    """Return the number of an event file, 0 if it has none.
+
+    >>> segment_number(Path("events.out.tfevents.1764366557.host.12.0.segment-3"))
+    3
+    """
+    number = event_file.name.rpartition(".segment-")[2]
+    return int(number) if number.isdecimal() else 0
+
+
 def runs_in(folder: Path) -> tuple[list[Path], list[Path]]:
     """Return the complete and the incomplete runs directly in a folder, each sorted."""
     complete = {file.parent for file in folder.glob(f"*/{SUMMARY}")}

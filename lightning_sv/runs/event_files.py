@@ -5,20 +5,20 @@ A killed run repeats the points after its last checkpoint when it resumes:
     file 1   start 0 ......... checkpoint 500 .... point 600 (killed)
     file 2                     start 500 ......... point 600 ....
 
-Each start marks its first token in its file. TensorBoard then drops later points of earlier files.
+Each start marks its first token in its file, and drops later points of earlier files. The order of
+the files is that of their numbers, because clocks of machines may differ, and two starts may share
+a second.
 """
 
-import logging
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.runs.directory import event_files
+from lightning_sv.runs.directory import event_files, segment_number
 
 #: tag -> tokens -> value
 Points = dict[str, dict[int, float]]
-
-#: number of events that are kept per tag: all scalars, and as few others as possible
-_KEPT = {"scalars": 0, "histograms": 1, "compressedHistograms": 1, "images": 1, "tensors": 1}
 
 
 def read_points(directory: Path) -> Points:
@@ -27,19 +27,40 @@ def read_points(directory: Path) -> Points:
     Raises:
         ConfigError: the directory has no scalars, or a file of other events
     """
-    # Imported here, because TensorBoard imports boto3, which takes half a second.
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of points that it drops
-    event_files(directory)  # refuses pipes, for which TensorBoard would wait
-    events = EventAccumulator(str(directory), size_guidance=_KEPT)
-    try:
-        events.Reload()
-    except Exception as error:  # TensorBoard raises various errors
-        found = f"{directory} has a damaged event file ({error!r:.200})"
-        raise ConfigError(f"{found}; train the run again.") from error
-    tags = events.Tags()["scalars"]
-    if not tags:
+    points: Points = {}
+    files = sorted(event_files(directory), key=segment_number)
+    for event in _events(files):
+        _drop_repeated(event, points)
+        _add_scalars(event, points)
+    points = {tag: values for tag, values in points.items() if values}
+    if not points:
         found = f"{directory} has no TensorBoard scalars (events.out.tfevents.*)"
         raise ConfigError(f"{found}; expected a run with some.")
-    return {tag: {event.step: event.value for event in events.Scalars(tag)} for tag in tags}
+    return points
+
+
+def _events(files: Iterable[Path]) -> Iterator[Any]:
+    """Yield the events of some files in their order."""
+    # Imported here, because TensorBoard imports boto3, which takes half a second.
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    for file in files:
+        try:
+            yield from LegacyEventFileLoader(str(file)).Load()
+        except Exception as error:  # TensorBoard raises various errors
+            found = f"{file} is damaged ({error!r:.200})"
+            raise ConfigError(f"{found}; train the run again.") from error
+
+
+def _drop_repeated(event: Any, points: Points) -> None:
+    """Drop the points that a start of the run repeats, if the event marks one."""
+    if event.session_log.status != event.session_log.START:
+        return
+    for tag, values in points.items():
+        points[tag] = {at: value for at, value in values.items() if at < event.step}
+
+
+def _add_scalars(event: Any, points: Points) -> None:
+    for value in event.summary.value:
+        if value.HasField("simple_value"):
+            points.setdefault(value.tag, {})[event.step] = value.simple_value

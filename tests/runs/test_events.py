@@ -9,6 +9,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch.utils.tensorboard import SummaryWriter
 
 from lightning_sv.errors import ConfigError
+from lightning_sv.runs.directory import segment_suffix
 from lightning_sv.runs.events import read_run
 from tests.experiments.fake_fit import record
 
@@ -22,7 +23,10 @@ def finish(directory: Path) -> None:
 def write(
     folder: Path, points: list[tuple[int, float]], number: int, start: int | None = None
 ) -> Path:
-    """Write an event file of val/loss, with the mark of `RunLogger` for its start."""
+    """Write an event file of val/loss, with the mark of `RunLogger` for its start.
+
+    Names of later files sort first, as if clocks ran backwards.
+    """
     with SummaryWriter(str(folder)) as writer:
         if start is not None:
             event = Event(session_log=SessionLog(status="START"))
@@ -30,8 +34,7 @@ def write(
         for tokens, value in points:
             writer.add_scalar("val/loss", value, tokens)
         written = Path(writer.file_writer.event_writer._file_name)
-    # the files of a test are of the same second
-    return written.rename(folder / f"events.out.tfevents.{number}")
+    return written.rename(folder / f"events.out.tfevents.{99 - number}.segment-{number}")
 
 
 def test_read_run_resumed_keeps_the_last_written_value(tmp_path: Path) -> None:
@@ -58,6 +61,13 @@ def test_read_run_drops_points_beyond_a_resume(tmp_path: Path) -> None:
     assert read_run(tmp_path, complete=False).curve("val/loss").tokens.tolist() == [10, 20, 22]
 
 
+def test_segment_suffix_is_one_more_than_the_largest(tmp_path: Path) -> None:
+    assert segment_suffix(tmp_path) == ".segment-1"
+    write(tmp_path, [(20, 3.0)], 9)
+    write(tmp_path, [(30, 2.0)], 10)
+    assert segment_suffix(tmp_path) == ".segment-11"
+
+
 def test_read_run_of_two_writers_at_once_keeps_the_tags_of_both(tmp_path: Path) -> None:
     write(tmp_path, [(20, 2.5), (40, 1.5)], number=0)
     with SummaryWriter(str(tmp_path), filename_suffix=".train") as writer:
@@ -73,7 +83,7 @@ def test_read_run_of_two_writers_at_once_keeps_the_tags_of_both(tmp_path: Path) 
 def test_read_run_of_a_file_of_other_records_is_refused(event: bytes, tmp_path: Path) -> None:
     write(tmp_path, [(20, 2.5)], number=0)
     (tmp_path / "events.out.tfevents.1").write_bytes(record(event))
-    with pytest.raises(ConfigError, match="damaged event file"):
+    with pytest.raises(ConfigError, match="is damaged"):
         read_run(tmp_path, complete=False)
 
 
