@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import socket
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from lightning_sv.runs.events import read_run
 from tests.conftest import Refused, argv
 from tests.faults.test_signals import SRUN
 from tests.lit.runs import load, run_fit
-from tests.runs.test_output import full
 
 
 def test_fit_expanded_run_dir_finds_its_corpus_from_elsewhere(
@@ -123,7 +121,7 @@ def test_fit_hangup_in_setup_leaves_a_checkpoint(
 ) -> None:
     """After a SIGHUP during setup the run ends after one step, with a checkpoint."""
     run = tmp_path / "run"
-    pictures = []
+    pictures: list[Path] = []
     fit = [
         "fit",
         *short_args,
@@ -150,10 +148,10 @@ def test_fit_hangup_in_setup_leaves_a_checkpoint(
         raise RuntimeError("no LaTeX")
 
     try:
-        with monkeypatch.context() as patch, full() as lost:
+        with monkeypatch.context() as patch:
             patch.setattr(BackboneModule, "configure_model", hang_up)
-            patch.setattr(sys, "stdout", lost)
             assert main(fit) == HUNG_UP
+        capsys.readouterr()
         assert load(run)["global_step"] == 1
         monkeypatch.setattr("lightning_sv.plots.run_plot.draw_run", draw)
         for times in (1, 2):  # the second time there is nothing to train, and the end comes again

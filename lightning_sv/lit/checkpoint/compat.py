@@ -109,7 +109,8 @@ def check_settings(
         built_by: class that builds the model, if it is not `PretrainModule`
 
     Raises:
-        ConfigError: a key differs, which the message names with both values
+        ConfigError: a key differs, which the message names with both values; or `training`, and
+            the checkpoint has weights only
     """
     saved = checkpoint.get(CHECKPOINT_KEY)
     if not isinstance(saved, dict):
@@ -122,6 +123,12 @@ def check_settings(
         hint = "Resume with the same settings, or start a new run."
     for key, value in _compared_settings(module, data, training=training).items():
         check_same(key, _with_defaults(key, saved.get(key)), value, "the checkpoint", hint)
+
+    has_optimizer = "optimizer_states" in checkpoint
+    if training and not has_optimizer:
+        expected = "also the state of the optimizer"
+        start = "To start from its weights, set model.init_from."
+        raise ConfigError(f"the checkpoint has weights only; expected {expected}. {start}")
 
 
 def _check_builder(then: str | None, now: str | None) -> None:
