@@ -6,7 +6,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lightning_sv.callbacks.branches import place_of
+from lightning_sv.callbacks.branches import place_of, unique_names
 from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
 from lightning_sv.callbacks.run_state import model_of, settings_of
 from lightning_sv.errors import ConfigError
@@ -44,10 +44,11 @@ class RouterMonitor(MetricAccumulator):
         Raises:
             ConfigError: a module other than `PretrainModule` has none
         """
-        self._names = []
+        places = {}
         for path, submodule in model_of(pl_module, self.model).named_modules():
             if isinstance(submodule, MixtureOfExperts):
-                self._names.append(place_of(path))
+                places[path] = place_of(path)
+        self._names = list(unique_names(places).values())
         if not self._names and settings_of(pl_module) is None:
             found = type(pl_module).__name__
             expected = "one with a MixtureOfExperts."
@@ -78,7 +79,7 @@ class RouterMonitor(MetricAccumulator):
         returned = outputs.get("routings", [])
         if len(returned) != len(self._names):
             expected = f"the routing of each of the {len(self._names)} mixtures of experts"
-            hint = 'Return {"loss": loss, "routings": [...]}.'
+            hint = 'Return {"loss": loss, "routings": [...]}, or set model.'
             found = f"number of routings in the result of training_step is {len(returned)}"
             raise ConfigError(f"{found}; expected {expected}. {hint}")
         return [routing.detach() for routing in returned]

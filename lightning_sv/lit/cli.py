@@ -3,6 +3,7 @@
 import atexit
 import logging
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ from jsonargparse.util import import_object
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.trainer.connectors import checkpoint_connector
 
 from lightning_sv.errors import ConfigError, StoppedError, expect
 from lightning_sv.lit.checkpoint.atomic_io import AtomicCheckpointIO
@@ -51,6 +53,7 @@ class PretrainCLI(LightningCLI):
     Attributes:
         command: `fit` or `validate`
         data: section `data` of the config, completed by `before_fit` and `before_validate`
+        datamodule: set by `before_fit` and `before_validate`, from `data`
         run_dir: directory of the run, set by `before_fit`
         summary: results of a finished run on the first rank, else None; set by `after_fit`
 
@@ -65,7 +68,7 @@ class PretrainCLI(LightningCLI):
     data: DataConfig
     run_dir: Path
     summary: dict[str, Any] | None = None
-    _fit_run: FitRun | None = None
+    _fit_run: FitRun
     _validate_run: ValidateRun
 
     def __init__(
@@ -112,22 +115,27 @@ class PretrainCLI(LightningCLI):
 
     def _run(self) -> None:
         """Call `before_fit`, the Trainer's `fit` and `after_fit`, or those of `validate`."""
-        try:
-            getattr(self, f"before_{self.command}")()
-            self._run_trainer()
-            getattr(self, f"after_{self.command}")()
-        except Exception as error:
-            is_restoring = self._fit_run is not None and self._fit_run.is_restoring
-            if not is_restoring or message_of(error) is not None:
-                raise
-            # torch and Lightning raise various errors, e.g. for groups of a different optimizer
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise ConfigError(f"the checkpoint cannot be resumed ({reason}).") from error
+        getattr(self, f"before_{self.command}")()
+        self._run_trainer()
+        getattr(self, f"after_{self.command}")()
 
     def _run_trainer(self) -> None:
+        """Call the Trainer's `fit` or `validate`.
+
+        Raises:
+            ConfigError: Lightning or torch cannot restore the checkpoint, e.g. because its
+                optimizer has other groups; they raise various errors
+        """
         run = getattr(self.trainer, self.command)
         arguments = {key: self.config_init[key] for key in self._method_keys}
-        run(self.model, datamodule=self.datamodule, **arguments)
+        try:
+            run(self.model, datamodule=self.datamodule, **arguments)
+        except Exception as error:
+            is_expected = message_of(error) is not None
+            if is_expected or not _is_of_restoring(error):
+                raise
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise ConfigError(f"the checkpoint cannot be resumed ({reason}).") from error
 
     # The arguments
 
@@ -247,7 +255,6 @@ class PretrainCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Write and show the summary of a run that reached its last step."""
-        assert self._fit_run is not None
         self.summary = self._fit_run.finish()
 
     def before_validate(self) -> None:
@@ -258,6 +265,12 @@ class PretrainCLI(LightningCLI):
     def after_validate(self) -> None:
         """Show the validation loss."""
         self._validate_run.finish()
+
+
+def _is_of_restoring(error: Exception) -> bool:
+    """Return True if an error was raised while Lightning restored a checkpoint."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(frame.f_globals["__name__"] == checkpoint_connector.__name__ for frame in frames)
 
 
 def _exit_after(end: Exception) -> NoReturn:

@@ -66,17 +66,11 @@ class FitRun(CommandRun):
     def __init__(self, cli: Any):
         super().__init__(cli)
         self._checkpoint: LastCheckpoint = cli.config_init["checkpoint"]
-        self._has_begun = False
         self._messages: list[str] = []
         self._is_dev_run = bool(self.trainer.fast_dev_run)  # type: ignore[attr-defined]
         self._given_dir: str | None = self.config["run_dir"]
         if self._is_dev_run:
             self._given_dir = cli.cleanup.enter_context(TemporaryDirectory())
-
-    @property
-    def is_restoring(self) -> bool:
-        """True until a resumed run begins, because Lightning restores its checkpoint before."""
-        return self.start.checkpoint is not None and not self._has_begun
 
     # check
 
@@ -212,7 +206,6 @@ class FitRun(CommandRun):
 
     def begin(self) -> None:
         """Write config and tokenizer, and open the loggers, after all checks."""
-        self._has_begun = True
         if not self.trainer.is_global_zero:
             return
         if self.start.checkpoint is None:
@@ -247,28 +240,26 @@ class FitRun(CommandRun):
         trainer = self.trainer
         if trainer.global_step < trainer.max_steps or self._is_dev_run:
             return None
-        had_last_step = self.start.step >= trainer.max_steps
-        # only the first device knows the run's directory
-        if had_last_step and trainer.strategy.broadcast(is_complete(self.run_dir)):
+        if self.start.step < trainer.max_steps:  # this start has trained
+            self._write_summary()
+        elif trainer.strategy.broadcast(
+            is_complete(self.run_dir)
+        ):  # only rank 0 knows the directory
             log.info("nothing to do: the checkpoint is at step %d, the last", trainer.global_step)
-        else:
-            self._complete(validates=had_last_step)
+        else:  # an earlier start was killed after the last step
+            trainer.validate(self.model, datamodule=self.cli.datamodule, verbose=False)
+            self.begin()  # the fit had no step left, so it has not begun
+            self._write_summary()
         if not trainer.is_global_zero:
             return None
         summary = read_summary(self.run_dir)
         show_summary(summary, self.run_dir, as_json=self.config["json"])
         return summary
 
-    def _complete(self, *, validates: bool) -> None:
-        """Write the summary; validate first if a start was killed after the last step."""
-        if validates:
-            self.trainer.validate(self.model, datamodule=self.cli.datamodule, verbose=False)
-            self.begin()  # the fit had no step left, so it has not begun
-        self.check_validated()
-        if self.trainer.is_global_zero:
-            self._write_summary()
-
     def _write_summary(self) -> None:
+        self.check_validated()
+        if not self.trainer.is_global_zero:
+            return
         summary = summarize(self.trainer, self.model, self.data)
         for logger in self.trainer.loggers:
             logger.finalize("success")

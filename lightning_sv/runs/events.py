@@ -122,7 +122,7 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
         _check_complete(directory)
     summary = read_summary(directory)
     config = read_config(directory)
-    curves = {tag: _curve(values) for tag, values in read_points(directory).items() if values}
+    curves = {tag: _curve(values) for tag, values in read_points(directory).items()}
     label = _label(directory, config, summary)
     if summary:
         summary = {**summary, "label": label, "seed": _seed(config, summary)}

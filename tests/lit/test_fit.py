@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import lightning as L
 import pytest
 import torch
 
@@ -158,6 +159,22 @@ def test_fit_damaged_checkpoint_is_refused(
     resume = ["--config", str(run / "config.yaml"), "--ckpt_path", str(path), "--allow_lr_jump"]
     error = refused("fit", *resume, "--trainer.max_steps", "13")
     assert "error: the checkpoint cannot be resumed" in error
+
+
+class Broken(L.Callback):
+    """A callback with a bug."""
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Fail."""
+        raise TypeError("a bug")
+
+
+def test_fit_resumed_with_a_bug_in_a_callback_crashes(run: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(run, tmp_path / "run") / LAST
+    resume = ["--config", str(run / "config.yaml"), "--ckpt_path", str(path), "--allow_lr_jump"]
+    callback = f"--trainer.callbacks+={__name__}.Broken"
+    with pytest.raises(TypeError, match="a bug"):
+        main(["fit", *resume, "--trainer.max_steps", "13", callback])
 
 
 CHANGES = [
