@@ -51,8 +51,6 @@ class PretrainModule(BackboneModule):
             blocks there
         residual: dtype of the residual stream under bf16-mixed: 'wide' for float32; 'narrow' for
             bf16, with less memory and different rounding
-        nonfinite: 'stop', also in the config of an earlier version: a loss or gradient that is not
-            finite stops the run before the step
         seed: seed of the initialization; None for that of seed_everything
         init_from: checkpoint or run directory with the initial weights, read by the command line;
             optimizer, steps and tokens start from zero
@@ -85,7 +83,6 @@ class PretrainModule(BackboneModule):
         compile: Literal["none", "model", "block"] = "none",
         activation_checkpointing: bool = False,
         residual: Literal["wide", "narrow"] = "wide",
-        nonfinite: Literal["stop"] = "stop",
         seed: int | None = None,
         init_from: str | None = None,
         lr: float | None = None,
@@ -105,7 +102,6 @@ class PretrainModule(BackboneModule):
             compile=compile,
             activation_checkpointing=activation_checkpointing,
             residual=residual,
-            nonfinite=nonfinite,
             seed=seed,
             init_from=init_from,
             attention_backend=attention_backend,

@@ -45,7 +45,6 @@ class PretrainConfig:
     compile: Literal["none", "model", "block"] = "none"
     activation_checkpointing: bool = False
     residual: Literal["wide", "narrow"] = "wide"
-    nonfinite: Literal["stop"] = "stop"
     seed: int | None = None
     init_from: str | None = None
     attention_backend: AttentionBackend = "auto"

@@ -12,7 +12,7 @@ from lightning_sv.errors import NUMBERS, ConfigError, expect, expect_number
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.overrides import given_values, option_value, with_config_paths
 from lightning_sv.settings.paths import EXPANSIONS
-from lightning_sv.settings.sections import CALLBACKS, SECTIONS, without_empty
+from lightning_sv.settings.sections import CALLBACKS, SECTIONS, without_empty, without_retired
 from lightning_sv.settings.trainer import TRAINER_DEFAULTS, Plain
 from lightning_sv.settings.unknown_keys import closest_key
 from lightning_sv.settings.words import underscored
@@ -67,9 +67,12 @@ class Parser(ArgumentParser):
     def _load_config_parser_mode(
         self, content: str, path: Any = "", *rest: Any, **more: Any
     ) -> Namespace:
-        """Load a config file without empty sections, which would reset those of earlier files."""
+        """Load a config file without keys of earlier versions, and without empty sections.
+
+        These would reset the sections of earlier files.
+        """
         given = parse_yaml(content, f"--config {path}")
-        kept = without_empty(given)
+        kept = without_empty(without_retired(given))
         if not kept or kept != given:
             content = yaml.safe_dump(kept)
         return super()._load_config_parser_mode(content, path, *rest, **more)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from lightning_sv.errors import expect
+
 #: section of a callback of every run -> its class, which only `fit` imports
 CALLBACKS = {
     "scalars": "lightning_sv.callbacks.TrainingMonitor",
@@ -18,6 +20,8 @@ SECTIONS = frozenset(CALLBACKS) | {
     "model.scale_options", "model.optim", "model.schedule",
     "data", "data.corpus", "trainer",
 }  # fmt: skip
+#: section and key of the config of an earlier version -> the value that every run has now
+RETIRED = {("model", "nonfinite"): "stop", ("checkpoint", "keep"): 1}
 
 
 def without_empty(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
@@ -33,6 +37,23 @@ def without_empty(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
             kept[name] = without_empty(value, f"{key}.")
         elif value is not None or key not in SECTIONS:
             kept[name] = value
+    return kept
+
+
+def without_retired(content: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the config of a run without the keys that only earlier versions have.
+
+    Raises:
+        ConfigError: such a key has a value that no run has any more
+    """
+    kept = dict(content)
+    for (section, key), value in RETIRED.items():
+        keys = kept.get(section)
+        if not isinstance(keys, dict) or key not in keys:
+            continue
+        expected = f"{value}, as in every run. Leave the key out."
+        expect(keys[key] == value, f"{section}.{key}", keys[key], expected)
+        kept[section] = {name: keys[name] for name in keys if name != key}
     return kept
 
 

@@ -249,7 +249,6 @@ WRONG = [
     ("--model.backbone.name mine", "model.optim.lr is not set"),
     ("--data.corpus.dir nowhere", "nowhere/manifest.json does not exist"),
     ("--samples.tokens -1", "tokens of TextSamples is -1"),
-    ("--checkpoint.keep 3", "checkpoint.keep is 3"),
     ("--samples.tokens 5 --samples.top_k 0", "top_k is 0"),
     (f"{COPYING} --trainer.callbacks.repeat_length 17", "repeat_length"),
     # a model that cannot be built, before the corpus is read

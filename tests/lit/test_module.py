@@ -151,7 +151,6 @@ def test_module_without_a_trainer_builds_its_backbone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "change"),
     [
-        ("model.nonfinite 'Skip'", {"nonfinite": "Skip"}),
         ("model.compile True", {"compile": True}),
         ("model.schedule is", {"schedule": "cos"}),
         ("model.optim.lr is", {"lr": "1e-3"}),  # as PyYAML reads it

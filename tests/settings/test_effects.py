@@ -217,7 +217,7 @@ MODULE: list[tuple[str, Any, Callable[[PretrainModule], Any], Any, Any]] = [
     ),
 ]
 #: fields that other tests change: their effect needs a Trainer or a file
-MODULE_ELSEWHERE = {"backbone", "schedule", "mask_documents", "init_from", "nonfinite"}
+MODULE_ELSEWHERE = {"backbone", "schedule", "mask_documents", "init_from"}
 
 
 @pytest.mark.filterwarnings(

@@ -36,6 +36,13 @@ def test_sections_are_those_of_the_parser() -> None:
     assert {key.rpartition(".")[0] for key in keys} <= SECTIONS
 
 
+def test_key_of_an_earlier_version_is_ignored_or_refused(tmp_path: Path, refused: Refused) -> None:
+    args = layer(tmp_path, "model: {nonfinite: stop}\ncheckpoint: {keep: 1, every_n_steps: 7}\n")
+    assert parse_run(args).model == parse_run([*LAYERS]).model
+    args = layer(tmp_path, "checkpoint: {keep: 3}\n")
+    assert "checkpoint.keep is 3" in refused("fit", *args)
+
+
 @pytest.mark.parametrize(
     ("text", "key", "line"),
     [

@@ -16,7 +16,7 @@ from lightning_sv.callbacks.run_state import (
     tokens_seen,
     validates_now,
 )
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.sharded_write import check_links, check_shared, link_last
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.guards.finite import FiniteGuard
@@ -36,14 +36,12 @@ class LastCheckpoint(Checkpoint):
 
     Args:
         every_n_steps: optimizer steps between two writes
-        keep: 1, also in the config of an earlier version; Lightning's ModelCheckpoint keeps several
 
     Raises:
-        ConfigError: keep is not 1; or, when training starts, no path is set
+        ConfigError: when training starts, no path is set
     """
 
-    def __init__(self, every_n_steps: int = 500, keep: int = 1):
-        expect(keep == 1, "checkpoint.keep", keep, "1. ModelCheckpoint keeps more: docs/runs.md.")
+    def __init__(self, every_n_steps: int = 500):
         self._clock = StepTrigger("checkpoint.every_n_steps", every_n_steps)
         self.path: Path | None = None  # of last.ckpt; the command line sets it
         self.signals = StopSignals()
