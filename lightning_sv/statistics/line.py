@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from lightning_sv.errors import NotTestableError
-from lightning_sv.statistics.paired import PairedDifference
+from lightning_sv.statistics.paired import PairedDifference, finite_differences
 
 
 class DifferenceLine(NamedTuple):
@@ -26,38 +26,55 @@ class DifferenceLine(NamedTuple):
 def difference_line(
     sizes: Sequence[float], a: ArrayLike, b: ArrayLike, confidence: float = 0.95
 ) -> DifferenceLine:
-    """Fit the line to the differences of all n = S * seeds pairs by least squares.
+    """Fit the line to the mean differences d_s of the S sizes by least squares.
 
-    The intervals are Student's with n - 2 degrees of freedom. They assume that the differences lie
-    on a line, and that pairs have one variance at all sizes.
+        x_s = ln N_s - mean(ln N)
+        offset = sum_s d_s / S
+        slope = sum_s x_s d_s / sum_s x_s²
+
+    Each size has a variance of its own, so the intervals are Student's with Welch's degrees of
+    freedom, and the distances of the d_s from the line are no part of the error.
 
     Args:
         sizes: (S,) parameters of the models, above 0
         a: (S, seeds) final losses of A, nats per token
         b: (S, seeds) final losses of B, on the same seeds
-        confidence: coverage of the intervals
+        confidence: coverage of the intervals; there are none for one seed
 
     Raises:
-        NotTestableError: there is one size
+        NotTestableError: there is one size, or a loss is not finite
     """
     if len(set(sizes)) < 2:
         raise NotTestableError("one size gives no slope")
-    differences = np.asarray(b, dtype=np.float64) - np.asarray(a, dtype=np.float64)
-    n_seeds = differences.shape[1]
-    y = differences.ravel()
-    x = np.repeat(np.log(sizes), n_seeds)
+    differences = finite_differences(b, a)
+    x = np.log(sizes)
     x -= x.mean()
+    offset = _weighted_mean(differences, np.full(len(x), 1 / len(x)), confidence)
+    slope = _weighted_mean(differences, x / (x @ x), confidence)
+    return DifferenceLine(offset, slope)
 
-    squares = float(x @ x)
-    offset = float(y.mean())
-    slope = float(x @ y) / squares
-    residuals = y - offset - slope * x
-    n = len(y)
-    df = n - 2
-    variance = float(residuals @ residuals) / df if df else math.nan
 
-    def estimate(value: float, variance_of_value: float) -> PairedDifference:
-        se = math.sqrt(variance_of_value)
-        return PairedDifference.student(value, se, n=n, confidence=confidence, df=df)
+def _weighted_mean(
+    differences: NDArray[np.float64], weights: NDArray[np.float64], confidence: float
+) -> PairedDifference:
+    """sum_s w_s d_s with the error sqrt(sum_s w_s² var_s / seeds), for the means d_s of the sizes.
 
-    return DifferenceLine(estimate(offset, variance / n), estimate(slope, variance / squares))
+    Args:
+        differences: (S, seeds)
+        weights: (S,)
+        confidence: coverage of the interval
+    """
+    mean = float(weights @ differences.mean(axis=1))
+    n = differences.size
+    n_seeds = differences.shape[1]
+    if n_seeds == 1:
+        return PairedDifference.student(mean, math.nan, n=n, confidence=confidence, df=0)
+
+    variances = weights**2 * differences.var(axis=1, ddof=1) / n_seeds  # of each size's term
+    variance = float(variances.sum())
+    df = n_seeds - 1
+    if variance > 0:
+        shares = variances / variance
+        welch = df / float(shares @ shares)
+        df = int(welch + 1e-9)  # not 7 for a rounded 8
+    return PairedDifference.student(mean, math.sqrt(variance), n=n, confidence=confidence, df=df)

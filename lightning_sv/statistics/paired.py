@@ -143,21 +143,32 @@ def percent(confidence: float) -> str:
     return f"{100 * confidence:.4g}%"
 
 
-def paired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> PairedDifference:
-    """mean(a - b) of numbers (n,), one per seed in equal order, with Student's t interval.
+def finite_differences(a: ArrayLike, b: ArrayLike) -> NDArray[np.float64]:
+    """Subtract numbers in equal order: a - b.
 
     Raises:
         NotTestableError: a number is not finite
     """
     first = np.asarray(a, dtype=np.float64)
     second = np.asarray(b, dtype=np.float64)
-    assert first.ndim == 1 and first.size and first.shape == second.shape, (first, second)
+    assert first.size and first.shape == second.shape, (first, second)
     if not np.isfinite([first, second]).all():
         found = f"A {first.tolist()} and B {second.tolist()}"
         raise NotTestableError(
             f"A paired difference needs finite numbers, got {found}; leave out runs that diverged."
         )
-    difference = first - second
+    difference: NDArray[np.float64] = first - second
+    return difference
+
+
+def paired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> PairedDifference:
+    """mean(a - b) of numbers (n,), one per seed in equal order, with Student's t interval.
+
+    Raises:
+        NotTestableError: a number is not finite
+    """
+    difference = finite_differences(a, b)
+    assert difference.ndim == 1, difference
     mean = float(difference.mean())
     n = difference.size
     se = math.nan
