@@ -233,19 +233,23 @@ def scaling_panel(slopes: dict[str, float], sizes: Sequence[float] = FOUR_SIZES)
 STEEPER = ClaimSpec("slope", "steeper", a="a", b="b")
 
 
-@pytest.mark.parametrize(("a", "b", "word"), [
-    (-0.08, -0.05, HOLDS),
-    (-0.05, -0.08, CONTRADICTED),
-    (-0.05, -0.05, NOT_RESOLVED),
+@pytest.mark.parametrize(("a", "b", "sizes", "word"), [
+    (-0.08, -0.05, FOUR_SIZES, HOLDS),
+    (-0.08, -0.05, FOUR_SIZES[:3], HOLDS),
+    (-0.08, -0.05, FOUR_SIZES[:2], HOLDS),
+    (-0.05, -0.08, FOUR_SIZES, CONTRADICTED),
+    (-0.05, -0.05, FOUR_SIZES, NOT_RESOLVED),
 ])  # fmt: skip
-def test_slope_is_that_of_the_difference(a: float, b: float, word: str) -> None:
-    panel = scaling_panel({"a": a, "b": b})
+def test_slope_is_that_of_the_difference(
+    a: float, b: float, sizes: Sequence[float], word: str
+) -> None:
+    panel = scaling_panel({"a": a, "b": b}, sizes)
     (found,) = verdicts(STEEPER, panel)
     series_a, series_b = panel.series
-    line = difference_line(FOUR_SIZES, series_b.losses, series_a.losses, 0.9)
+    line = difference_line(sizes, series_b.losses, series_a.losses, 0.9)
     assert found.verdict == word
     assert interval_of(found) == (line.slope.mean, line.slope.low, line.slope.high)
-    assert panel.kind.lines(panel)["a"].slope.mean == found.estimate
+    assert [line.slope.mean for _, line in panel.kind.lines(panel)] == [found.estimate]
 
 
 def test_slope_needs_two_sizes() -> None:

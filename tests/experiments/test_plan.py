@@ -255,6 +255,19 @@ def test_plan_figure_steps_of_the_command_line_are_those_of_all_arms(
     assert [run_spec.steps for run_spec in run_specs_of(figure)] == steps
 
 
+@pytest.mark.parametrize(("n_sizes", "warns"), [(1, False), (2, True), (3, False)])
+def test_plan_figure_two_sizes_warn_that_the_line_cannot_be_checked(
+    n_sizes: int, warns: bool
+) -> None:
+    """One size has no line."""
+    figure = load_figure("dense-scaling")
+    (spec,) = figure.panels
+    models = spec.models[:n_sizes]
+    figure = replace(figure, panels=[replace(spec, models=models)])
+    (panel,) = plan_figure(figure, RunResolver(load_budget("cpu"), {})).panels
+    assert any("two sizes" in warning for warning in panel.warnings) == warns
+
+
 SPELLINGS = """- title: q
   arms:
     c: {scale: iwd+or+dnp+hg, overrides: {model.backbone.init_std: 0.08, model.optim.lr: 0.006}}

@@ -132,8 +132,9 @@ def test_scaling_plots_have_the_losses_and_the_differences() -> None:
     assert set(names) <= set(legend(sizes.figure.axes[0])) and not notes
     table = panel.kind.table(panel)
     assert table.arm.tolist() == names[1:]
-    slope = panel.kind.lines(panel)["unified"].slope
-    assert table.filter(like="e-fold").iloc[0, 0].startswith(f"{slope.mean:+.4f} (")
+    series, line = panel.kind.lines(panel)[0]
+    assert series.label == "unified"
+    assert table.filter(like="e-fold").iloc[0, 0].startswith(f"{line.slope.mean:+.4f} (")
     assert bar_names(gap.figure.axes[0]) == names[1:]
     assert len(of_sizes) == 2 * len(panel.sizes)
     one_size, _ = scaling_plots(fake.scaling_panel(sizes=fake.SIZES[:1]))

@@ -123,9 +123,9 @@ class PanelKind:
             return Pool()
         return shared
 
-    def lines(self, panel: "LoadedPanel") -> dict[str, DifferenceLine]:
-        """Return series -> line of its difference to the baseline against size."""
-        return {}
+    def lines(self, panel: "LoadedPanel") -> list[tuple[Series, DifferenceLine]]:
+        """Return each series with the line of its difference to the baseline against size."""
+        return []
 
     def table(self, panel: "LoadedPanel") -> pd.DataFrame:
         """Return the table of a panel in the report; its cells are texts. Empty if it has none."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pandas as pd
 
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.experiments.arms import Arm, PlannedArm, point_label
+from lightning_sv.experiments.arms import Arm, PlannedArm, Series, point_label
 from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Drawing, LoadedPanel, PanelKind
 from lightning_sv.experiments.kinds.curves import difference_table
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec
@@ -80,27 +80,33 @@ class ScalingKind(ModelsKind):
         """Return the activated parameters."""
         return run_spec.parameters
 
-    def lines(self, panel: LoadedPanel) -> dict[str, DifferenceLine]:
-        """Return the line of each series but the baseline, unless there is one size.
+    def warnings(self, panel: "BudgetedPanel") -> list[str]:
+        """Return a warning about two sizes, through which a line always goes."""
+        if len(panel.roles) != 2:
+            return []
+        found = f"{panel.spec.title}: the budget has two sizes"
+        return [f"{found}, so it cannot be checked that differences lie on a line."]
+
+    def lines(self, panel: LoadedPanel) -> list[tuple[Series, DifferenceLine]]:
+        """Return each series but the baseline with its line, unless there is one size.
 
         Sizes are those of the baseline, because strategies have different numbers of scale vectors.
         """
         baseline = panel.baseline
         if baseline is None or len(baseline.values) < 2:
-            return {}
-        lines = {}
+            return []
+        lines = []
         for series in panel.series:
             if not series.baseline:
                 line = difference_line(baseline.values, baseline.losses, series.losses)
-                lines[series.label] = line
+                lines.append((series, line))
         return lines
 
     def table(self, panel: LoadedPanel) -> pd.DataFrame:
         """Return one row per line."""
-        names = {series.label: series.name for series in panel.series}
         rows = []
-        for label, line in self.lines(panel).items():
-            rows.append({"arm": names[label], OFFSET: _text(line.offset), SLOPE: _text(line.slope)})
+        for series, line in self.lines(panel):
+            rows.append({"arm": series.name, OFFSET: _text(line.offset), SLOPE: _text(line.slope)})
         return pd.DataFrame(rows)
 
     def draw(self, panel: LoadedPanel) -> Drawing:

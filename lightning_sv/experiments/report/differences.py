@@ -68,8 +68,7 @@ def _parts(panel: LoadedPanel) -> Iterator[Row]:
 
 
 def _lines(panel: LoadedPanel) -> Iterator[Row]:
-    for label, line in panel.kind.lines(panel).items():
-        (series,) = (series for series in panel.series if series.label == label)
+    for series, line in panel.kind.lines(panel):
         assert panel.baseline is not None  # the lines are those of differences to it
         yield _row(panel.baseline, series, "offset at the geometric mean size", line.offset)
         yield _row(panel.baseline, series, "slope per e-fold of size", line.slope)

@@ -19,7 +19,7 @@ from lightning_sv.plots import style
 def scaling_plots(panel: LoadedPanel) -> Drawing:
     """Plot losses and differences against size, and the curves of each size."""
     plots = [_loss_plot(panel)]
-    if panel.kind.lines(panel):
+    if panel.baseline is not None and len(panel.sizes) > 1:
         plots.append(gap_plot(panel))
     notes: list[str] = []
     for size in panel.sizes:
