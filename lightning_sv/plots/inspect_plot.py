@@ -68,8 +68,14 @@ def draw_vectors(
     for axes, panel in zip(every_axes, panels, strict=True):
         _draw_panel(axes, panel, families, _layer_count(vectors))
     figure.suptitle(name, x=0.012, ha="left", fontsize=10, color=GREY)
-    legend_below(figure, "after the last layer: vectors outside the layers")
+    legend_below(figure, _legend_title(vectors))
     write_picture(figure, path)
+
+
+def _legend_title(vectors: Sequence[VectorStatistics]) -> str:
+    if any(vector.depth is None for vector in vectors):
+        return "after the last layer: vectors outside the layers"
+    return ""
 
 
 def _layer_count(vectors: Sequence[VectorStatistics]) -> int:

@@ -105,7 +105,7 @@ def legend_below(figure: Figure, title: str) -> None:
             lines.setdefault(name, line)
     most_characters = 4.5 * figure.get_figwidth()  # of a name in half of the width
     columns = 2 if max(map(len, lines)) <= most_characters else 1
-    rows_of_title = title.count("\n") + 1
+    rows_of_title = len(title.splitlines())
     rows = rows_of_title + math.ceil(len(lines) / columns)
     figure.set_figheight(figure.get_figheight() + 0.25 * rows)  # inches per row
     where: dict[str, Any] = {"loc": "outside lower left", "ncols": columns, "alignment": "left"}

@@ -226,9 +226,13 @@ def _why_no_efficiency(a: Sequence[Curve], b: Sequence[Curve], targets: Sequence
 
 
 def _tokens_of_pairs(curves: Sequence[Curve], targets: Sequence[float]) -> tuple[float, ...]:
-    pairs = zip(curves, targets, strict=True)
-    reached = [tokens_to_reach(*curve, target) for curve, target in pairs]
-    return tuple(np.array(reached, dtype=np.float64).tolist())
+    """Return the tokens at which each run reaches its target, which all runs do."""
+    reached = []
+    for curve, target in zip(curves, targets, strict=True):
+        tokens = tokens_to_reach(*curve, target)
+        assert tokens is not None  # the target is at or above the final loss
+        reached.append(tokens)
+    return tuple(reached)
 
 
 def on_one_grid(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -113,16 +113,14 @@ def change(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
 
 
 def efficiency(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
-    """Ratio of the tokens of B to those of A at the higher final loss, within one schedule."""
+    """Tokens of B over those of A at the higher final loss, within one schedule."""
     a, b = _paired_arms(claim, panel)
     e = token_efficiency(b.curves, a.curves, CONFIDENCE)
     if e.why_not:
         raise NotTestableError(e.why_not)
 
-    # shown: B over A, e.g. 1.24 times; tested: ln(A / B), which is below 0 if the claim holds
-    tokens_of_a = e.tokens_b
-    tokens_of_b = e.tokens_a
-    tested = paired_difference(np.log(tokens_of_a), np.log(tokens_of_b), CONFIDENCE)
+    # ln(A / B), below 0 if the claim holds; the claim's B comes first in `e`
+    tested = paired_difference(np.log(e.tokens_b), np.log(e.tokens_a), CONFIDENCE)
     shown = replace(tested, mean=e.factor, low=e.low, high=e.high)
     detail = f"within one schedule {tokens_words(b.label, a.label, e, CONFIDENCE)}"
     return Estimate(shown, detail, "times", tested=tested)
