@@ -23,7 +23,7 @@ from lightning_sv.runs.directory import LAST, printable
 from lightning_sv.settings.plain_parser import PlainParser
 
 #: heading -> width, format and value of a column; a cell is the mean over the vectors of its row
-_COLUMNS: dict[str, tuple[int, str, Callable[[VectorStatistics], float | None]]] = {
+_COLUMNS: dict[str, tuple[int, str, Callable[[VectorStatistics], float]]] = {
     "mean": (7, ".3f", lambda row: row.mean),
     "rms": (7, ".3f", lambda row: row.rms),
     "< 0": (7, ".1%", lambda row: row.negative),
@@ -31,15 +31,9 @@ _COLUMNS: dict[str, tuple[int, str, Callable[[VectorStatistics], float | None]]]
     "distinct": (9, ".0f", lambda row: row.distinct),
     "dead": (7, ".1%", lambda row: row.dead),
     "outliers": (9, ".1%", lambda row: row.outliers),
-    "balance": (8, "+.2f", lambda row: row.balance),
-    "agreement": (10, ".2f", lambda row: row.agreement),
 }
 _LEGEND = """= 1: exactly at its initial value. distinct: different values per vector.
-dead: below 5% of the median size; outliers: above 8 times it.
-balance: median of ln(γ² / ‖w‖²), with w the weights that multiply a channel.
-agreement: correlation of ln ‖w‖ between branches that share γ."""
-_ADVICE = "If the agreement is low, one γ per branch (hg) may help."
-_NO_ADVICE = "Each shared γ is 1, as before training or after folding: no advice follows."
+dead: below 5% of the median size; outliers: above 8 times it."""
 
 
 def run(argv: list[str]) -> int:
@@ -60,7 +54,7 @@ def run(argv: list[str]) -> int:
         vectors = [row._asdict() for row in rows]
         print(json_text({"model": name, "vectors": vectors, "notes": notes}))
         return 0
-    lines = [f"{name}: scale vectors", *_table(families), *_legend(rows), *notes]
+    lines = [f"{name}: scale vectors", *_table(families), _LEGEND, *notes]
     print(printable("\n".join(lines)))
     if options.png is not None:
         print(f"drawn: {options.png}")
@@ -129,15 +123,6 @@ def _table(families: dict[str, list[VectorStatistics]]) -> list[str]:
     return [*lines, ""]
 
 
-def _legend(rows: Sequence[VectorStatistics]) -> list[str]:
-    """Return the legend, with advice only if the branches of a norm read a trained vector."""
-    shared = [row for row in rows if row.agreement is not None]
-    if not shared:
-        return [_LEGEND]
-    are_ones = all(row.at_start == 1 for row in shared)
-    return [_LEGEND, _NO_ADVICE if are_ones else _ADVICE]
-
-
 def _parts(rows: Sequence[VectorStatistics]) -> list[Sequence[VectorStatistics]]:
     """Return up to three parts of the depth."""
     parts = np.array_split(np.arange(len(rows)), min(3, len(rows)))
@@ -156,7 +141,8 @@ def _row(rows: Sequence[VectorStatistics]) -> str:
     """Return the line of some layers, with the mean of each column."""
     line = f"  {_layers(rows):6}"
     for width, words, value in _COLUMNS.values():
-        line += _mean([value(row) for row in rows], words).rjust(width)
+        mean = float(np.mean([value(row) for row in rows]))
+        line += format(mean, words).rjust(width)
     return line.rstrip()
 
 
@@ -168,8 +154,3 @@ def _layers(rows: Sequence[VectorStatistics]) -> str:
     if len(depths) == 1:
         return f"{depths[0]}"
     return f"{depths[0]}-{depths[-1]}"
-
-
-def _mean(values: Sequence[float | None], words: str) -> str:
-    known = [value for value in values if value is not None]
-    return format(float(np.mean(known)), words) if known else ""

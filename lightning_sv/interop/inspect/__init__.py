@@ -1,4 +1,4 @@
-"""Statistics of a trained model's scale vectors, read block by block from its files.
+"""Statistics of a trained model's scale vectors, read from its files.
 
 The files are a folder of transformers (configuration and safetensors), or a run of this package.
 """
