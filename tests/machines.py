@@ -31,8 +31,7 @@ FOLDERS = [
     "tests/lit/test_fit.py",
     "tests/lit/test_probes.py",
     "tests/lit/test_foreign_oracle.py",
-    "tests/statistics/test_paired.py",
-    "tests/statistics/test_scaling.py",
+    "tests/statistics",
 ]
 #: tests that choose their own kernels, and complete commands
 LEFT_OUT = [
