@@ -405,7 +405,7 @@ KINDS: dict[str, ClaimType] = {
         parts=_lead_and_change,
     ),
     "efficiency": ClaimType(
-        "{a} reaches the final loss of {b} with fewer tokens",
+        "{a} needs fewer tokens than {b} to reach the higher one of both final losses",
         efficiency,
         directed,
     ),
