@@ -149,6 +149,9 @@ def _name_list(names: Iterable[str]) -> str:
 
 def _resume_warnings(name: str, run: Run) -> Iterator[str]:
     """Yield warnings about the training of one run."""
+    skipped = run.summary.get("skipped_steps")  # of an earlier version
+    if skipped:
+        yield f"{name} skipped {skipped} steps that were not finite, which biases a comparison."
     for setting, values in changed_numerics(run.summary).items():
         yield f"{name} was resumed with a different {setting}: {', then '.join(values)}."
     lengths = schedule_lengths(run.summary)

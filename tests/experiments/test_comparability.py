@@ -46,6 +46,12 @@ def test_comparability_warnings_values_that_contain_a_directory_name_differ() ->
     assert "model.optim.name" in warning
 
 
+def test_comparability_warnings_names_the_run_of_an_earlier_version_that_skipped_steps() -> None:
+    runs = {"skipped": run(Path("a"), {}, skipped_steps=2), "other": run(Path("b"), {})}
+    (warning,) = comparability_warnings(runs)
+    assert warning.startswith("skipped skipped 2 steps")
+
+
 @pytest.mark.parametrize("setting", ["precision", "device", "micro_batch"])
 def test_comparability_warnings_names_what_a_resume_changed(setting: str) -> None:
     def segment(value: str) -> dict[str, Any]:
