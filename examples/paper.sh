@@ -15,7 +15,7 @@ lightning-sv fit --model tiny --scale hg+dp+or $steps --run_dir $out/hg+dp+or
 # 3. Their comparison, with two more seeds of each: differences in pairs, with intervals.
 lightning-sv compare --baseline llama --arms hg+dp+or --seeds 3 --model tiny $steps --out $out/compare
 
-# 4. The page of one run, with a figure of gamma by layer and training tokens.
+# 4. The page of one run.
 lightning-sv report $out/hg+dp+or --out $out/page
 
 # 5. Verdicts on the paper's claims, from the runs that are recorded in results/.

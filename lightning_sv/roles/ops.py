@@ -64,7 +64,7 @@ COPIES = frozenset(
         "_to_copy", "_unsafe_view", "clone", "contiguous", "view_copy", "expand_copy", "repeat",
         "repeat_interleave", "lift_fresh", "lift_fresh_copy", "alias", "detach", "constant_pad_nd",
         "flip", "roll", "neg", "_conj_physical", "split_with_sizes_copy", "_reshape_copy",
-        "as_strided",
+        "as_strided",  # of a mean, in the pooling of Swin to one position
     }
 )  # fmt: skip
 #: operation -> the arguments whose rows are selected, moved or gathered

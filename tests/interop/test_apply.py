@@ -115,7 +115,7 @@ def cases_of_families() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("strategy", "family"), list(cases_of_families()))
 def test_apply_strategy_any_family_keeps_outputs_and_folds(strategy: str, family: Family) -> None:
-    # er has no sign at a norm without a matrix
+    # er refuses negative scale vectors, so they stay close to 1
     model = trained(family, 0.05 if "er" in strategy else 0.7)
     before = logits(model, family.example)
     with unchanged(model, values=False):
