@@ -44,8 +44,7 @@ def prepare(
     Args:
         config: settings and folder of the corpus
         progress: if True, show a progress bar per phase
-        workers: processes that encode; with more than 1, a script needs `if __name__ ==
-            "__main__":`, because each of them imports it
+        workers: number of processes that encode; they do not import the calling script
         part_bytes: bytes of text of a part, of which a killed process loses one
 
     Returns:

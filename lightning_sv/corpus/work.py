@@ -3,14 +3,14 @@
 import logging
 import math
 import os
-import signal
-from collections.abc import Generator, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import takewhile
-from multiprocessing import get_context, parent_process
+from functools import cache
+from multiprocessing import parent_process
 from pathlib import Path
 from threading import Thread
 
@@ -19,12 +19,13 @@ from lightning_sv.corpus.job import Job
 from lightning_sv.corpus.parts import Part, encode_part
 from lightning_sv.corpus.progress import phase
 from lightning_sv.corpus.selection import Selection
+from lightning_sv.corpus.spawn import WorkerContext
 from lightning_sv.errors import RunError
 
 log = logging.getLogger(__name__)
 
-#: In a worker, the preparation of which it encodes parts.
-_job: Job
+#: submitted parts per worker: one that it encodes, and one for which it need not wait
+_SUBMITTED = 2
 
 
 def encode_enough(job: Job, workers: int, *, shown: bool) -> Selection:
@@ -46,17 +47,14 @@ def encode_enough(job: Job, workers: int, *, shown: bool) -> Selection:
     all_bytes = sum(part.n_bytes for part in job.parts)
     with (
         phase("encoding", all_bytes, shown=shown) as advance,
-        closing(_encoded(job, workers)) as parts,
+        closing(_encoded(job, workers, advance)) as parts,
     ):
         for count, part in enumerate(parts, 1):
             size.add(part)
-            share = size.share(job.config)
-            if share > 1:
-                selection = Selection.of_first(job, count)
-                if selection.is_limited:
-                    return selection
-            needed_bytes = size.source_bytes / share if share else math.inf
-            advance(part.n_bytes, total=min(needed_bytes, all_bytes))
+            selection = _limited(job, count, size)
+            if selection is not None:
+                return selection
+            advance(0, total=min(size.needed_bytes(job.config), all_bytes))
     return Selection.of_first(job, len(job.parts))
 
 
@@ -86,50 +84,99 @@ class _Size:
         text = self.text_bytes / (config.limit or math.inf)
         return max(text, self.tokens / (config.max_tokens or math.inf))
 
+    def needed_bytes(self, config: CorpusConfig) -> float:
+        """Return the bytes of slices that reach a limit, inf without limits."""
+        share = self.share(config)
+        return self.source_bytes / share if share else math.inf
 
-def _encoded(job: Job, workers: int) -> Generator[Part]:
-    """Yield the parts of a job in order, each when it is complete."""
-    complete = list(takewhile(Part.is_complete, job.parts))
-    yield from complete
-    left = job.parts[len(complete) :]
+
+def _limited(job: Job, count: int, size: _Size) -> Selection | None:
+    """Return the documents of the first `count` parts if they reach a limit, or None."""
+    if size.share(job.config) <= 1:  # without the search for duplicates, which takes longer
+        return None
+    selection = Selection.of_first(job, count)
+    return selection if selection.is_limited else None
+
+
+def _encoded(job: Job, workers: int, advance: Callable[[int], None]) -> Generator[Part]:
+    """Yield the parts of a job in order, each when it is complete; advance a bar by their bytes."""
+    n_complete = 0
+    for part in job.parts:
+        if not part.is_complete():
+            break
+        n_complete += 1
+        advance(part.n_bytes)
+        yield part
+
+    left = range(n_complete, len(job.parts))
     n_processes = min(workers, len(left))
-    encoded = _in_processes(job, left, n_processes) if n_processes > 1 else _here(job, left)
-    for part in encoded:
-        if len(job.parts) > 1:
-            log.info("part %s of %d is complete", part.path.name, len(job.parts))
+    if n_processes > 1:
+        yield from _in_processes(job, left, n_processes, advance)
+    else:
+        yield from _here(job, left, advance)
+
+
+def _here(job: Job, numbers: range, advance: Callable[[int], None]) -> Iterator[Part]:
+    for number in numbers:
+        part = job.parts[number]
+        _encode(job, number)
+        advance(part.n_bytes)
+        _log_complete(job, number)
         yield part
 
 
-def _here(job: Job, parts: list[Part]) -> Iterator[Part]:
-    for part in parts:
-        _encode(job, part)
-        yield part
-
-
-def _in_processes(job: Job, parts: list[Part], workers: int) -> Iterator[Part]:
+def _in_processes(
+    job: Job, numbers: range, workers: int, advance: Callable[[int], None]
+) -> Iterator[Part]:
     # spawned, because the threads of the tokenizer's library do not survive a fork
-    context = get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _start_worker, (job.folder,)) as pool:
+    context = WorkerContext()
+    with ProcessPoolExecutor(workers, context, _start_worker) as pool:
         try:
-            yield from pool.map(_encode_in_worker, parts)
+            for number in _completed(pool, job.folder, numbers, _SUBMITTED * workers):
+                part = job.parts[number]
+                advance(part.n_bytes)
+                _log_complete(job, number)
+                yield part
         except BrokenProcessPool:
             found = "a worker died, perhaps for lack of memory"
             raise RunError(f"{found}; start again, with fewer --workers.") from None
         finally:
-            pool.shutdown(cancel_futures=True)
+            # After an error, Ctrl-C or a limit nothing waits for the parts that are submitted;
+            # they are written atomically, so the next start encodes them.
+            context.kill()
 
 
-def _start_worker(folder: Path) -> None:
-    """Prepare this process for the parts of the job in a folder."""
-    global _job
+def _completed(pool: ProcessPoolExecutor, folder: Path, numbers: range, most: int) -> Iterator[int]:
+    """Yield the numbers of parts in order, each when it is encoded; submit at most `most`."""
+    submitted: deque[tuple[int, Future[None]]] = deque()
+    for number in numbers:
+        if len(submitted) == most:
+            yield _wait(submitted)
+        submitted.append((number, pool.submit(_encode_in_worker, folder, number)))
+    while submitted:
+        yield _wait(submitted)
+
+
+def _wait(submitted: deque[tuple[int, Future[None]]]) -> int:
+    """Wait for the first submitted part; return its number."""
+    number, future = submitted.popleft()
+    future.result()
+    return number
+
+
+def _log_complete(job: Job, number: int) -> None:
+    if len(job.parts) > 1:
+        log.info("part %s of %d is complete", job.parts[number].path.name, len(job.parts))
+
+
+def _start_worker() -> None:
+    """Prepare this process for parts."""
     # The pool ends no worker if this process's parent is killed.
     Thread(target=_end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
     # One thread per process: several processes share the cores better than the threads of the
     # libraries.
     os.environ["RAYON_NUM_THREADS"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _job = Job.load(folder)
 
 
 def _end_with_parent() -> None:
@@ -139,11 +186,17 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _encode_in_worker(part: Part) -> Part:
-    _encode(_job, part)
-    return part
+def _encode_in_worker(folder: Path, number: int) -> None:
+    _encode(_loaded(folder), number)
 
 
-def _encode(job: Job, part: Part) -> None:
+@cache
+def _loaded(folder: Path) -> Job:
+    """Return the job in a folder, loaded with the first part so that an error is that part's."""
+    return Job.load(folder)
+
+
+def _encode(job: Job, number: int) -> None:
+    part = job.parts[number]
     if not part.is_complete():  # the workers of a killed start complete parts out of order
         encode_part(part, job.source, job.encoding)

@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import resource
 import shutil
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +17,7 @@ import pytest
 
 from lightning_sv.corpus import CorpusConfig, Tokenizer, prepare
 from lightning_sv.corpus import parts as parts_module
-from lightning_sv.corpus.job import parts_folder
+from lightning_sv.corpus.job import Job, parts_folder
 from lightning_sv.corpus.sources.document import Slice, Source
 from lightning_sv.errors import ConfigError, RunError
 from tests.corpus.conftest import write_rows
@@ -128,6 +130,17 @@ def dead_worker(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> No
     threading.Thread(target=kill_one, daemon=True).start()
 
 
+def damaged_plan(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers cannot read the plan; their reason is the error, not a lack of memory."""
+    save = Job.save
+
+    def save_without_tokenizer(job: Job) -> None:
+        save(job)
+        (job.folder / "tokenizer.json").unlink()
+
+    monkeypatch.setattr(Job, "save", save_without_tokenizer)
+
+
 def killed(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of its own, in many small parts, is killed after some of them; its workers end."""
     folder = parts_folder(Path(preparation.config.dir))
@@ -167,6 +180,7 @@ def is_running(process: str) -> bool:
         pytest.param(changed_text, 1, ConfigError, True, id="text changed while it is read"),
         pytest.param(bad_line, 2, ConfigError, True, id="bad line, two workers"),
         pytest.param(dead_worker, 2, RunError, False, id="a worker died"),
+        pytest.param(damaged_plan, 2, ConfigError, False, id="damaged plan, two workers"),
     ],
 )
 def test_prepare_after_a_failure_keeps_complete_parts(
@@ -186,6 +200,29 @@ def test_prepare_after_a_failure_keeps_complete_parts(
     with pytest.raises(ConfigError, match="max_tokens"):  # so that the parts stay
         preparation.run(max_tokens=10**9)
     assert kept.items() <= preparation.complete().items()
+    assert preparation.run() == preparation.expected_hash
+
+
+@pytest.mark.parametrize("least", [0, 3], ids=["while workers start", "while they encode"])
+def test_prepare_ctrl_c_ends_workers_at_once(least: int, preparation: Preparation) -> None:
+    """Only the command prints a traceback, and parts that are submitted are not waited for."""
+    folder = parts_folder(Path(preparation.config.dir))
+    process = start(preparation.config, workers=2, part_bytes=500, stderr=subprocess.PIPE)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    wait_until(
+        lambda: (
+            len(children.read_text().split()) >= 2
+            and len(list(folder.glob("[0-9]*/part.json"))) >= least
+        )
+    )
+    if not least:
+        time.sleep(0.3)  # so that the workers import
+    started = children.read_text().split()
+    os.killpg(process.pid, signal.SIGINT)
+    _, printed = process.communicate(timeout=120)
+    wait_until(lambda: not any(map(is_running, started)))
+    assert printed.count(b"Traceback") == 1 and b"KeyboardInterrupt" in printed
+    assert not Path(preparation.config.dir).exists()
     assert preparation.run() == preparation.expected_hash
 
 

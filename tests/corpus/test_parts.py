@@ -253,10 +253,13 @@ prepare(CorpusConfig(**config), progress=False, workers=workers, part_bytes=part
 """
 
 
-def start(config: CorpusConfig, workers: int, part_bytes: int) -> subprocess.Popen:
+def start(
+    config: CorpusConfig, workers: int, part_bytes: int, stderr: int | None = None
+) -> subprocess.Popen:
     """Prepare a corpus in a process of its own, in small parts."""
     arguments = [json.dumps(asdict(config)), str(workers), str(part_bytes)]
-    return subprocess.Popen([sys.executable, "-c", SCRIPT, *arguments], start_new_session=True)
+    command = [sys.executable, "-c", SCRIPT, *arguments]
+    return subprocess.Popen(command, start_new_session=True, stderr=stderr)
 
 
 def test_prepare_second_process_waits_for_the_first(repeated: CorpusConfig) -> None:
@@ -265,3 +268,37 @@ def test_prepare_second_process_waits_for_the_first(repeated: CorpusConfig) -> N
     assert [process.wait(300) for process in processes] == [0, 0]
     assert Manifest.load(repeated.dir) == whole
     assert not parts_folder(Path(repeated.dir)).exists()
+
+
+COMMAND_SCRIPT = """
+import json, sys
+from lightning_sv.__main__ import main
+config, workers, part_bytes = map(json.loads, sys.argv[1:])
+words = [f"--data.corpus.{key}={config[key]}" for key in ("dir", "source", "tokenizer")]
+words += ["--data.corpus.val_fraction=0.1", "--data.corpus.chunk_bytes=8KB"]
+main(["prepare", f"--workers={workers}", f"--part_bytes={part_bytes}", *words])
+"""
+
+
+@pytest.mark.parametrize("script", [SCRIPT, COMMAND_SCRIPT], ids=["function", "command"])
+def test_prepare_in_a_script_without_main_guard(
+    script: str, repeated: CorpusConfig, tmp_path: Path
+) -> None:
+    """The workers do not run the script again, which would wait for the lock for ever."""
+    file = tmp_path / "script.py"
+    file.write_text(f"print('the main script')\n{script}")
+    arguments = [json.dumps(asdict(repeated)), "2", "5000"]
+    printed = subprocess.check_output([sys.executable, file, *arguments], text=True, timeout=120)
+    assert printed.count("the main script") == 1
+    assert Manifest.load(repeated.dir) == prepared(repeated, "whole", workers=1)
+
+
+def test_prepare_max_tokens_stops_workers_that_are_ahead(
+    repeated: CorpusConfig, tmp_path: Path
+) -> None:
+    """They complete fewer than two parts each beyond the parts that are needed."""
+    for workers in (1, 2):
+        limited = replace(repeated, max_tokens=4000)
+        prepared(limited, f"limited{workers}", part_bytes=500, workers=workers)
+    one, two = (len(list(tmp_path.glob(f"limited{n}.parts/[0-9]*/part.json"))) for n in (1, 2))
+    assert one <= two < one + 2 * 2
