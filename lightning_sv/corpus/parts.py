@@ -16,7 +16,7 @@ part of a different text, tokenizer or revision is never taken for this one.
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -153,8 +153,16 @@ class _Row:
     lost_bytes: int = 0
 
 
-def encode_part(part: Part, source: Source, encoding: Encoding) -> None:
+def encode_part(
+    part: Part, source: Source, encoding: Encoding, step: Callable[[int], None] | None = None
+) -> None:
     """Encode a part and write its folder.
+
+    Args:
+        part: the part
+        source: source of its slices
+        encoding: settings of the encoding
+        step: called with the bytes of text of each batch that is encoded
 
     Raises:
         ConfigError: the text cannot be read, contains the end-of-text token, or loses too much in
@@ -168,6 +176,8 @@ def encode_part(part: Part, source: Source, encoding: Encoding) -> None:
         with _TokenWriter(folder, encoding) as writer:
             for batch in _batches(_unique(part, reader, rows)):
                 writer.write(batch)
+                if step is not None:
+                    step(sum(row.n_bytes for row, _ in batch))
         source.check_unchanged(part.slices)
         table = _table(rows)
         np.save(folder / "documents.npy", table)

@@ -119,10 +119,29 @@ def _encoded(job: Job, workers: int, advance: Callable[[int], None]) -> Generato
 def _here(job: Job, numbers: range, advance: Callable[[int], None]) -> Iterator[Part]:
     for number in numbers:
         part = job.parts[number]
-        _encode(job, number)
-        advance(part.n_bytes)
+        bar = _PartBar(part.n_bytes, advance)
+        _encode(job, number, bar.advance)
+        bar.finish()
         _log_complete(job, number)
         yield part
+
+
+class _PartBar:
+    """The share of one part in a progress bar."""
+
+    def __init__(self, n_bytes: int, advance: Callable[[int], None]) -> None:
+        self._left = n_bytes
+        self._advance = advance
+
+    def advance(self, n_bytes: int) -> None:
+        """Advance by bytes of text, which may be more than those of a compressed file."""
+        shown = min(n_bytes, self._left)
+        self._left -= shown
+        self._advance(shown)
+
+    def finish(self) -> None:
+        """Advance by what is left, e.g. by duplicates and by the syntax of JSON."""
+        self.advance(self._left)
 
 
 def _in_processes(
@@ -196,7 +215,7 @@ def _loaded(folder: Path) -> Job:
     return Job.load(folder)
 
 
-def _encode(job: Job, number: int) -> None:
+def _encode(job: Job, number: int, step: Callable[[int], None] | None = None) -> None:
     part = job.parts[number]
     if not part.is_complete():  # the workers of a killed start complete parts out of order
-        encode_part(part, job.source, job.encoding)
+        encode_part(part, job.source, job.encoding, step)

@@ -10,6 +10,8 @@ import random
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -22,7 +24,8 @@ from litdata.streaming.item_loader import TokensLoader
 
 from lightning_sv.cli.names import resolve_names
 from lightning_sv.cli.prepare import prepare_for_run
-from lightning_sv.corpus import CorpusConfig, Manifest, prepare
+from lightning_sv.corpus import CorpusConfig, Manifest, prepare, work
+from lightning_sv.corpus import parts as parts_module
 from lightning_sv.corpus.job import Job, parts_folder
 from lightning_sv.corpus.manifest import Shard
 from lightning_sv.corpus.parts import DOCUMENT
@@ -302,3 +305,25 @@ def test_prepare_max_tokens_stops_workers_that_are_ahead(
         prepared(limited, f"limited{workers}", part_bytes=500, workers=workers)
     one, two = (len(list(tmp_path.glob(f"limited{n}.parts/[0-9]*/part.json"))) for n in (1, 2))
     assert one <= two < one + 2 * 2
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_progress_moves_within_a_part(
+    suffix: str, tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bytes of the file, which if it is compressed are fewer than those of its text."""
+    path = tmp_path / f"a.jsonl{suffix}"
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+    path.write_bytes(gzip.compress(lines) if suffix else lines)
+    steps: list[int] = []
+
+    @contextmanager
+    def recorded(name: str, total: float, *, shown: bool) -> Iterator[Callable[..., None]]:
+        yield lambda amount, total=None: steps.append(amount)
+
+    monkeypatch.setattr(work, "phase", recorded)
+    monkeypatch.setattr(parts_module, "_BATCH_BYTES", 3000)
+    config = CorpusConfig(str(tmp_path / "corpus"), f"files:{path}", "bpe:300", val_fraction=0.1)
+    prepare(config, progress=False)
+    assert len(list(filter(None, steps))) > 3
+    assert sum(steps) == path.stat().st_size
