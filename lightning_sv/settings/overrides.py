@@ -48,7 +48,7 @@ def option_value(key: str, text: str, command: str) -> Any:
         return text
     try:
         content: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
         problem = yaml_problem(error)
         raise ConfigError(f"{command}: --{key} {text!r} is not valid YAML: {problem}") from error
     return content["value"]
