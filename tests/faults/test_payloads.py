@@ -116,9 +116,7 @@ def test_checkpoint_whose_strategy_names_a_module_is_refused(
     assert f"--trust_module {module}" in refused("generate", str(run))
     assert f"--trust_module {module}" in refused("generate", str(run), "--trust_module", "another")
     assert not marker.exists()
-    with pytest.raises(
-        ValueError, match="does not describe its weights"
-    ):  # OR's weights under a direct scale
+    with pytest.raises(ValueError, match="weights"):  # OR's weights under a direct scale
         load_backbone(str(run / "checkpoints/last.ckpt"), allow=[module])
     assert marker.exists()
 

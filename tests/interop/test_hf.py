@@ -24,7 +24,7 @@ def test_to_hugging_face_unknown_norms_or_width_refused(config: BackboneConfig) 
     with pytest.raises(ValueError, match="router.balance is bias"):
         to_hugging_face(Backbone(replace(config, **MOE, router=RouterConfig(balance="bias"))))
     for sizes in (MOE, MOE | {"n_expert_shared": 0}):
-        with pytest.raises(ConfigError, match=r"outputs of expert_gate_proj .* Train it with dp"):
+        with pytest.raises(ConfigError, match="expert_gate_proj"):
             to_hugging_face(Backbone(replace(config, **sizes), "unified"))
 
 

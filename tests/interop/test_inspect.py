@@ -35,27 +35,44 @@ FAMILIES = [
 ]
 
 
-@pytest.mark.parametrize(
+of_families = pytest.mark.parametrize(
     ("family", "origin", "tied"), thinned(FAMILIES, FAMILIES[2:], several=True)
 )
+
+
+@of_families
+def test_vectors_of_folder_are_those_of_the_roles(
+    family: str, origin: int, tied: set[str], tmp_path: Path
+) -> None:
+    model = named(family)
+    model.save_pretrained(tmp_path)
+    found = vectors_of_folder(tmp_path)
+    assert found.model == type(model).__name__ and not found.notes
+    expected = {}
+    for name, parameter in model.named_parameters():
+        role = find(family).truth(name, parameter)
+        if role in ("input", "output"):
+            expected[name] = role
+    assert {vector.name: vector.role for vector in found.vectors} == expected
+    assert {vector.origin for vector in found.vectors} == {origin}
+    stay = {vector.name for vector in found.vectors if vector.role == "input" and vector.why}
+    assert stay == tied
+
+
+@of_families
 def test_vectors_of_folder_statistics_equal_formulas(
     family: str, origin: int, tied: set[str], tmp_path: Path
 ) -> None:
     model = named(family)
     model.save_pretrained(tmp_path, max_shard_size="30KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    found = vectors_of_folder(tmp_path)
-    assert found.model == type(model).__name__ and not found.notes
-    rows = [statistics(vector) for vector in found.vectors]
-    roles = {name: find(family).truth(name, p) for name, p in model.named_parameters()}
-    expected_roles = {name: role for name, role in roles.items() if role in ("input", "output")}
-    assert {row.name: row.role for row in rows} == expected_roles
-    for row in rows:
+    for row in map(statistics, vectors_of_folder(tmp_path).vectors):
         gamma = model.get_parameter(row.name).detach().double().numpy() + origin
         assert row.mean == pytest.approx(gamma.mean())
         assert row.rms == pytest.approx(np.sqrt((gamma**2).mean()))
         assert row.negative == (gamma < 0).mean()
-    assert {row.name for row in rows if row.role == "input" and not row.folds} == tied
+        is_tied = row.name in tied
+        assert row.folds == (row.role == "input" and not is_tied)
 
 
 def test_vectors_of_folder_wrapped_names_same_vectors(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_read_run_of_two_writers_at_once_keeps_the_tags_of_both(tmp_path: Path) 
 def test_read_run_of_a_file_of_other_records_is_refused(event: bytes, tmp_path: Path) -> None:
     write(tmp_path, [(20, 2.5)], number=0)
     (tmp_path / "events.out.tfevents.1").write_bytes(record(event))
-    with pytest.raises(ConfigError, match="is damaged"):
+    with pytest.raises(ConfigError, match=r"tfevents\.1"):
         read_run(tmp_path, complete=False)
 
 
