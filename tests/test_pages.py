@@ -150,6 +150,7 @@ def test_page_runs_have_a_tuned_learning_rate(command: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore:scale strategy .* is the same model")
 def test_commands_page_commands_exit_with_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +159,9 @@ def test_commands_page_commands_exit_with_0(
     monkeypatch.chdir(tmp_path)
     prepare(CorpusConfig(source=text, val_fraction=0.2), progress=False)
     (tmp_path / "conf").symlink_to(ROOT / "conf")
+    (tmp_path / "notes").mkdir()
+    for number, file in enumerate(files):
+        (tmp_path / f"notes/{number}.txt").write_text(file.read_text())
     short = argv("--trainer.max_steps 4 --data.val_sequences 16")
     small = {
         "fit": short,
