@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_sv.interop.apply.find_norms import find_norms
+from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.interop.inspect.statistics import StoredVector
 from lightning_sv.interop.inspect.stored import StoredParameters, StoredWeights
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.fake import model_from_config, transformers
+from lightning_sv.roles.types import ModelParameter
 
 
 class FoundVectors(NamedTuple):
@@ -45,8 +47,16 @@ def vectors_of_folder(
             why = "because gamma is not this parameter plus a constant"
             notes.append(f"{norm.vector} is omitted, {why}.")
         else:
-            row = traced.roles[norm.vector]
-            stored = parameters.read(norm.vector, row.shape)
-            why = "" if row.redundant else str(norm.stays or "not only matrices read it")
-            vectors.append(StoredVector(norm.vector, row.role, stored, norm.origin, why))
+            vectors.append(_stored(norm, norm.origin, traced.roles[norm.vector], parameters))
     return FoundVectors(type(model).__name__, vectors, notes)
+
+
+def _stored(
+    norm: TracedNorm, origin: float, parameter: ModelParameter, parameters: StoredParameters
+) -> StoredVector:
+    """Return the vector of a norm as its file has it; gamma is that plus `origin`."""
+    stored = parameters.read(norm.vector, parameter.shape)
+    why = ""
+    if not parameter.redundant:
+        why = str(norm.stays or "not only matrices read it")
+    return StoredVector(norm.vector, parameter.role, stored, origin, why)
