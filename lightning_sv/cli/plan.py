@@ -89,8 +89,12 @@ def print_plan(console: Console, plan: Plan, source: str) -> None:
 
 
 def _add_memory(table: Table, plan: Plan) -> None:
-    comments = {"optimizer": "its state", "activations": "and temporaries, in eager mode"}
-    comments["communication"] = _COMMUNICATION.get(plan.strategy, "")
+    mode = "in eager mode" if plan.compile == "none" else "compiled"
+    comments = {
+        "optimizer": "its state",
+        "communication": _COMMUNICATION.get(plan.strategy, ""),
+        "activations": f"and temporaries, {mode}",
+    }
     for name in ("weights", "gradients", "optimizer", "communication", "activations"):
         size = getattr(plan.memory, name)
         if size:

@@ -50,6 +50,7 @@ class Plan:
     gpus: int
     strategy: str
     precision: str
+    compile: str
     activation_checkpointing: bool
     global_batch: int
     micro_batch: int
@@ -114,6 +115,7 @@ def make_plan(
         gpus=gpus,
         strategy=parallel.kind,
         precision=precision,
+        compile=run.compile,
         activation_checkpointing=run.activation_checkpointing,
         global_batch=data.global_batch,
         micro_batch=micro_batch,

@@ -145,6 +145,17 @@ def test_plan_strategy_and_memory_follow_the_config(answer: Answer, run_args: li
     assert small["strategy"] == "ddp" and not small["fits"] and small["largest_micro_batch"] is None
 
 
+def test_plan_says_whether_activations_are_those_of_compiled_code(
+    run_args: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = []
+    for mode in ("none", "block"):
+        assert main(["plan", *run_args, "--gpus", "1", "--model.compile", mode]) == 0
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if "activations" in line]
+        shown.append(line.rpartition(",")[2].strip(" │"))
+    assert shown == ["in eager mode", "compiled"]
+
+
 #: wrong arguments, and the option or key that the error names
 REFUSED = [
     ("--gpus 64 --data.global_batch 480", "data.global_batch"),
