@@ -482,7 +482,7 @@ def test_scaled_weight_replacements_refused_until_folded(one_device: DeviceMesh)
 
     with unchanged(model):
         for replace in (tensor_parallel, quantized):
-            with pytest.raises(ConfigError, match="fold_applied"):
+            with pytest.raises(KeyError):
                 replace()
     layer.register_parameter("bias", None)
     fold_applied(model)

@@ -111,8 +111,7 @@ def _branches_of(
     matrix: TracedBranch, weight: nn.Parameter, norm_gamma: Any, scaled: dict[str, Scaled]
 ) -> Iterator[AppliedBranch]:
     """Yield the matrices in a weight, each with its own vectors or those of the norms around it."""
-    rows = weight if matrix.in_axis == weight.ndim - 1 else weight.mT
-    blocks = rows.split(matrix.parts, -2)  # (*batch_dims, width, d_in) each
+    blocks = matrix.rows(weight).split(matrix.parts, -2)  # (*batch_dims, width, d_in) each
     parts = _scaled_parts(matrix, scaled)
     output_norm = _output_norm(matrix, scaled)
     scale_after = None if output_norm is None else output_norm.scale

@@ -9,7 +9,7 @@ end, the stack runs all inverses in reverse order:
     hooks             | remove the hooks
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -22,7 +22,13 @@ from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.apply.applied import APPLIED, FROZEN, REMOVE, Applied
 from lightning_sv.interop.apply.checks import check_complete, check_state
 from lightning_sv.interop.apply.matrices import TracedBranch
-from lightning_sv.interop.apply.placements import Gamma, PlacedBranch, PlacedNorm, Placements
+from lightning_sv.interop.apply.placements import (
+    Before,
+    Gamma,
+    PlacedBranch,
+    PlacedNorm,
+    Placements,
+)
 from lightning_sv.interop.apply.saving import load_unfolded, save_unfolded
 from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.interop.apply.weights import (
@@ -32,7 +38,6 @@ from lightning_sv.interop.apply.weights import (
     ScaledPart,
     ScaledWeight,
     output_norm_hook,
-    register_unscaled,
     remove_parametrization,
 )
 from lightning_sv.interop.groups import unwrapped
@@ -42,24 +47,6 @@ from lightning_sv.scale.vector import Role
 
 #: scale vector of a matrix, or a function that returns its gamma if a different matrix owns it
 _Source = ScaleVector | Callable[[], Tensor]
-
-
-class _SharedVector:
-    """One vector for all branches of a norm, which the first of them owns.
-
-    The others call it: FSDP2 gathers its parameters in a hook of the call.
-    """
-
-    def __init__(self, vector: ScaleVector) -> None:
-        self._vector = vector
-        self._has_owner = False
-
-    def take(self) -> _Source:
-        """Return the vector for its owner, afterwards a function that returns gamma."""
-        if self._has_owner:
-            return self._vector.__call__
-        self._has_owner = True
-        return self._vector
 
 
 class Change:
@@ -91,31 +78,35 @@ class Change:
         handles: list[Any] = [
             self.model.register_forward_pre_hook(check_complete),
             self.model.register_load_state_dict_pre_hook(check_state),
+            *self._change_saving(),
         ]
-        for path, module in self.model.named_modules():
-            first = self._first_weight_in(path)
-            if first is not None and hasattr(module, "save_pretrained"):
-                setattr(module, "save_pretrained", partial(save_unfolded, module, first))  # noqa: B010
-                self.undo.callback(module.__delattr__, "save_pretrained")
-                load = partial(load_unfolded, first)
-                handles.append(module.register_load_state_dict_pre_hook(load))
         for handle in handles:
             self.undo.callback(handle.remove)
 
-        readers: dict[TracedBranch, str] = {}
+        matrices: dict[TracedBranch, str] = {}
         for norm in norms:
             vector = norm.vector if norm.vector in self.norms else ""
-            readers.update(dict.fromkeys(norm.branches, vector))
-        applied = Applied(
+            matrices.update(dict.fromkeys(norm.branches, vector))
+        vars(self.model)[APPLIED] = Applied(
             self.strategy,
             self._constants,
             frozenset(self._weights),
             handles,
             self.norms,
-            list(readers.items()),
+            list(matrices.items()),
         )
-        setattr(self.model, APPLIED, applied)
-        self.undo.callback(self.model.__delattr__, APPLIED)
+        self.undo.callback(vars(self.model).pop, APPLIED)
+
+    def _change_saving(self) -> Iterator[Any]:
+        """Change `save_pretrained` of all parts that have it; yield the handles of loading."""
+        for path, module in self.model.named_modules():
+            weight = self._first_weight_in(path)
+            if weight is None or not hasattr(module, "save_pretrained"):
+                continue
+            vars(module)["save_pretrained"] = partial(save_unfolded, module, weight)
+            self.undo.callback(vars(module).pop, "save_pretrained")
+            load = partial(load_unfolded, weight)
+            yield module.register_load_state_dict_pre_hook(load)
 
     def _first_weight_in(self, path: str) -> str | None:
         """Return the first computed weight of a module, by its name in the module."""
@@ -128,10 +119,23 @@ class Change:
     def _change(self, placed: PlacedNorm) -> None:
         """Change a norm's vector, then the branches behind it."""
         norm = placed.norm
-        if placed.gamma is Gamma.ABSENT:
-            self._add_vectors(placed)
+        gamma: Tensor | None = None
+        if placed.gamma is not Gamma.ABSENT:
+            gamma = upcast(self.named[norm.vector]) + _origin(norm)
+            self._change_gamma(placed, gamma)
+
+        if placed.before is Before.SHARED and placed.branches:
+            self._share_vector(placed)
             return
-        gamma = upcast(self.named[norm.vector]) + _origin(norm)
+        for branch in placed.branches:
+            before: list[_Source | None] = [None] * len(branch.branch.parts)
+            if placed.before is Before.OWN:
+                before = self._own_vectors(norm, branch.branch, gamma)
+            self._scale(branch, before)
+
+    def _change_gamma(self, placed: PlacedNorm, gamma: Tensor) -> None:
+        """Change the vector of a norm, which is `gamma`."""
+        norm = placed.norm
         match placed.gamma:
             case Gamma.KEPT:
                 self._keep(norm, gamma)
@@ -143,48 +147,43 @@ class Change:
             case Gamma.FOLDED:
                 self._neutralize(norm, gamma)
                 self._scale_columns(norm.branches, gamma)
-        for branch in placed.branches:
-            self._move(branch, norm, gamma)
 
-    def _move(self, placed: PlacedBranch, norm: TracedNorm, gamma: Tensor) -> None:
-        """Give a branch a vector with the value of its norm's, if it gets one."""
-        if not placed.placement.scale_in:
-            self._scale(placed, None)
-            return
-        self._scale(placed, self._vectors_before(placed.branch, gamma, norm.vector))
+    def _own_vectors(
+        self, norm: TracedNorm, branch: TracedBranch, gamma: Tensor | None
+    ) -> list[_Source | None]:
+        """Return a vector before each matrix of a branch; it trains if the norm's vector did.
 
-    def _add_vectors(self, placed: PlacedNorm) -> None:
-        """Add vectors of ones behind a norm without one: one per matrix, or one for all."""
-        if placed.shares and placed.branches:
-            shared = _SharedVector(self._vector_for_all(placed.norm.branches))
-            for each in placed.branches:
-                self._scale(each, shared.take)
-            return
-        for each in placed.branches:
-            branch = each.branch
-            if each.placement.scale_in:
-                ones = self._ones(branch)
-                self._scale(each, self._vectors_before(branch, ones, branch.weight))
-            else:
-                self._scale(each, None)
-
-    def _vectors_before(
-        self, branch: TracedBranch, gamma: Tensor, source: str
-    ) -> Callable[[], ScaleVector]:
-        """Return a function that makes a vector before a branch; it trains if `source` does."""
+        Of a norm without a vector it has ones, and trains if the matrix does.
+        """
+        if gamma is None:
+            gamma = self._ones_before(branch)
         lead = self.named[branch.weight].shape[:-2]
-        each = gamma.expand(*lead, -1)  # (d_in) -> (*batch_dims, d_in)
-        return partial(self._vector, source, each, "input")
+        rows = gamma.expand(*lead, -1)  # (d_in) -> (*batch_dims, d_in)
+        like = norm.vector or branch.weight
+        return [self._vector(like, rows, "input") for _ in branch.parts]
 
-    def _vector_for_all(self, branches: Sequence[TracedBranch]) -> ScaleVector:
-        """Return a vector of ones, which trains if one of the matrices does."""
+    def _share_vector(self, placed: PlacedNorm) -> None:
+        """Add one vector of ones before all branches of a norm without one.
+
+        The first matrix owns it. The others call it: FSDP2 gathers its parameters in a hook of the
+        call. It trains if one of the matrices does.
+        """
+        branches = placed.norm.branches
         trained = [branch for branch in branches if self._trains[branch.weight]]
         like = (trained or branches)[0]
-        return self._vector(like.weight, self._ones(like), "input")
+        vector = self._vector(like.weight, self._ones_before(like), "input")
+        source: _Source = vector
+        for branch in placed.branches:
+            before: list[_Source | None] = []
+            for _ in branch.branch.parts:
+                before.append(source)
+                source = vector.__call__
+            self._scale(branch, before)
 
-    def _ones(self, branch: TracedBranch) -> Tensor:
+    def _ones_before(self, branch: TracedBranch) -> Tensor:
         weight = self.named[branch.weight]
-        return upcast(weight).new_ones(weight.shape[branch.in_axis])
+        d_in = branch.rows(weight).shape[-1]
+        return upcast(weight).new_ones(d_in)
 
     def _keep(self, norm: TracedNorm, gamma: Tensor) -> None:
         """Keep gamma in its norm, in the strategy's parameterization."""
@@ -213,26 +212,19 @@ class Change:
             raise ConfigError(f"{why}; vectors behind it cannot represent that. {hint}")
         self._set(norm.bias, torch.where(gamma == 0, bias, bias / gamma))
 
-    def _scale(self, placed: PlacedBranch, scale_in: Callable[[], _Source] | None) -> None:
-        """Add vectors to a branch; `scale_in` returns the next one before it."""
+    def _scale(self, placed: PlacedBranch, before: Sequence[_Source | None]) -> None:
+        """Add vectors to a branch: those before its matrices, and ones after them."""
         branch = placed.branch
-        weight = self.named[branch.weight]
-        if placed.placement.norm_out:
+        if placed.norm_out:
             self._normalize_output(placed)
         parts = []
-        for width in branch.parts:
-            source = None if scale_in is None else scale_in()
-            parts.append(ScaledPart(source, self._scale_out(placed, width)))
-        transposed = branch.in_axis != weight.ndim - 1
-        scaled = ScaledWeight(parts, branch.parts, transposed, branch.role)
+        for source, width in zip(before, branch.parts, strict=True):
+            after: ScaleVector | None = None
+            if placed.scale_out and not placed.norm_out:  # a norm has the vector itself
+                after = self._ones_after(branch, width)
+            parts.append(ScaledPart(source, after))
+        scaled = ScaledWeight(parts, branch.parts, branch.transposed, branch.role)
         self._parametrize(branch.weight, scaled)
-
-    def _scale_out(self, placed: PlacedBranch, width: int) -> ScaleVector | None:
-        """Return a vector of ones after a matrix, unless it gets none or the norm has it."""
-        placement = placed.placement
-        if placement.norm_out or not placement.scale_out:
-            return None
-        return self._ones_after(placed.branch, width)
 
     def _ones_after(self, branch: TracedBranch, width: int) -> ScaleVector:
         weight = self.named[branch.weight]
@@ -246,7 +238,7 @@ class Change:
         layer = self.model.get_submodule(path)
         d_out = len(self.named[branch.weight])
         vector: ScaleVector | None = None
-        if placed.placement.scale_out:
+        if placed.scale_out:
             vector = self._ones_after(branch, d_out)
         norm = OutputNorm(vector, branch.head_width or d_out, self.eps)
         norm.plain_name = path
@@ -270,10 +262,8 @@ class Change:
     def _scale_columns(self, branches: Iterable[TracedBranch], gamma: Tensor) -> None:
         """W <- W diag(gamma)."""
         for branch in branches:
-            weight = self.named[branch.weight]
-            is_last = branch.in_axis == weight.ndim - 1
-            factor = gamma if is_last else gamma.unsqueeze(-1)  # (d_in) or (d_in, 1)
-            self._set(branch.weight, weight * factor)
+            scaled = branch.rows(self.named[branch.weight]) * gamma
+            self._set(branch.weight, branch.rows(scaled))
 
     def _set(self, name: str, value: Tensor) -> None:
         parameter = self._checked(name)
@@ -300,8 +290,6 @@ class Change:
         parametrization.plain_name = name
         self.undo.callback(remove_parametrization, owner, attribute, order, keep=False)
         parametrize.register_parametrization(owner, attribute, parametrization)
-        own_class: Any = type(owner)  # torch makes a class for each parametrized module
-        own_class.register_parameter = register_unscaled
         self._weights[name] = None
 
     def _checked(self, name: str) -> nn.Parameter:

@@ -4,7 +4,7 @@ A vector may move from its norm into the matrices behind it if they read nothing
 
     gamma * xhat -> q_proj, k_proj, v_proj      moves: W diag(gamma), in each of them
     gamma * xhat + b -> q_proj                  moves, and b becomes b / gamma
-    gamma * xhat -> q_proj, conv                stays, for one of the reasons of `Reason`
+    gamma * xhat -> q_proj, conv                stays in its norm, for a reason
 
 A vector or a matrix that the pass did not reach, such as an expert without tokens, is refused if
 others like it have a place at a norm.
@@ -16,7 +16,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.interop.apply.bare_norms import bare_norms
 from lightning_sv.interop.apply.biases import Added, added_after
 from lightning_sv.interop.apply.matrices import Matrices, TracedBranch
-from lightning_sv.interop.apply.traced_norm import Reason, Stays, TracedNorm
+from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.roles import family
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.dataflow import value_at
@@ -82,33 +82,35 @@ class _Vector:
             bias=self.added.bias if stays is None else None,
             branches=tuple(branch for branch in self.branches if branch.weight not in tied),
             tied=tuple(sorted(tied.intersection(names))),
+            is_tied=self.row.name in tied,
             stays=stays,
             unfit=tuple(name for name in self.readers if name not in names),
         )
 
-    def _reasons_to_stay(self) -> Iterator[Stays]:
+    def _reasons_to_stay(self) -> Iterator[str]:
         """Yield why it cannot move into the matrices that read it, the first reason first."""
         if self.row.name in self.matrices.tied:
-            yield Stays(Reason.TIED)
+            yield "it is tied to a different parameter"
         if self.added.others:
-            yield Stays(Reason.OTHERS_ADDED)
+            yield "something other than one bias of its shape is added after it"
         for branch in self.branches:
             yield from self._misfits(branch.weight)
         has_unfit = len(self.branches) < len(self.readers)
         if has_unfit and self.row.role == "input":
-            yield Stays(Reason.UNFIT)
+            products = "a function of a matrix or a different kind of product"
+            yield f"it is read by a convolution, {products}"
         if not self.row.redundant:
-            yield Stays(Reason.NEEDED)
+            yield "the operations that read it cannot absorb it"
 
-    def _misfits(self, weight: str) -> Iterator[Stays]:
+    def _misfits(self, weight: str) -> Iterator[str]:
         """Yield why one matrix cannot absorb it."""
         shape = self.row.shape
         if weight in self.matrices.tied:
-            yield Stays(Reason.MATRIX_TIED, weight)
+            yield f"{weight} is tied and read elsewhere"
         if len(shape) != 1:
-            yield Stays(Reason.SHAPE, len(shape))
+            yield f"its shape has {len(shape)} axes"
         elif self.matrices.width_read(weight) != shape[0]:
-            yield Stays(Reason.WIDTH, weight)
+            yield f"{weight} reads it with a different width"
 
 
 def _origin(row: ModelParameter, traced: TracedModel) -> float | None:

@@ -14,12 +14,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from torch import Tensor
+
 from lightning_sv.interop.apply.parts import Layout, layout_of
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.consumers import Consumer
 from lightning_sv.roles.graph import Node, Use, plain
 from lightning_sv.roles.ops import CONVOLUTIONS, NORMS, SUMS
-from lightning_sv.roles.types import ModelParameter, ModelRole, agreed
+from lightning_sv.roles.types import ModelRole, agreed
 
 
 class TracedBranch(NamedTuple):
@@ -27,7 +29,7 @@ class TracedBranch(NamedTuple):
 
     Attributes:
         weight: name of the parameter, (*batch_dims, d_out, d_in) or (*batch_dims, d_in, d_out)
-        in_axis: axis that its product sums over
+        transposed: whether it is stored as (*batch_dims, d_in, d_out)
         parts: widths of the matrices concatenated in it, such as queries, keys and values
         mixed: whether it has several matrices that cannot be separated into blocks of rows
         normalized: whether its product is already normalized
@@ -36,12 +38,16 @@ class TracedBranch(NamedTuple):
     """
 
     weight: str
-    in_axis: int
+    transposed: bool
     parts: tuple[int, ...]
     mixed: bool
     normalized: bool
     head_width: int | None
     role: ModelRole
+
+    def rows(self, weight: Tensor) -> Tensor:
+        """Return a tensor in the weight's layout as (*batch_dims, d_out, d_in), or back."""
+        return weight.mT if self.transposed else weight
 
     @property
     def word(self) -> str:
@@ -110,9 +116,10 @@ class Matrices:
     def branch(self, name: str) -> TracedBranch:
         """Return a plain matrix as a branch."""
         row = self.traced.roles[name]
-        assert row.in_axis is not None
         products = self.traced.products[name]
-        layout = _layout(row, products)
+        transposed = row.in_axis != len(row.shape) - 1
+        d_out = row.shape[-1 if transposed else -2]
+        layout = _layout(products, d_out)
         outputs = self._outputs(products)
         is_normalized = not outputs.isdisjoint(self._norm_inputs.complete)
         has_norm_of_part = not outputs.isdisjoint(self._norm_inputs.in_part)
@@ -120,7 +127,7 @@ class Matrices:
         has_several = layout.mixed or (is_one and has_norm_of_part and not is_normalized)
         return TracedBranch(
             weight=name,
-            in_axis=row.in_axis,
+            transposed=transposed,
             parts=layout.parts,
             mixed=has_several and row.role != "router",  # scores meet their own choice of experts
             normalized=is_normalized,
@@ -179,8 +186,7 @@ def _read_by_norms(traced: TracedModel) -> Iterator[tuple[Node, Node]]:
             yield norms.powers[node].x, node.first
 
 
-def _layout(row: ModelParameter, products: list[Use]) -> Layout:
+def _layout(products: list[Use], d_out: int) -> Layout:
     """Return the matrices in a weight, which all its products must show alike."""
-    d_out = row.shape[-2] if row.in_axis == len(row.shape) - 1 else row.shape[-1]
     layouts = {layout_of(product, d_out) for product in products}
     return agreed(layouts) or Layout((d_out,), mixed=True)

@@ -3,7 +3,7 @@
 A note is a pair: the name of a parameter or model, and the deviation.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.roles.api import TracedModel
@@ -13,21 +13,14 @@ from lightning_sv.scale import ScaleStrategy
 Note = tuple[str, str]
 
 
-def notes_on_norm(
-    norm: TracedNorm, strategy: ScaleStrategy, behind: Collection[str]
-) -> Iterator[Note]:
-    """Yield which matrices of a norm lack vectors, and why a norm's vector remains.
-
-    `behind` has the matrices of all norms that only matrices read.
-    """
+def notes_on_matrices(norm: TracedNorm, strategy: ScaleStrategy) -> Iterator[Note]:
+    """Yield which matrices behind a norm lack vectors of their own."""
     row = strategy.placement_row
     adds_before = row.scale_in and not norm.vector
     if adds_before or row.scale_out:
         yield from _on_missing_vectors(norm)
     if strategy.per_branch:
         yield from _on_mixed_branches(norm)
-    if norm.vector and _should_move(norm, strategy):
-        yield from _on_remaining_vector(norm, behind)
 
 
 def _on_missing_vectors(norm: TracedNorm) -> Iterator[Note]:
@@ -46,28 +39,6 @@ def _on_mixed_branches(norm: TracedNorm) -> Iterator[Note]:
         if branch.mixed:
             what = "contains several interleaved matrices that share their vectors"
             yield branch.weight, f"{what}: hg is partial"
-
-
-def _should_move(norm: TracedNorm, strategy: ScaleStrategy) -> bool:
-    """Return True if the strategy has vectors at the matrices of a norm."""
-    row = strategy.placement_row
-    if not row.scale_in:
-        return True
-    has_vectors = strategy.per_branch or row.scale_out
-    # of a tied matrix, another note says that it has no vector after it
-    return has_vectors and not norm.tied
-
-
-def _on_remaining_vector(norm: TracedNorm, behind: Collection[str]) -> Iterator[Note]:
-    """Yield why a vector that should move has no matrices to move to."""
-    what = "remains one vector of its norm"
-    reads_others = norm.role == "output" and not set(norm.unfit).issubset(behind)
-    if reads_others:
-        why = "operations other than matrices also read it"
-        yield norm.vector, f"{what}: {why}, so matrices that read it get no vectors"
-    has_no_branch = norm.role == "input" and not norm.branches
-    if has_no_branch and norm.stays is not None:
-        yield norm.vector, f"{what}: {norm.stays}"
 
 
 def notes_on_model(

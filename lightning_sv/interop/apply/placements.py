@@ -10,17 +10,16 @@ A norm's vector gamma and the branches behind it, under the placements of a stra
 
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from torch import nn
 
 from lightning_sv.errors import expect
 from lightning_sv.interop.apply.matrices import TracedBranch
-from lightning_sv.interop.apply.notes import notes_on_norm
+from lightning_sv.interop.apply.notes import notes_on_matrices
 from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.scale import ScaleStrategy
-from lightning_sv.scale.strategy import Placement
 
 _KEEPS_ITS_NORM = (
     "its output is already normalized, so it keeps that norm and its vector, which heads may share"
@@ -37,24 +36,27 @@ class Gamma(Enum):
     CONSTANT = auto()
 
 
+class Before(Enum):
+    """Vectors before the matrices behind a norm, by which they read gamma * xhat."""
+
+    NONE = auto()
+    OWN = auto()  #: one per matrix
+    SHARED = auto()  #: one for all matrices, behind a norm without a vector
+
+
 @dataclass(frozen=True)
 class PlacedBranch:
-    """A branch, and the parts that it gets.
+    """A branch, and what it gets after it.
 
     Attributes:
         branch: the matrix
-        placement: whether it gets a vector before it and one after it, and whether its output is
-            normalized
+        norm_out: whether its output is normalized
+        scale_out: whether it gets a vector after it
     """
 
     branch: TracedBranch
-    placement: Placement
-
-    @property
-    def is_plain(self) -> bool:
-        """True if nothing is added."""
-        parts = self.placement
-        return not (parts.scale_in or parts.scale_out or parts.norm_out)
+    norm_out: bool
+    scale_out: bool
 
 
 @dataclass(frozen=True)
@@ -64,14 +66,14 @@ class PlacedNorm:
     Attributes:
         norm: the norm
         gamma: what becomes of its vector
+        before: the vectors before its branches
         branches: branches that change
-        shares: whether the branches share one vector before them, which the norm does not have
     """
 
     norm: TracedNorm
     gamma: Gamma
+    before: Before
     branches: tuple[PlacedBranch, ...]
-    shares: bool
 
 
 class Placements:
@@ -135,50 +137,56 @@ class Placements:
         self._notes[name, what] = None
 
     def _placed(self, norm: TracedNorm) -> PlacedNorm:
-        for name, note in notes_on_norm(norm, self.strategy, self._behind):
+        for name, note in notes_on_matrices(norm, self.strategy):
             self._note(name, note)
         gamma = self._gamma(norm)
-        is_new = gamma is Gamma.ABSENT and self.row.scale_in
-        branches = self._placed_branches(norm, scale_in=is_new or gamma is Gamma.MOVED)
-        shares = is_new and not self.strategy.per_branch
-        return PlacedNorm(norm, gamma, tuple(branches), shares=shares)
-
-    def _placed_branches(self, norm: TracedNorm, *, scale_in: bool) -> Iterator[PlacedBranch]:
-        """Yield the branches that change, unless a different norm changed them."""
-        for branch in norm.branches:
-            placed = PlacedBranch(branch, self._placement(branch, scale_in=scale_in))
-            if branch.weight in self._changed or placed.is_plain:
-                continue
-            self._changed.add(branch.weight)
-            yield placed
+        before = self._before(gamma)
+        branches = tuple(self._placed_branches(norm, before))
+        return PlacedNorm(norm, gamma, before, branches)
 
     def _gamma(self, norm: TracedNorm) -> Gamma:
-        """Decide what becomes of a norm's vector."""
+        """Decide what becomes of a norm's vector, and note why it deviates from the strategy."""
         if not norm.vector:
             return Gamma.ABSENT
         if not norm.branches:
+            self._note_without_branches(norm)
             return self._kept(norm)
-        if self.row.scale_in:
-            return self._gamma_before_branches(norm)
+        if self.row.scale_in and not self._is_heterogeneous(norm):
+            return self._kept(norm)
         if norm.stays is None:
-            return Gamma.FOLDED
+            return Gamma.MOVED if self.row.scale_in else Gamma.FOLDED
+        if self.row.scale_in:
+            self._note(norm.vector, f"shared by all branches, without heterogeneity: {norm.stays}")
+            return self._kept(norm)
         self._note(norm.vector, f"constant, and not folded into the matrices: {norm.stays}")
         return Gamma.CONSTANT
 
-    def _gamma_before_branches(self, norm: TracedNorm) -> Gamma:
-        """Decide whether each matrix has a vector of its own before it, or the norm has one."""
-        if not self._is_heterogeneous(norm):
-            return self._kept(norm)
-        if norm.stays is None:
-            return Gamma.MOVED
-        kept = self._kept(norm)
-        self._note(norm.vector, f"shared by all branches, without heterogeneity: {norm.stays}")
-        return kept
+    def _note_without_branches(self, norm: TracedNorm) -> None:
+        """Note why a vector stays in its norm, although the strategy has vectors at matrices."""
+        has_vectors = self.strategy.per_branch or self.row.scale_out
+        # of a tied matrix, another note says that it has no vector after it
+        is_standard = self.row.scale_in and (norm.tied or not has_vectors)
+        if is_standard:
+            return
+        what = "remains one vector of its norm"
+        if norm.role == "input":
+            self._note(norm.vector, f"{what}: {norm.stays}")
+        elif not self._behind.issuperset(norm.unfit):
+            why = "operations other than matrices also read it"
+            self._note(norm.vector, f"{what}: {why}, so matrices that read it get no vectors")
 
     def _kept(self, norm: TracedNorm) -> Gamma:
         if norm.is_tied:
             self._note(norm.vector, f"unchanged: {norm.stays}")
         return Gamma.KEPT
+
+    def _before(self, gamma: Gamma) -> Before:
+        """Decide which vectors the branches get before them."""
+        if gamma is Gamma.MOVED:
+            return Before.OWN
+        if gamma is Gamma.ABSENT and self.row.scale_in:
+            return Before.OWN if self.strategy.per_branch else Before.SHARED
+        return Before.NONE
 
     def _is_heterogeneous(self, norm: TracedNorm) -> bool:
         """Return True if the strategy has a vector per matrix, and there are several."""
@@ -188,23 +196,26 @@ class Placements:
             n_branches += len(branch.parts) * n_expert
         return self.strategy.per_branch and n_branches != 1
 
-    def _placement(self, branch: TracedBranch, *, scale_in: bool) -> Placement:
-        """Decide the parts of a branch.
+    def _placed_branches(self, norm: TracedNorm, before: Before) -> Iterator[PlacedBranch]:
+        """Yield the branches that change, unless a different norm changed them."""
+        for branch in norm.branches:
+            if branch.weight in self._changed:
+                continue
+            placed = self._placed_branch(branch)
+            if before is not Before.NONE or placed.norm_out or placed.scale_out:
+                self._changed.add(branch.weight)
+                yield placed
 
-        With a norm and no vector the weight keeps its value; its new name and type show that it is
-        no plain weight.
-        """
-        if not self._takes_norm(branch):
-            return replace(self.row, scale_in=scale_in, norm_out=False)
+    def _placed_branch(self, branch: TracedBranch) -> PlacedBranch:
+        """Decide what a branch gets after it."""
+        is_spared = branch.role == "router" or branch.word in self.dp_at
+        if is_spared or not self.row.norm_out:
+            return PlacedBranch(branch, norm_out=False, scale_out=self.row.scale_out)
         if branch.normalized:
             self._note(branch.weight, _KEEPS_ITS_NORM)
-            return replace(self.row, scale_in=scale_in, norm_out=False, scale_out=False)
-        return replace(self.row, scale_in=scale_in, norm_out=self._allows_norm(branch))
-
-    def _takes_norm(self, branch: TracedBranch) -> bool:
-        is_spared = branch.role == "router" or branch.word in self.dp_at
-        is_changed = branch.weight in self._changed
-        return self.row.norm_out and not is_spared and not is_changed
+            return PlacedBranch(branch, norm_out=False, scale_out=False)
+        norm_out = self._allows_norm(branch)
+        return PlacedBranch(branch, norm_out, scale_out=self.row.scale_out)
 
     def _allows_norm(self, branch: TracedBranch) -> bool:
         """Return True if the output of a branch can be normalized; note why it cannot."""

@@ -5,32 +5,8 @@ whether these can take the vector up. `find_norms.py` and `bare_norms.py` make i
 """
 
 from dataclasses import dataclass
-from enum import Enum
 
 from lightning_sv.interop.apply.matrices import TracedBranch
-
-
-class Reason(Enum):
-    """Why matrices cannot absorb a vector; {} is a matrix or a number."""
-
-    TIED = "it is tied to a different parameter"
-    OTHERS_ADDED = "something other than one bias of its shape is added after it"
-    MATRIX_TIED = "{} is tied and read elsewhere"
-    SHAPE = "its shape has {} axes"
-    WIDTH = "{} reads it with a different width"
-    UNFIT = "it is read by a convolution, a function of a matrix or a different kind of product"
-    NEEDED = "the operations that read it cannot absorb it"
-
-
-@dataclass(frozen=True)
-class Stays:
-    """A vector stays in its norm; as text a sentence."""
-
-    reason: Reason
-    subject: object = ""
-
-    def __str__(self) -> str:
-        return self.reason.value.format(self.subject)
 
 
 @dataclass(frozen=True)
@@ -45,6 +21,7 @@ class TracedNorm:
         bias: name of the bias that its norm adds
         branches: matrices that read it; empty for an output vector
         tied: names of matrices that read it and are tied to a different parameter
+        is_tied: whether other modules have the same vector
         stays: why it cannot be folded into the matrices; None if it can
         unfit: names of matrices that read it and cannot have vectors; of an output vector, all
     """
@@ -55,13 +32,9 @@ class TracedNorm:
     bias: str | None = None
     branches: tuple[TracedBranch, ...] = ()
     tied: tuple[str, ...] = ()
-    stays: Stays | None = None
+    is_tied: bool = False
+    stays: str | None = None
     unfit: tuple[str, ...] = ()
-
-    @property
-    def is_tied(self) -> bool:
-        """True if other modules have the same vector."""
-        return self.stays is not None and self.stays.reason is Reason.TIED
 
     @property
     def readers(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map_only
 
-from lightning_sv.errors import ConfigError, RunError
+from lightning_sv.errors import RunError
 from lightning_sv.roles.types import ModelRole
 from lightning_sv.scale import ScaleVector, normalize
 from lightning_sv.scale.fast import effective_weight
@@ -161,24 +161,6 @@ class ScaledWeight(Scaled):
         if self.transposed:
             out = out.mT.contiguous()  # (*batch_dims, d_in, sum of widths)
         return _computed(out.to(weight.dtype))
-
-
-def register_unscaled(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-    """Register a parameter, as nn.Module.register_parameter, unless it replaces a computed weight.
-
-    Tensor parallelism and quantization do that, and would fail with torch's words on names with
-    dots.
-
-    Raises:
-        ConfigError: the weight is computed
-    """
-    computed: Any = module._modules["parametrizations"]
-    parts = name.split(".")
-    if name in computed or parts[0] == "parametrizations":
-        why = "a weight is computed from a matrix and scale vectors"
-        hint = "Call fold_applied(model) before tensor parallelism and quantization."
-        raise ConfigError(f"{name} cannot be replaced: {why}. {hint}")
-    nn.Module.register_parameter(module, name, parameter)
 
 
 class ScaledGamma(Scaled):

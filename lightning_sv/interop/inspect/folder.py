@@ -58,5 +58,5 @@ def _stored(
     stored = parameters.read(norm.vector, parameter.shape)
     why = ""
     if not parameter.redundant:
-        why = str(norm.stays or "not only matrices read it")
+        why = norm.stays or "not only matrices read it"
     return StoredVector(norm.vector, parameter.role, stored, origin, why)
