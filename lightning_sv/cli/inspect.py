@@ -17,7 +17,6 @@ from lightning_sv.interop.inspect import (
 from lightning_sv.json_text import json_text
 from lightning_sv.nn import meta_backbone
 from lightning_sv.roles import family
-from lightning_sv.roles.fake import check_folder
 from lightning_sv.runs.checkpoint import read_model
 from lightning_sv.runs.directory import LAST, printable
 from lightning_sv.settings.plain_parser import PlainParser
@@ -90,7 +89,6 @@ def _read(
     path: Path, allow: Sequence[str], *, trust_remote_code: bool
 ) -> tuple[str, list[VectorStatistics], list[str]]:
     """Return the model's name, the statistics of its scale vectors, and notes on missing values."""
-    check_folder(path)
     if path.suffix == ".ckpt" or (path / LAST).exists():
         config, strategy, choices, weights, _ = read_model(path, allow)
         model = meta_backbone(config, strategy, choices)

@@ -99,24 +99,24 @@ class _LinearWalk:
 
     def _consumers_in(self, user: Node) -> Iterator[Consumer]:
         """Yield what consumes values in one operation; record its result if that is linear."""
-        uses_without_matrix: list[Use] = []
+        others: list[Use] = []
         for use in self.unread.uses_in(user):
             if use.matrix is None:
-                uses_without_matrix.append(use)
+                others.append(use)
             else:
                 yield Consumer(user, use.matrix, self._is_along_channels(use))
 
-        if not uses_without_matrix:
+        if not others:  # it reads values through matrices, or behind them
             if self._is_linear(user):
                 self.linear.axes[user] = _MIXED
             return
-        axes = self._axes_after(uses_without_matrix)
+        axes = self._axes_after(others)
         if axes is None:
             self._check_known(user)
             yield Consumer(user)
-        else:
-            self.unread.axes[user] = axes
-            self.linear.axes[user] = _MIXED
+            return
+        self.unread.axes[user] = axes
+        self.linear.axes[user] = _MIXED
 
     def _axes_after(self, uses: list[Use]) -> Axes | None:
         """Return the axes of the channels in the result of these uses; None if not linear."""

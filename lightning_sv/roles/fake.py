@@ -81,32 +81,6 @@ def transformers() -> ModuleType:
         raise ConfigError(f"transformers is not installed ({error}); {hint}") from error
 
 
-def check_folder(path: Path) -> None:
-    """Refuse formats of models that are often given instead of a folder of save_pretrained.
-
-    Raises:
-        ConfigError: a GGUF file, adapters of PEFT alone, or a folder of the hub's cache
-    """
-    if path.suffix == ".gguf":
-        hint = "Use the folder from which it was converted."
-        raise ConfigError(f"{path} is a GGUF file; expected config.json and *.safetensors. {hint}")
-    if not path.is_dir() or (path / "config.json").exists():
-        return
-    if (path / "adapter_config.json").exists():
-        hint = "Load it with peft, then save_pretrained the result of merge_and_unload()."
-        raise ConfigError(
-            f"{path} has the adapters of a model alone; expected a whole model. {hint}"
-        )
-    snapshots = sorted((path / "snapshots").glob("*"))
-    if snapshots:
-        raise ConfigError(
-            f"{path} is a folder of the hub's cache; expected a snapshot, e.g. {snapshots[0]}."
-        )
-    if any(path.glob("*.gguf")):
-        hint = "Use the folder from which they were converted."
-        raise ConfigError(f"{path} has GGUF files; expected config.json and *.safetensors. {hint}")
-
-
 def model_from_config(folder: Path, *, trust_remote_code: bool = False) -> nn.Module:
     """Build the model of a folder's config.json on fake tensors.
 

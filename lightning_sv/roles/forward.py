@@ -8,7 +8,6 @@ state, and mode, buffers, random numbers and settings are restored afterwards, a
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import fields, is_dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -146,20 +145,8 @@ def _is_expanded(tensor: Tensor) -> bool:
     return any(step == 0 and size > 1 for step, size in steps)
 
 
-def plain_output(out: Any) -> Any:
-    """Convert dataclasses and mappings to dicts and lists, recursively, for torch's trees."""
-    if is_dataclass(out) and not isinstance(out, Mapping | type):
-        out = {field.name: getattr(out, field.name) for field in fields(out)}
-    if isinstance(out, Mapping):
-        return {key: plain_output(value) for key, value in out.items()}
-    if isinstance(out, (list, tuple)):
-        return [plain_output(value) for value in out]
-    return out
-
-
 def logits_of(out: Any) -> Any:
     """Return a model's logits, or all its outputs if none are called logits."""
-    plain = plain_output(out)
-    if isinstance(plain, dict):
-        return plain.get("logits", plain)
-    return plain
+    if isinstance(out, Mapping):
+        return out.get("logits", out)
+    return getattr(out, "logits", out)

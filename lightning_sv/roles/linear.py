@@ -99,14 +99,14 @@ class LinearValues:
         """
         factors = user.arguments(term.factors)
         divisors = user.arguments(term.divisors)
-        linear = [value for value in factors if value in self.axes]
-        coefficients = [value for value in factors if value not in self.axes]
-        if not linear:
-            return _is_fixed_term(factors + divisors, condition=user.argument("condition"))
+        if not self.axes.keys().isdisjoint(divisors):
+            return False
 
-        has_vector_once = len(linear) == 1 and self.axes.keys().isdisjoint(divisors)
-        others = coefficients + divisors
-        return has_vector_once and all(_is_coefficient(value, user, axes) for value in others)
+        linear = [value for value in factors if value in self.axes]
+        others = [value for value in factors if value not in self.axes] + divisors
+        if not linear:
+            return _is_fixed_term(others, condition=user.argument("condition"))
+        return len(linear) == 1 and all(_is_coefficient(each, user, axes) for each in others)
 
 
 def _axes_of_mean(mean: Node, axes: Axes) -> Axes | None:

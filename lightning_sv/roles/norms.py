@@ -14,12 +14,12 @@ A scale vector may multiply x, or 1 / |x|, before the other half of the norm doe
 gamma * x * rsqrt(mean(x^2)) is a norm, too.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import reduce
 from typing import NamedTuple
 
 from lightning_sv.roles.graph import Graph, Node, follow, plain
-from lightning_sv.roles.ops import NORMS, STATISTICS
+from lightning_sv.roles.ops import MEANS, NORMS, STATISTICS
 from lightning_sv.roles.types import agreed
 
 #: operation -> exponent of the power that it computes
@@ -31,7 +31,7 @@ _MULTIPLIED = {"mul": ("self", "other"), "div": ("self",)}
 #: operations that keep a power of |x|, but for constants
 _LIMITS = {"add", "clamp", "clamp_min", "maximum"}
 #: operation, and which of its outputs is a mean
-_MEANS = {("mean", 0), ("var_mean", 1), ("std_mean", 1)}
+_SUBTRACTED = {("mean", 0), ("var_mean", 1), ("std_mean", 1)}
 
 
 class ScaledValue(NamedTuple):
@@ -85,14 +85,26 @@ class Norms:
         self.powers: dict[Node, Powers] = {}
         self.normalized: set[Node] = set()
         self._outputs = graph.outputs
+        self._rules: dict[str, Callable[[Node], Powers]] = {
+            **dict.fromkeys(STATISTICS, self._powers_of_statistic),
+            **dict.fromkeys(MEANS, self._powers_of_mean),
+            **dict.fromkeys(_PRODUCTS, self._powers_of_product),
+            **dict.fromkeys(_LIMITS, self._powers_of_limit),
+            **dict.fromkeys((*_EXPONENTS, "pow"), self._powers_of_power),
+        }
         for node in graph.nodes:
-            powers = self._powers(node)
-            if powers.exponents == _NORMALIZED or _is_plain_norm(node):
-                powers = Powers(node)
-                self.normalized.add(node)
-            self.powers[node] = powers
-            if self.base(node) in self.normalized:
-                self.normalized.add(node)
+            self._add(node)
+
+    def _add(self, node: Node) -> None:
+        """Record the powers of a value, and whether it is normalized."""
+        powers = self._powers(node)
+        is_result = powers.exponents == _NORMALIZED or _is_plain_norm(node)
+        if is_result:
+            powers = Powers(node)
+        self.powers[node] = powers
+        is_multiple = self.base(node) in self.normalized
+        if is_result or is_multiple:
+            self.normalized.add(node)
 
     def is_statistic(self, value: Node) -> bool:
         """Return True for a power of |x|."""
@@ -118,15 +130,10 @@ class Norms:
             return Powers(node)
         if node.moves or _subtracts_mean(node):
             return self.powers[node.first]
-        if node.op in STATISTICS:
-            return self._powers_of_measure(node)
-        if node.op in _PRODUCTS:
-            return self._powers_of_product(node)
-        if node.op in _LIMITS:
-            return self._powers_of_limit(node)
-        return self._powers_of_function(node, self.powers[node.first])
+        rule = self._rules.get(node.op)
+        return Powers(node) if rule is None else rule(node)
 
-    def _powers_of_measure(self, node: Node) -> Powers:
+    def _powers_of_statistic(self, node: Node) -> Powers:
         """Return the power of |x| that var, std or a Euclidean norm returns."""
         order = node.scalars.get("ord", node.scalars.get("p"))
         if order not in (None, 2) or node.output:
@@ -155,15 +162,18 @@ class Norms:
             return Powers(node)
         return limited
 
-    def _powers_of_function(self, node: Node, powers: Powers) -> Powers:
-        """Return the powers of a mean, a root, or another function of a value."""
-        if node.op in ("mean", "sum") and powers.exponents == _SQUARE:
-            return Powers(powers.x, own=0, size=2)
-        exponent = _EXPONENTS.get(node.op, node.scalars.get("exponent", 0))
-        has_powers = powers.is_size or exponent == 2  # sqrt(x^2) is |x| of each entry
-        if has_powers and exponent:
-            return powers.raised(exponent)
-        return Powers(node)
+    def _powers_of_mean(self, node: Node) -> Powers:
+        """Return |x|^2 of a mean or sum of x^2."""
+        powers = self.powers[node.first]
+        is_of_squares = powers.exponents == _SQUARE
+        return Powers(powers.x, own=0, size=2) if is_of_squares else Powers(node)
+
+    def _powers_of_power(self, node: Node) -> Powers:
+        """Return a power of |x|, or the square of x."""
+        powers = self.powers[node.first]
+        exponent = _EXPONENTS.get(node.op, node.scalars.get("exponent"))
+        has_power = powers.is_size or exponent == 2  # sqrt(x^2) is |x| of each entry
+        return powers.raised(exponent) if has_power and exponent else Powers(node)
 
     def late_norms(self, product: Node, data: Node) -> list[Node]:
         """Return where `product`, a scale vector times `data`, becomes the scaled output of a norm.
@@ -219,7 +229,7 @@ def _subtracts_mean(node: Node) -> bool:
     if node.op != "sub" or len(node.inputs) != 2:
         return False
     subtracted = plain(node.values[1])
-    return (subtracted.op, subtracted.output) in _MEANS
+    return (subtracted.op, subtracted.output) in _SUBTRACTED
 
 
 def _source_of_multiple(node: Node) -> Node:

@@ -73,18 +73,28 @@ class _Call:
     kind: int
 
 
+@dataclass
+class _Stored:
+    """Values in one storage since its last write.
+
+    Attributes:
+        latest: value of the tensor that was written, or that made the storage known; a tensor of
+            unseen geometry has this value
+        views: geometry -> value of the tensors that have it
+    """
+
+    latest: Node
+    views: dict[Any, Node]
+
+
 class Tracer(TorchDispatchMode):
     """Record a node for each tensor that an operation creates or writes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.nodes: list[Node] = []
-        # Both by storage. A weak reference to it prevents reuse of its address, without keeping its
-        # memory. Views of a storage have nodes of their own, by geometry. A tensor with a geometry
-        # that was not seen since the last write is the storage's latest value: the tensor that
-        # made the storage known, or the last one written.
-        self._views: dict[Any, dict[Any, Node]] = {}
-        self._latest: dict[Any, Node] = {}
+        # by storage: a weak reference prevents reuse of its address, without keeping its memory
+        self._stored: dict[Any, _Stored] = {}
 
     def source(self, tensor: Tensor, op: str) -> Node:
         """Return the node of a tensor that exists before the pass."""
@@ -95,16 +105,15 @@ class Tracer(TorchDispatchMode):
 
     def find(self, tensor: Tensor) -> Node:
         """Return the node of a tensor; unknown tensors are constants."""
-        storage = _storage(tensor)
-        same_view = self._views.get(storage, {}).get(_geometry(tensor))
-        node = same_view or self._latest.get(storage)
-        return self.source(tensor, "constant") if node is None else node
+        stored = self._stored.get(_storage(tensor))
+        if stored is None:
+            return self.source(tensor, "constant")
+        return stored.views.get(_geometry(tensor), stored.latest)
 
     def _record_new(self, tensor: Tensor, node: Node) -> None:
         """Record the value of a new tensor, which may be a view of a known storage."""
-        storage = _storage(tensor)
-        self._views.setdefault(storage, {})[_geometry(tensor)] = node
-        self._latest.setdefault(storage, node)
+        stored = self._stored.setdefault(_storage(tensor), _Stored(node, {}))
+        stored.views[_geometry(tensor)] = node
         self.nodes.append(node)
 
     def _record_write(self, tensor: Tensor, node: Node, argument: str) -> None:
@@ -114,12 +123,11 @@ class Tracer(TorchDispatchMode):
         value, as if the operation had read that in its argument.
         """
         storage = _storage(tensor)
-        previous = self._latest.get(storage)
-        if previous is not None and previous not in node.values:
+        previous = self._stored[storage].latest  # known, because the operation reads the tensor
+        if previous not in node.values:
             node.read(argument, previous)
             node.kind |= previous.kind
-        self._views[storage] = {_geometry(tensor): node}  # other views find the latest value
-        self._latest[storage] = node
+        self._stored[storage] = _Stored(node, {_geometry(tensor): node})
         self.nodes.append(node)
 
     def __torch_dispatch__(

@@ -258,22 +258,6 @@ def test_inspect_own_export_needs_trust(
     assert roles["post_attention_layernorm.weight"] == "input"
 
 
-@pytest.mark.parametrize(("files", "expected"), [
-    (["adapter_config.json", "adapter_model.safetensors"], "merge_and_unload"),
-    (["model-Q4_K_M.gguf"], "GGUF"),
-    (["refs/main", "snapshots/1a2b/config.json"], "snapshots/1a2b"),
-])  # fmt: skip
-def test_formats_of_other_tools_are_named(
-    files: list[str], expected: str, tmp_path: Path, refused: Refused
-) -> None:
-    for name in files:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("{}")
-    assert expected in refused("inspect", str(tmp_path))
-    if expected == "GGUF":
-        assert expected in refused("inspect", str(tmp_path / files[0]))
-
-
 def test_inspect_wrong_input_refused(tmp_path: Path, refused: Refused) -> None:
     def saved(name: str, model: nn.Module, **options: Any) -> Path:
         model.save_pretrained(tmp_path / name, **options)  # type: ignore[operator]
