@@ -1,6 +1,5 @@
 """Parser of `fit` and `validate`: LightningCLI's, with a short help."""
 
-import logging
 import sys
 from collections.abc import Sequence
 from enum import Enum
@@ -10,11 +9,7 @@ import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_sv.errors import expect
-from lightning_sv.settings.overrides import config_files
 from lightning_sv.settings.parse import Parser
-from lightning_sv.settings.replaced_lists import dropped_entries
-
-log = logging.getLogger(__name__)
 
 _USAGE = "{program} {{fit,validate}} --config FILE [--config FILE ...] [--KEY VALUE ...]"
 _MORE_HELP = "`fit --help` explains the most used keys, `fit --help_all` all of them."
@@ -119,10 +114,7 @@ class RunParser(Parser, LightningArgumentParser):
             self.exit()
         # --print_config ends the parsing, so it comes last.
         words = sorted(args, key=_prints_config)
-        config = super().parse_args(words, **kwargs)
-        for sentence in dropped_entries(config_files(args), config["trainer"]):
-            log.warning("%s", sentence)
-        return config
+        return super().parse_args(words, **kwargs)
 
     def format_help(self) -> str:
         """Return the most used keys of a run, or all options of a class."""

@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.settings.paths import EXPANSIONS, config_path
+from lightning_sv.settings.paths import TEXTS, config_path
 from lightning_sv.settings.sections import SECTIONS, leaves
-from lightning_sv.settings.words import Option, options_of, values_of
+from lightning_sv.settings.words import Option, options_of
 from lightning_sv.settings.yaml_file import parse_yaml, read_leaves, read_yaml, yaml_problem
 
 
@@ -44,7 +44,7 @@ def _remove_overridden(keys: dict[str, Any], file: Path) -> None:
 
 def option_value(key: str, text: str, command: str) -> Any:
     """Return the value of a key, read by OmegaConf as in config files: 1e-3 is a number."""
-    if key in EXPANSIONS and text != "null":  # a path may look like a number
+    if key in TEXTS and text != "null":
         return text
     try:
         content: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
@@ -102,11 +102,6 @@ def _section(name: str, value: str) -> dict[str, Any]:
     if value.lstrip().startswith("{"):
         return parse_yaml(value, name)
     return read_yaml(value, f"{name} {value}")
-
-
-def config_files(words: Iterable[str]) -> list[Path]:
-    """Return the config files on a command line of `fit` or of `parse_run`."""
-    return [Path(config_path(text, "--config")) for text in values_of(words, "config")]
 
 
 def to_args(keys: Mapping[str, Any]) -> list[str]:

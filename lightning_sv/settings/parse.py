@@ -1,4 +1,11 @@
-"""Parser of config files and keys, based on jsonargparse: its messages, as `ConfigError`."""
+"""Parser of config files and keys, based on jsonargparse: its messages, as `ConfigError`.
+
+words of the command line     `--model.optim.lr 0.1 --config FILE`
+given_values                  key -> value of words and files, before types are known
+jsonargparse                  types, defaults, interpolation
+checks                        what jsonargparse accepts by mistake: null, infinite numbers, and
+                              a value for a section
+"""
 
 import math
 from argparse import SUPPRESS, Action, ArgumentError
@@ -8,13 +15,12 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_sv.errors import NUMBERS, ConfigError, expect, expect_number
+from lightning_sv.errors import NUMBERS, ConfigError, did_you_mean, expect, expect_number
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.overrides import given_values, option_value, with_config_paths
-from lightning_sv.settings.paths import EXPANSIONS
+from lightning_sv.settings.paths import PATHS, expand_path
 from lightning_sv.settings.sections import CALLBACKS, SECTIONS, without_empty, without_retired
 from lightning_sv.settings.trainer import TRAINER_DEFAULTS, Plain
-from lightning_sv.settings.unknown_keys import closest_key
 from lightning_sv.settings.words import underscored
 from lightning_sv.settings.yaml_file import parse_yaml
 
@@ -39,17 +45,16 @@ class Parser(ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, "exit_on_error": False, **kwargs})
 
     def parse_args(self, args: Sequence[str], **kwargs: Any) -> Any:
-        """Check that every config file is valid YAML, parse, and expand paths."""
+        """Parse, check what jsonargparse accepts by mistake, and expand paths."""
         words = with_config_paths(underscored(args))
-        values = given_values(words)
+        given = given_values(words)  # refuses invalid YAML by the name of its file
         try:
             config = super().parse_args(words, **kwargs)
         except ConfigError:
             raise
         except _WRONG as error:
-            self._check_model(values)
-            self._check_types(values)
-            raise ConfigError(f"{error}{self._hint(values)}") from error
+            self._refuse_plainly(given)
+            raise ConfigError(f"{error}.{self._hint(given)}") from error
         self._check_sections(config)
         self._check_values(config)
         _expand_paths(config)
@@ -86,6 +91,18 @@ class Parser(ArgumentParser):
         """Options that give a model, for an error."""
         return "--model NAME, e.g. --model tiny, or --config FILE"
 
+    def _refuse_plainly(self, given: Mapping[str, Any]) -> None:
+        """Raise ConfigError if the cause is a common one, in place of jsonargparse's message.
+
+        Its messages are many lines that name Python's types.
+        """
+        self._check_model(given)
+        for action in self._actions:
+            value = given.get(action.dest)
+            is_interpolated = isinstance(value, str) and "${" in value
+            if value is not None and not is_interpolated:
+                self._check_type(action.dest, value, _type_of(action))
+
     def _check_model(self, keys: Iterable[str]) -> None:
         """Raise ConfigError if the parser reads a model, and no key sets one."""
         reads_a_model = "model.backbone" in self.known_keys()
@@ -94,18 +111,8 @@ class Parser(ArgumentParser):
             expected = f"{self.model_options}. `lightning-sv presets` lists the names."
             raise ConfigError(f"no model is given; expected {expected}")
 
-    def _check_types(self, values: Mapping[str, Any]) -> None:
-        """Raise ConfigError if a value is not the number or the word that its key expects.
-
-        jsonargparse has refused it too, in lines that name Python's types.
-        """
-        for action in self._actions:
-            value = values.get(action.dest)
-            is_interpolated = isinstance(value, str) and "${" in value
-            if value is not None and not is_interpolated:
-                self._check_type(action.dest, value, _type_of(action))
-
     def _check_type(self, key: str, value: Any, kind: Any) -> None:
+        """Raise ConfigError if a value is not the number or the word that its key expects."""
         if get_origin(kind) is Literal:
             words = list(map(str, get_args(kind)))
             expect(str(value) in words, key, value, f"one of {' '.join(words)}.")
@@ -114,15 +121,17 @@ class Parser(ArgumentParser):
             expect_number(key, number, kind)
 
     def _hint(self, keys: Iterable[str]) -> str:
-        """Return a suggestion for the first unknown key."""
+        """Return a suggestion for the first unknown key; empty if there is none."""
         unknown = [key for key in keys if not self._is_known(key)]
         if "model_class" in unknown:  # recorded by a subclass of PretrainCLI
-            return ". The config is that of a script with its own model class: use that script."
-        for key in unknown:
-            near = closest_key(key, self.known_keys())
-            if near is not None:
-                return f". Did you mean {near!r}?"
-        return ""
+            return " The config is that of a script with its own model class: use that script."
+        if not unknown:
+            return ""
+        key = unknown[0]
+        known = self.known_keys()
+        last = key.rpartition(".")[2]
+        of_that_name = [name for name in known if name.endswith(f".{last}")]
+        return did_you_mean(key, of_that_name or known)
 
     def _is_known(self, key: str) -> bool:
         """Return True for a key of the parser, or one inside its value, e.g. of a class."""
@@ -158,10 +167,10 @@ def _check_value(action: Action, value: Any) -> None:
 
 
 def _expand_paths(config: Any) -> None:
-    for key, expand in EXPANSIONS.items():
+    for key in PATHS:
         value = config.get(key)
         if isinstance(value, str):
-            config[key] = expand(value, key)
+            config[key] = expand_path(value, key)
 
 
 def _is_nullable(action: Action) -> bool:

@@ -1,6 +1,5 @@
 """Paths of the user, expanded once by the parsers of the command line."""
 
-import errno
 import os
 import re
 from pathlib import Path
@@ -13,30 +12,15 @@ PATHS = ("run_dir", "ckpt_path", "model.init_from", "data.corpus.dir", "trainer.
 INPUTS = ("model.init_from", "data.corpus.dir")
 #: folders of conf/ whose files have names of their own, so that --config takes them by name
 PRESETS = ("experiment", "model", "data", "optim", "schedule", "trainer", "probes", "scale", ".")
-#: keys that may contain paths; the corpus expands `~` in them
-WITH_PATHS = ("data.corpus.source", "data.corpus.tokenizer")
+#: keys whose values are text, also those that look like numbers
+TEXTS = (*PATHS, "data.corpus.source", "data.corpus.tokenizer")
 
 
 def expand_path(text: str, key: str) -> str:
-    """Return a path of the user with `~` and `$NAME` expanded; `key` is its name in errors."""
-    expect(bool(text.strip()), key, repr(text), "a path.")
-    path = expand_variables(os.path.expanduser(text), key)  # noqa: PTH111 (pathlib fails if HOME is not set)
-    problem = _problem(path)
-    if problem is not None:
-        raise ConfigError(f"{key} is {text!r:.100}; expected a usable path ({problem}).")
-    return path
-
-
-def _problem(path: str) -> str | None:
-    """Return why no file can have this path; None if one can."""
-    try:
-        os.stat(path)  # noqa: PTH116
-    except ValueError as error:
-        return str(error)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
-            return error.strerror
-    return None
+    """Return a path of the user with `~` expanded; `key` is its name in errors."""
+    is_path = bool(text.strip()) and "\0" not in text
+    expect(is_path, key, repr(text), "a path.")
+    return os.path.expanduser(text)  # noqa: PTH111 (pathlib fails if HOME is not set)
 
 
 def config_path(text: str, key: str) -> str:
@@ -72,26 +56,6 @@ def _config_files(kind: str) -> list[Path]:
 def _config_folders() -> list[Path]:
     """Return conf/ of the working directory and of the package."""
     return [Path("conf"), Path(__file__).parents[1] / "conf"]
-
-
-def expand_variables(text: str, key: str) -> str:
-    """Expand `$NAME` and `${NAME}`, unless a file has this name literally."""
-    if _exists(text):
-        return text
-    path = os.path.expandvars(text)
-    names = re.findall(r"\$\{?([A-Za-z_]\w*)", text)
-    unset = [name for name in names if name not in os.environ]
-    if unset and not _exists(path):
-        raise ConfigError(f"{key} is {text}; expected a path, but ${unset[0]} is not set. Set it.")
-    return path
-
-
-def _exists(path: str) -> bool:
-    return os.path.lexists(path.removeprefix("files:"))
-
-
-#: key whose value is or contains a path -> what expands it
-EXPANSIONS = dict.fromkeys(PATHS, expand_path) | dict.fromkeys(WITH_PATHS, expand_variables)
 
 
 def find_config(kind: str, name: str, *, own_first: bool = True) -> Path:

@@ -91,7 +91,6 @@ WITHOUT_CONFIG = (
 #: command, wrong words, and what the error names
 WRONG: list[tuple[list[str], str, str]] = [
     (FIT, "--model.lr 0.1", "model.optim.lr"),
-    (FIT, "--data.batch_size 4", "data.global_batch"),
     (DRY, "--trainer.max_step 3", "trainer.max_steps"),  # no abbreviation
     (
         DRY,

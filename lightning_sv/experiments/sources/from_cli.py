@@ -1,6 +1,5 @@
 """Figures of one panel from strategies on the command line."""
 
-import logging
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,13 +19,10 @@ from lightning_sv.experiments.run_spec import ParsedRun, RunConfig, without_pres
 from lightning_sv.experiments.spec import ArmSpec, FigureSpec, PanelSpec
 from lightning_sv.plan.plan import plan_steps
 from lightning_sv.scale import ScaleOptions, ScaleStrategy, expand_preset
-from lightning_sv.settings.overrides import config_files, option_pairs, parse_overrides
-from lightning_sv.settings.replaced_lists import dropped_entries
+from lightning_sv.settings.overrides import option_pairs, parse_overrides
 from lightning_sv.settings.trainer import check_precision, check_trainer_keys
 from lightning_sv.settings.words import underscored
 from lightning_sv.settings.yaml_file import read_leaves
-
-log = logging.getLogger(__name__)
 
 # keys that differ between runs
 _RESERVED = ("model.scale", "seed_everything", "run_dir", "ckpt_path")
@@ -98,8 +94,6 @@ def request_arms(
     first, *others = arms
     for arm in others:
         _check_length(arm, first)
-    for sentence in dropped_entries(config_files(words), first.run.trainer):
-        log.warning("%s", sentence)
     return [_with_steps(arm, first.steps) for arm in arms]
 
 
