@@ -98,8 +98,7 @@ class BackboneModule(L.LightningModule):
         strategy: Any = self.trainer.strategy
         check_strategy(strategy)
         seed = strategy.broadcast(self.init_seed)  # without a seed each rank has its own
-        gathered = strategy.keep_gathered
-        shard(backbone, strategy.mesh, strategy.root_device, seed=seed, keep_gathered=gathered)
+        shard(backbone, strategy.mesh, strategy.root_device, seed=seed)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load weights, after building the backbone that they belong to."""

@@ -14,7 +14,7 @@ from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcess
 from torch import distributed
 
 from lightning_sv.errors import ConfigError, StoppedError
-from lightning_sv.lit.fsdp import FullyShardedStrategy, check_strategy
+from lightning_sv.lit.fsdp import check_strategy
 
 _PR_SET_PDEATHSIG = 1
 #: whether this process has failed and others may be waiting for it in a collective
@@ -29,10 +29,7 @@ def join_ranks(trainer: L.Trainer) -> "partial[None]":
     """
     rank_zero_only.rank = trainer.global_rank  # type: ignore[attr-defined]
     _check_processes(trainer)
-    strategy: object = trainer.strategy
-    check_strategy(strategy)
-    if isinstance(strategy, FullyShardedStrategy):
-        strategy.check_replicas()
+    check_strategy(trainer.strategy)
     if is_child(trainer):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     return partial(_leave, trainer)

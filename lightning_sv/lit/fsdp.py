@@ -25,7 +25,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -61,10 +60,6 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
     Args:
         process_group_backend: backend of torch.distributed; null for the device's default
-        keep_gathered: if True, weights are gathered once per step instead of twice in each of its
-            micro-batches, for 4 bytes per parameter, which `plan` counts
-        replicas: number of copies of the model (hybrid sharding, HSDP). Each is sharded over
-            devices / replicas devices, and gradients are averaged over the copies
         save_distributed_checkpoint: if True, each rank writes its shard. A checkpoint is a folder
             (`lightning_sv.runs.sharded_checkpoint`), which resumes on every number of devices. To
             resume under a different strategy, your own Trainer needs the plugin
@@ -76,8 +71,6 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def __init__(
         self,
         process_group_backend: str | None = None,
-        keep_gathered: bool = False,
-        replicas: int = 1,
         save_distributed_checkpoint: bool = False,
         timeout: timedelta | None = timedelta(minutes=10),
     ):
@@ -87,8 +80,6 @@ class FullyShardedStrategy(ModelParallelStrategy):
             process_group_backend=process_group_backend,
             timeout=timeout,
         )
-        self.keep_gathered = keep_gathered
-        self.replicas = replicas
         self.sharded_checkpoints = save_distributed_checkpoint
 
     @property
@@ -96,15 +87,6 @@ class FullyShardedStrategy(ModelParallelStrategy):
         """The module that the Trainer trains; it exists from `setup` on."""
         assert self.model is not None
         return self.model
-
-    def check_replicas(self) -> int:
-        """Return the number of devices, which the number of replicas must divide."""
-        devices = self.num_nodes * self.num_processes
-        if self.replicas < 1 or devices % self.replicas != 0:
-            key = "trainer.strategy.init_args.replicas"
-            expected = f"a divisor of {devices}, the number of devices"
-            raise ConfigError(f"{key} is {self.replicas}; expected {expected}.")
-        return devices
 
     def setup_environment(self) -> None:
         """Make the mesh of all devices; Lightning's "auto" is tensor parallelism inside a node."""
@@ -114,14 +96,9 @@ class FullyShardedStrategy(ModelParallelStrategy):
             name = type(callback).__name__
             expected = "none that copies the model, because sharded weights cannot be copied"
             raise ConfigError(f"a callback is {name}; expected {expected}.")
-        devices = self.check_replicas()
-        self._data_parallel_size = devices
+        self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
         self.mesh = self.device_mesh["data_parallel"]
-        if self.replicas > 1:
-            sizes = self.replicas, devices // self.replicas
-            names = "replicate", "shard"
-            self.mesh = init_device_mesh(self.root_device.type, sizes, mesh_dim_names=names)
 
     def _check_module(self, module: LightningModule) -> None:
         """Refuse a module without the backbone and the settings that later methods read."""
@@ -149,17 +126,15 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
         Lightning's own method supports DDP only. Reducing in each micro-batch multiplies the
         traffic of a step by their number; complete gradients cost 4 bytes per parameter, which
-        `plan` counts. With `keep_gathered` the same holds for the weights.
+        `plan` counts.
         """
         module: Any = self.lightning_module
         backbone = module.net
         backbone.set_requires_gradient_sync(False)
-        backbone.set_reshard_after_backward(not self.keep_gathered)
         try:
             yield
         finally:
             backbone.set_requires_gradient_sync(True)
-            backbone.set_reshard_after_backward(True)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the state that a checkpoint has: a collective.
@@ -206,10 +181,13 @@ class FullyShardedStrategy(ModelParallelStrategy):
         for part in self._net.modules():
             if isinstance(part, FSDPModule):
                 part.reshard()
-        if is_sharded(checkpoint_path):
-            return self._load_folder(Path(checkpoint_path))
+        path = Path(checkpoint_path)
+        return self._load_folder(path) if is_sharded(path) else self._load_file(path)
+
+    def _load_file(self, path: Path) -> dict[str, Any]:
+        """Take the shards of this rank from the complete tensors of a file."""
         checkpoint: dict[str, Any] = torch.load(
-            checkpoint_path, map_location="cpu", mmap=True, weights_only=True
+            path, map_location="cpu", mmap=True, weights_only=True
         )
         check_recorded(checkpoint, self.lightning_module)
         set_model_state_dict(self._net, checkpoint["state_dict"], options=_FULL)

@@ -15,7 +15,6 @@ def shard(
     device: torch.device,
     *,
     seed: int,
-    keep_gathered: bool = False,
 ) -> None:
     """Shard parameters, gradients and optimizer state over the devices of `mesh`.
 
@@ -27,14 +26,13 @@ def shard(
     Args:
         backbone: model on the meta device, which is initialized from `seed`, one block at a time;
             or one with weights, of which those of rank 0 are used
-        mesh: one dimension, or two, replicas x shards (hybrid sharding)
+        mesh: all devices, in one dimension
         device: device of this rank
         seed: seed of the initialization
-        keep_gathered: if True, a block is freed in backward alone
     """
     for index, layer in enumerate(backbone.layers):
         _materialize(layer, f"layers.{index}.", backbone, device, seed)
-        fully_shard(layer, mesh=mesh, reshard_after_forward=not keep_gathered)
+        fully_shard(layer, mesh=mesh)
     _materialize(backbone.embed, "embed.", backbone, device, seed)
     _materialize(backbone.head, "head.", backbone, device, seed)
     fully_shard(backbone, mesh=mesh)

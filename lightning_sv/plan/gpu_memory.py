@@ -63,11 +63,8 @@ def gpu_memory(
     With `accumulate`, for several micro-batches, gradients exist during forward. DDP keeps its
     buckets in addition to the gradients unless these are views of them.
     """
-    shards = gpus // parallel.replicas
-    if parallel.kind == "fsdp" and shards > 1:
-        return _fully_sharded(
-            step, blocks, shards, accumulate=accumulate, keep_gathered=parallel.keep_gathered
-        )
+    if parallel.kind == "fsdp" and gpus > 1:
+        return _fully_sharded(step, blocks, gpus, accumulate=accumulate)
     state = step.parts()
     has_copies = parallel.kind == "ddp" and not parallel.bucket_view
     buckets = state.gradients if has_copies else 0
@@ -83,12 +80,12 @@ class _Moment(NamedTuple):
 
 
 def _fully_sharded(
-    step: StepMemory, blocks: nn.ModuleList, shards: int, *, accumulate: bool, keep_gathered: bool
+    step: StepMemory, blocks: nn.ModuleList, shards: int, *, accumulate: bool
 ) -> GpuMemory:
     """Return the memory under FSDP2: sharded state plus the largest of three moments of backward.
 
-    A block (all blocks with keep_gathered) is gathered in float32, because autocast casts later;
-    the parameters outside blocks stay gathered.
+    A block is gathered in float32, because autocast casts later; the parameters outside blocks stay
+    gathered.
     """
     shard = step.parts(shards)
     full = step.parts()
@@ -96,12 +93,6 @@ def _fully_sharded(
     all_blocks = sum(sizes)
     block = max(sizes)
     root = full.weights - step.buffers - all_blocks  # R of the module docstring
-
-    gathered = block
-    prefetched = block
-    if keep_gathered:
-        gathered = all_blocks
-        prefetched = 0
 
     gradients_at_start = 0
     gradients_later = round(shard.gradients * all_blocks / (root + all_blocks))  # of the blocks
@@ -113,12 +104,12 @@ def _fully_sharded(
 
     start = _Moment(
         gradients=gradients_at_start,
-        communication=root + gathered + root // 2,
+        communication=root + block + root // 2,
         activations=step.activations,
     )
     middle = _Moment(
         gradients=gradients_later,
-        communication=root + gathered + prefetched + unreduced_root + 2 * block,
+        communication=root + 2 * block + unreduced_root + 2 * block,
         activations=step.activations // len(sizes),
     )
     end = _Moment(

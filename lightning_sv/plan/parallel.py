@@ -11,14 +11,10 @@ class Parallel(NamedTuple):
     Args:
         kind: single, ddp or fsdp
         bucket_view: under ddp, gradients are views of the buckets (gradient_as_bucket_view)
-        keep_gathered: under fsdp, weights stay gathered through the micro-batches of a step
-        replicas: under fsdp, copies of the model, each sharded over gpus / replicas
     """
 
     kind: str
     bucket_view: bool = False
-    keep_gathered: bool = False
-    replicas: int = 1
 
 
 def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:
@@ -26,7 +22,7 @@ def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:
     spec, options = _name_and_options(trainer.get("strategy") or "auto")
     name = spec.rpartition(".")[2].lower()
     if "sharded" in name:  # FullyShardedStrategy; Lightning's own "fsdp" is not supported
-        return _sharded(options, gpus)
+        return Parallel("fsdp")
     is_replicated = name == "auto" or "single" in name or "ddp" in name
     if not is_replicated:
         classes = "auto, ddp or lightning_sv.lit.fsdp.FullyShardedStrategy"
@@ -39,11 +35,3 @@ def _name_and_options(spec: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if isinstance(spec, str):
         return spec, {}
     return spec["class_path"], dict(spec.get("init_args") or {})
-
-
-def _sharded(options: dict[str, Any], gpus: int) -> Parallel:
-    replicas = int(options.get("replicas") or 1)
-    if replicas < 1 or gpus % replicas:
-        key = "trainer.strategy.init_args.replicas"
-        raise ConfigError(f"{key} is {replicas}; expected a divisor of {gpus}, the number of GPUs.")
-    return Parallel("fsdp", keep_gathered=bool(options.get("keep_gathered")), replicas=replicas)

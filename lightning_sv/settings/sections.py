@@ -1,6 +1,7 @@
 """Sections of a run's config, and their dotted keys."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 from lightning_sv.errors import expect
@@ -20,8 +21,13 @@ SECTIONS = frozenset(CALLBACKS) | {
     "model.scale_options", "model.optim", "model.schedule",
     "data", "data.corpus", "trainer",
 }  # fmt: skip
-#: section and key of the config of an earlier version -> the value that every run has now
-RETIRED = {("model", "nonfinite"): "stop", ("checkpoint", "keep"): 1}
+#: key of the config of an earlier version -> the value that every run has now
+RETIRED = {
+    "model.nonfinite": "stop",
+    "checkpoint.keep": 1,
+    "trainer.strategy.init_args.keep_gathered": False,
+    "trainer.strategy.init_args.replicas": 1,
+}
 
 
 def without_empty(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
@@ -46,14 +52,16 @@ def without_retired(content: Mapping[Any, Any]) -> dict[Any, Any]:
     Raises:
         ConfigError: such a key has a value that no run has any more
     """
-    kept = dict(content)
-    for (section, key), value in RETIRED.items():
-        keys = kept.get(section)
-        if not isinstance(keys, dict) or key not in keys:
-            continue
-        expected = f"{value}, as in every run. Leave the key out."
-        expect(keys[key] == value, f"{section}.{key}", keys[key], expected)
-        kept[section] = {name: keys[name] for name in keys if name != key}
+    kept = deepcopy(dict(content))
+    for key, value in RETIRED.items():
+        *sections, name = key.split(".")
+        parent: Any = kept
+        for section in sections:
+            parent = parent.get(section) if isinstance(parent, dict) else None
+        if isinstance(parent, dict) and name in parent:
+            expected = f"{value}, as in every run. Leave the key out."
+            expect(parent[name] == value, key, parent[name], expected)
+            del parent[name]
     return kept
 
 

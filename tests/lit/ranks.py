@@ -24,7 +24,6 @@ from lightning_sv.__main__ import main
 from lightning_sv.callbacks import TrainingMonitor, write_scalars
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError
-from lightning_sv.lit.checkpoint.sharded_write import check_shared
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.generate import generate
 from lightning_sv.lit.text_samples import TextSamples
@@ -123,22 +122,6 @@ def own_trainer(out: str, corpus: str) -> None:
     ] * len(metrics)
 
 
-def folders(out: str) -> None:
-    """The same path on a disk of each node is refused on all ranks; a shared folder is left empty."""
-    fabric = L.Fabric(accelerator="cpu", devices=int(str(RANKS)), strategy="ddp")
-    fabric.launch()
-    strategy: Any = fabric.strategy
-    shared = Path(out, "run/checkpoints")
-    check_shared(strategy, shared)
-    fabric.barrier()
-    assert list(shared.iterdir()) == []
-    disk = Path(out, f"disk-{RANK}")
-    disk.mkdir()
-    os.chdir(disk)
-    with pytest.raises(ConfigError, match="^run_dir is run;"):
-        check_shared(strategy, Path("run/checkpoints"))
-
-
 def sampled_text(corpus: str) -> None:
     """The last rank draws the end of the text at once: all ranks sample the text of rank 0."""
     texts: list[str] = []
@@ -209,7 +192,7 @@ def joined(batches: list[torch.Tensor]) -> list[torch.Tensor]:
 def own_weights(corpus: str) -> None:
     """Without a seed, weights that exist before a fit, and those that a fit creates, are rank 0's
     on all devices."""
-    for replicas, exist in ((1, True), (int(str(RANKS)), True), (int(str(RANKS)), False)):
+    for exist in (True, False):
         module = PretrainModule(SIZES, lr=1e-3)
         weights: list[Any] = []
         if exist:
@@ -221,7 +204,7 @@ def own_weights(corpus: str) -> None:
 
         fit = trainer_of(
             callbacks=[LambdaCallback(on_train_start=look, on_train_end=look)],
-            strategy=FullyShardedStrategy(replicas=replicas),
+            strategy=FullyShardedStrategy(),
             default_root_dir=Path(corpus).parent,
         )
         data = TokenDataModule(corpus, seq_len=16, batch_size=1)
@@ -229,7 +212,7 @@ def own_weights(corpus: str) -> None:
         ranks: list[Any] = [None] * int(str(RANKS))
         distributed.all_gather_object(ranks, weights)
         trained = [each[exist:] for each in ranks]
-        assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True)), (replicas, exist)
+        assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True)), exist
         assert not exist or torch.equal(ranks[0][0], ranks[0][1])
         assert not torch.equal(*trained[0])
     fit = trainer_of(

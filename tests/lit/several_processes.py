@@ -55,8 +55,6 @@ MODELS: dict[str, list[str]] = {
 }
 STOPPED_ONCE = ("unified", "moe-muon")
 CLIPPED_ALONE = "moe-muon"
-#: keeps its weights gathered through the micro-batches of a step
-KEPT = "moe"
 #: continues the run of one process
 MOVED = "muon"
 #: the strategies that are shipped, on a CPU
@@ -152,8 +150,6 @@ def run(out: Path, strategy: str, moved: str, args: list[str]) -> None:
             )
             stop_in_the_middle(fit, out / name, clip)
         checkpoint = moved if name == MOVED else "last"
-        if strategy == "fsdp" and name == KEPT:
-            fit += ["--trainer.strategy.init_args.keep_gathered", "true"]
         assert main([*fit, "--run_dir", str(out / name), "--ckpt_path", checkpoint]) == 0, name
 
 

@@ -21,11 +21,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lightning_sv.__main__ import main
 from lightning_sv.callbacks.logging import write_scalars
-from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.comparability import comparability_warnings
 from lightning_sv.lit.checkpoint.atomic_io import AtomicCheckpointIO
 from lightning_sv.lit.checkpoint.compat import check_learning_rate
-from lightning_sv.lit.checkpoint.sharded_write import check_links, link_last
+from lightning_sv.lit.checkpoint.sharded_write import link_last
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import OPTIMIZERS, ScheduleConfig
 from lightning_sv.runs.directory import LAST, read_summary
@@ -321,20 +320,6 @@ def test_link_last_replaces_a_folder_and_a_link(tmp_path: Path) -> None:
         link_last(last, written)
         assert last.is_symlink() and last.resolve() == written.resolve()
         assert set(tmp_path.iterdir()) == {last, written, others}
-
-
-def test_check_links_refuses_a_file_system_without_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check_links(tmp_path / "checkpoints")
-    assert list((tmp_path / "checkpoints").iterdir()) == []
-
-    def refuse(*_: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(Path, "symlink_to", refuse)
-    with pytest.raises(ConfigError, match="run_dir"):
-        check_links(tmp_path / "checkpoints")
 
 
 @pytest.mark.long

@@ -90,7 +90,6 @@ def test_gpu_memory_rounds_shards_up_and_copies_into_buckets(tmp_path: Path) -> 
     # the middle of backward: the gradients of both blocks, two roots, four blocks, a block's
     # activations
     assert (fsdp.gradients, fsdp.communication, fsdp.activations) == (185, 2 * 40 + 4 * 240, 500)
-    assert gpu_memory(step, blocks, Parallel("fsdp", replicas=3), 12) == fsdp
     assert gpu_memory(step, blocks, Parallel("ddp"), 4).communication == 520
     assert gpu_memory(step, blocks, Parallel("ddp", bucket_view=True), 4).communication == 0
     model = torch.nn.Linear(1000, 1000, bias=False)
@@ -120,25 +119,14 @@ def test_largest_micro_batch_is_the_largest_divisor_that_fits() -> None:
 
 FSDP = "lightning_sv.lit.fsdp.FullyShardedStrategy"
 DDP = "lightning.pytorch.strategies.DDPStrategy"
-THREE_REPLICAS = {"class_path": FSDP, "init_args": {"replicas": 3}}
 
 
 def test_plan_strategy_and_memory_follow_the_config(answer: Answer, run_args: list[str]) -> None:
     four = [*run_args, "--gpus", "4"]
     sharded = answer("plan", *four, "--trainer.strategy", json.dumps({"class_path": FSDP}))
     assert sharded["strategy"] == "fsdp" and sharded["fits"] and sharded["largest_micro_batch"] == 1
-    with pytest.raises(ValueError, match="keep_gathered"):
-        parse_run(
-            [
-                *run_args,
-                "--trainer.strategy",
-                "fsdp",
-                "--trainer.strategy.init_args.keep_gathered=true",
-            ]
-        )
-    replicated = {"class_path": FSDP, "init_args": {"replicas": 2, "keep_gathered": True}}
-    both = Parallel("fsdp", keep_gathered=True, replicas=2)
-    assert find_strategy({"strategy": replicated}, 4) == both
+    with pytest.raises(ValueError, match="timeout"):
+        parse_run([*run_args, *argv("--trainer.strategy fsdp --trainer.strategy.timeout=1:00:00")])
     viewed = {"class_path": DDP, "init_args": {"gradient_as_bucket_view": True}}
     assert find_strategy({"strategy": viewed}, 4) == Parallel("ddp", bucket_view=True)
     small = answer("plan", *four, "--gpu_memory", "0.0001")
@@ -168,7 +156,6 @@ REFUSED = [
     ("--gpus 2 --gpu h1000", "h100"),
     ("--gpus 2 --gpu_memory -1", "--gpu_memory"),
     ("--gpus 2 --trainer.strategy fsdp", "trainer.strategy"),
-    (f"--gpus 4 --trainer.strategy '{json.dumps(THREE_REPLICAS)}'", "replicas"),
     ("--gpus 2 --trainer.precision 16-mixed", "trainer.precision"),
     ("--gpus 2 --trainer.max_steps 0", "trainer.max_steps"),
     ("--gpus 2 --trainer.max_epochs 2", "trainer.max_epochs"),

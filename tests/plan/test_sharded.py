@@ -17,15 +17,13 @@ from lightning_sv.plan.step_memory import step_memory
 from tests.launch import launch
 from tests.plan.test_memory import allocated, make_module
 
-#: d_model, blocks, vocabulary, sequences, tokens, micro-batches, kept gathered; blocks, embedding
-#: or activations lead
+#: d_model, blocks, vocabulary, sequences, tokens, micro-batches; blocks, embedding or activations
+#: lead
 CASES = [
-    (256, 4, 512, 1, 32, 1, False),
-    (192, 4, 1024, 4, 128, 1, False),
-    (192, 4, 1024, 4, 128, 2, False),
-    (128, 3, 16384, 1, 32, 3, False),
-    (256, 4, 512, 1, 32, 2, True),
-    (192, 4, 1024, 4, 128, 2, True),
+    (256, 4, 512, 1, 32, 1),
+    (192, 4, 1024, 4, 128, 1),
+    (192, 4, 1024, 4, 128, 2),
+    (128, 3, 16384, 1, 32, 3),
 ]
 STEPS = 3
 
@@ -37,22 +35,19 @@ def make(d_model: int, n_layer: int, vocab_size: int) -> PretrainModule:
 
 
 def measure(
-    d_model: int, n_layer: int, vocab: int, sequences: int, tokens: int, n: int, keep: bool
+    d_model: int, n_layer: int, vocab: int, sequences: int, tokens: int, n: int
 ) -> tuple[int, int]:
     """Bytes planned and bytes measured, on the first rank; the others only take part in its
     steps."""
     module = make(d_model, n_layer, vocab)
     module.configure_model()
-    shard(
-        module.net, init_device_mesh("cpu", (2,)), torch.device("cpu"), seed=0, keep_gathered=keep
-    )
+    shard(module.net, init_device_mesh("cpu", (2,)), torch.device("cpu"), seed=0)
     optimizer = module.settings.plan.optimizer(module.net)
 
     def step() -> PretrainModule:
         optimizer.zero_grad()
         for index in range(n):
             module.net.set_requires_gradient_sync(index == n - 1)
-            module.net.set_reshard_after_backward(not keep or index == n - 1)
             module.training_step(torch.randint(vocab, (sequences, tokens + 1)), index)[
                 "loss"
             ].backward()
@@ -74,9 +69,7 @@ def measure(
     measured = min(real() for _ in range(STEPS))
     plan = step_memory(make(d_model, n_layer, vocab).settings, sequences, tokens, accumulate=n > 1)
     weights, _, state = plan.parts(2)  # allocated before the profiler looks
-    planned = gpu_memory(
-        plan, module.net.layers, Parallel("fsdp", keep_gathered=keep), 2, accumulate=n > 1
-    )
+    planned = gpu_memory(plan, module.net.layers, Parallel("fsdp"), 2, accumulate=n > 1)
     return planned.peak, measured + weights + state
 
 

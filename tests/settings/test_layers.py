@@ -36,8 +36,11 @@ def test_sections_are_those_of_the_parser() -> None:
 
 
 def test_key_of_an_earlier_version_is_ignored_or_refused(tmp_path: Path, refused: Refused) -> None:
-    args = layer(tmp_path, "model: {nonfinite: stop}\ncheckpoint: {keep: 1, every_n_steps: 7}\n")
+    fsdp = "{class_path: lightning_sv.lit.fsdp.FullyShardedStrategy, init_args: {replicas: 1}}"
+    text = "model: {nonfinite: stop}\ncheckpoint: {keep: 1, every_n_steps: 7}\n"
+    args = layer(tmp_path, f"{text}trainer: {{strategy: {fsdp}}}\n")
     earlier = parse_run(args, check_corpus=False)
+    assert earlier.trainer["strategy"]["init_args"] == {}
     assert earlier.model == parse_run([*LAYERS], check_corpus=False).model
     args = layer(tmp_path, "checkpoint: {keep: 3}\n")
     assert "checkpoint.keep is 3" in refused("fit", *args)

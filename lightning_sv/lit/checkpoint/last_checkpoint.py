@@ -17,7 +17,7 @@ from lightning_sv.callbacks.run_state import (
     validates_now,
 )
 from lightning_sv.errors import ConfigError
-from lightning_sv.lit.checkpoint.sharded_write import check_links, check_shared, link_last
+from lightning_sv.lit.checkpoint.sharded_write import link_last
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.guards.finite import FiniteGuard
 from lightning_sv.lit.logger import RunLogger
@@ -68,10 +68,6 @@ class LastCheckpoint(Checkpoint):
         self._saved_step = trainer.global_step
         if trainer.is_global_zero:
             _remove_partial(self.path.parent)
-        if _writes_shards(trainer.strategy):
-            check_shared(trainer.strategy, self.path.parent)
-            if trainer.is_global_zero:
-                check_links(self.path.parent)
         for guard in callbacks_of(trainer, FiniteGuard):
             self._guard = guard
             guard.agree_on_stop(self.signals.is_received)
