@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_sv.corpus.config import LAYER, CorpusConfig
+from lightning_sv.corpus.config import LAYER
 from lightning_sv.corpus.sources.files import source_files
 from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.settings.paths import config_names, find_config
@@ -220,7 +220,7 @@ def _own_text(path: Path) -> NamedCorpus:
     if (folder / LAYER).is_file():
         words = (*_own_layer(folder), *words)
     else:
-        source_files(CorpusConfig(source=source, dir=str(folder)))  # raises if there is no text
+        source_files(str(path))  # raises if there is no text
     return NamedCorpus(folder, _own_layer(folder), words, is_own=True)
 
 

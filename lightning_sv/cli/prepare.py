@@ -101,11 +101,9 @@ def _lines(dir: str, manifest: Manifest, existed: bool) -> Iterator[str]:
     identity = f"tokenizer {manifest.tokenizer}, corpus {manifest.corpus_hash[:12]}"
     yield f"{name}: {tokens} of {documents}, {identity}"
 
-    left_out = counted(manifest.left_out | {"not UTF-8": manifest.unreadable})
+    left_out = counted(manifest.left_out)
     if left_out:
         yield f"  left out: {left_out}"
-    if manifest.tokenizer_loss:
-        yield f"  dropped by the tokenizer: {manifest.tokenizer_loss:.2%} of the text"
 
 
 def _count(number: int, noun: str) -> str:

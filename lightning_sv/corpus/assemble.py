@@ -17,7 +17,6 @@ from lightning_sv.corpus.manifest import (
     SplitInfo,
     corpus_hash,
 )
-from lightning_sv.corpus.parts import check_lost
 from lightning_sv.corpus.progress import in_threads
 from lightning_sv.corpus.selection import Selection
 from lightning_sv.corpus.split_writer import SplitWriter
@@ -84,9 +83,6 @@ def _manifest(job: Job, selection: Selection, splits: dict[str, SplitInfo]) -> M
     config = job.config
     source = job.source
     tokenizer = job.tokenizer
-    lost = selection.total("lost_bytes")
-    val_bytes = splits["val"].bytes + lost
-    check_lost(lost, val_bytes, config.tokenizer)
     return Manifest(
         version=FORMAT_VERSION,
         source=config.source,
@@ -101,11 +97,9 @@ def _manifest(job: Job, selection: Selection, splits: dict[str, SplitInfo]) -> M
         dtype=tokenizer.dtype.name,
         splits=splits,
         duplicates=selection.duplicates,
-        unreadable=source.unreadable + len(selection.unreadable()),
         corpus_hash=corpus_hash(tokenizer.sha256, splits),
         sources=source.files,
         left_out=source.left_out,
-        tokenizer_loss=lost / val_bytes,
     )
 
 

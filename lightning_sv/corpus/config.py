@@ -2,9 +2,9 @@
 
 import re
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
-from lightning_sv.errors import expect, expect_known
+from lightning_sv.errors import expect
 
 _UNITS = {"": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
@@ -17,7 +17,6 @@ LAYER = "corpus.yaml"
 #: Vocabularies are padded to a multiple of this, as GPT-2's 50,257 to 50,304, because odd matrix
 #: widths are slow.
 PADDED_TO = 64
-Errors = Literal["strict", "replace", "skip"]
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,6 @@ class CorpusConfig:
             all. The corpus can be prepared again with a larger number, which encodes only the parts
             that it lacks
         text_field: name of the text column in .jsonl, .parquet and Hugging Face data
-        errors: handling of files and lines that are not UTF-8: 'strict' raises an error that names
-            them, 'replace' inserts U+FFFD for each wrong byte, 'skip' omits the file or line, as
-            'stdlib' and 'installed' always do
         hf_subset: configuration name of the Hugging Face dataset
         hf_split: split of the Hugging Face dataset
         licence: licence of the text, stored in the manifest; 'stdlib' and 'installed' set their own
@@ -62,7 +58,6 @@ class CorpusConfig:
     max_bytes: int | None = None
     max_tokens: int | None = None
     text_field: str = "text"
-    errors: Errors = "strict"
     hf_subset: str | None = None
     hf_split: str = "train"
     licence: str | None = None
@@ -75,7 +70,6 @@ class CorpusConfig:
         reason = "because training and validation need documents"
         expected = f"a number between 0 and 1, both excluded, {reason}."
         expect(0.0 < self.val_fraction < 1.0, "val_fraction", self.val_fraction, expected)
-        expect_known("errors", self.errors, get_args(Errors))
         for key in ("max_bytes", "max_tokens"):
             limit = getattr(self, key)
             expect(limit is None or limit >= 1, key, limit, "at least 1, or null.")

@@ -35,8 +35,7 @@ class SplitInfo:
     Attributes:
         documents: number of documents
         tokens: number of tokens, with end-of-text tokens
-        bytes: UTF-8 bytes of the text; of validation text those that the tokenizer preserves, so
-            that bits per byte refer to them
+        bytes: UTF-8 bytes of the text
         largest_token: largest id
         shards: files of the split, in order
     """
@@ -64,11 +63,9 @@ class Manifest:
         vocab_size: upper bound of the ids, which are in [0, vocab_size)
         eot: id of the end-of-text token
         duplicates: number of documents dropped because of equal text
-        unreadable: number of source files omitted because they are not UTF-8
         corpus_hash: hash of tokens and tokenizer; results are comparable only if it is equal
         sources: name of each source file -> size, time and hash
-        left_out: suffix -> number of files of the source that are not read
-        tokenizer_loss: fraction of the validation text's bytes that the tokenizer drops
+        left_out: suffix, or `not UTF-8` -> number of files of the source that are not read
     """
 
     version: int
@@ -84,11 +81,9 @@ class Manifest:
     dtype: str
     splits: dict[str, SplitInfo]
     duplicates: int
-    unreadable: int
     corpus_hash: str
     sources: dict[str, Any]
     left_out: dict[str, Any]
-    tokenizer_loss: float
 
     @property
     def train(self) -> SplitInfo:

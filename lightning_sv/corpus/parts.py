@@ -4,8 +4,8 @@ A part is a folder that appears complete or not at all. It can be written by any
 order:
 
     00003-5d1c0e7a9b42/
-      part.json        size, tokens, text bytes, slices; places of text that is not UTF-8
-      documents.npy    one `DOCUMENT` of 36 bytes per document, duplicates included
+      part.json        documents, tokens, bytes of text, slices
+      documents.npy    one `DOCUMENT` of 32 bytes per document, duplicates included
       train.bin        tokens of the training documents in order, each with its end-of-text token
       val.bin          the same of the validation documents
 
@@ -15,19 +15,18 @@ part of a different text, tokenizer or revision is never taken for this one.
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from lightning_sv.atomic import atomic_path
 from lightning_sv.corpus.config import CorpusConfig
-from lightning_sv.corpus.manifest import SPLITS
 from lightning_sv.corpus.sources.document import Document, Reader, Slice, Source, split_document
 from lightning_sv.corpus.tokenizer import Tokenizer
 from lightning_sv.errors import ConfigError
@@ -35,19 +34,15 @@ from lightning_sv.errors import ConfigError
 #: default size of a part in bytes of text: seconds of work, which a killed process loses
 PART_BYTES = 128 << 20
 #: version of a part's files
-PART_VERSION = 1
+PART_VERSION = 2
 #: A document: half of its hash, its bytes, and its tokens and bytes in the splits; tokens are 0 in
 #: a duplicate.
 DOCUMENT = np.dtype(
     [
         ("digest", "<u8", 2), ("n_bytes", "<u4"), ("train_tokens", "<u4"), ("val_tokens", "<u4"),
-        ("val_bytes", "<u4"), ("lost_bytes", "<u4"),
+        ("val_bytes", "<u4"),
     ]
 )  # fmt: skip
-#: maximum fraction of the text that a tokenizer may drop, checked from this number of bytes of
-#: validation text on
-MOST_LOST = 0.05
-LOSS_SAMPLE_BYTES = 1_000_000
 # Text that is encoded at once.
 _BATCH_BYTES = 1 << 22
 #: numpy parses a header with `ast`, which fails in two threads at once: "AST constructor recursion
@@ -73,7 +68,7 @@ class Encoding:
         """Return the values that distinguish parts."""
         token = [self.tokenizer.sha256, self.tokenizer.eot]
         config = self.config
-        settings = [config.val_fraction, self.cuts, config.errors, config.text_field]
+        settings = [config.val_fraction, self.cuts, config.text_field]
         return [PART_VERSION, *token, *settings]
 
 
@@ -141,18 +136,6 @@ def plan_parts(
     return parts
 
 
-@dataclass(slots=True)
-class _Row:
-    """A row of a part's table, with zeros for a duplicate."""
-
-    digest: bytes
-    n_bytes: int
-    train_tokens: int = 0
-    val_tokens: int = 0
-    val_bytes: int = 0
-    lost_bytes: int = 0
-
-
 def encode_part(
     part: Part, source: Source, encoding: Encoding, step: Callable[[int], None] | None = None
 ) -> None:
@@ -165,57 +148,63 @@ def encode_part(
         step: called with the bytes of text of each batch that is encoded
 
     Raises:
-        ConfigError: the text cannot be read, contains the end-of-text token, or loses too much in
-            the tokenizer
+        ConfigError: the text cannot be read, or contains the end-of-text token
     """
-    reader = source.reader
-    reader.unreadable.clear()
     with atomic_path(part.path) as folder:
         folder.mkdir()
-        rows: list[_Row] = []
-        with _TokenWriter(folder, encoding) as writer:
-            for batch in _batches(_unique(part, reader, rows)):
-                writer.write(batch)
+        tables = [np.empty(0, DOCUMENT)]
+        with (folder / "train.bin").open("wb") as train, (folder / "val.bin").open("wb") as val:
+            writer = _TokenWriter(encoding, train, val)
+            for batch in _batches(_documents(part, source.reader)):
+                tables.append(writer.write(batch))
                 if step is not None:
-                    step(sum(row.n_bytes for row, _ in batch))
+                    step(sum(document.n_bytes for document, _ in batch))
         source.check_unchanged(part.slices)
-        table = _table(rows)
+
+        table = np.concatenate(tables)
         np.save(folder / "documents.npy", table)
         summary = {
-            "documents": len(rows),
+            "documents": len(table),
             "tokens": int(table["train_tokens"].sum() + table["val_tokens"].sum()),
             "bytes": int(table["n_bytes"].sum()),
-            "unreadable": sorted(reader.unreadable),
             "slices": [asdict(piece) for piece in part.slices],
         }
         (folder / "part.json").write_text(json.dumps(summary, indent=1))
         sync(folder)
 
 
-def _unique(part: Part, reader: Reader, rows: list[_Row]) -> Iterator[tuple[_Row, Document]]:
-    """Append a row per document; yield each document of a part once, with its row."""
-    seen: set[bytes] = set()
+#: a document, and True if it is encoded
+_Read = tuple[Document, bool]
+
+
+def _documents(part: Part, reader: Reader) -> Iterator[_Read]:
+    """Yield the documents of a part; the first of each text is encoded.
+
+    The document that would exceed `max_bytes` is the last one, and is not encoded: its row marks
+    the end of the corpus.
+    """
+    limit = math.inf if part.max_bytes is None else part.max_bytes
     n_bytes = 0
+    seen: set[bytes] = set()
     for piece in part.slices:
         for document in reader.read(piece):
-            row = _Row(document.digest[:16], document.n_bytes)
-            rows.append(row)
-            if document.digest in seen:
-                continue
-            n_bytes += document.n_bytes
-            if part.max_bytes is not None and n_bytes > part.max_bytes:
-                return  # its row marks the end of the corpus
-            seen.add(document.digest)
-            yield row, document
+            is_new = document.digest not in seen
+            if is_new:
+                seen.add(document.digest)
+                n_bytes += document.n_bytes
+            if n_bytes > limit:
+                yield document, False
+                return
+            yield document, is_new
 
 
-def _batches(documents: Iterator[tuple[_Row, Document]]) -> Iterator[list[tuple[_Row, Document]]]:
+def _batches(documents: Iterator[_Read]) -> Iterator[list[_Read]]:
     """Yield lists of documents of about `_BATCH_BYTES`."""
-    batch: list[tuple[_Row, Document]] = []
+    batch: list[_Read] = []
     n_bytes = 0
-    for row, document in documents:
-        batch.append((row, document))
-        n_bytes += row.n_bytes
+    for document, is_encoded in documents:
+        batch.append((document, is_encoded))
+        n_bytes += document.n_bytes
         if n_bytes >= _BATCH_BYTES:
             yield batch
             batch = []
@@ -224,20 +213,11 @@ def _batches(documents: Iterator[tuple[_Row, Document]]) -> Iterator[list[tuple[
         yield batch
 
 
-def _table(rows: list[_Row]) -> np.ndarray:
-    table = np.zeros(len(rows), DOCUMENT)
-    digests = b"".join(row.digest for row in rows)
-    table["digest"] = np.frombuffer(digests, "<u8").reshape(-1, 2)
-    for name in DOCUMENT.names[1:]:  # type: ignore[index]
-        table[name] = [getattr(row, name) for row in rows]
-    return table
-
-
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A document, or an end of it, in one split."""
+    """A document, or an end of it, in one split; `row` is a view of the document's row."""
 
-    row: _Row
+    row: np.void
     document: Document
     is_val: bool
 
@@ -245,77 +225,51 @@ class _Piece:
 class _TokenWriter:
     """Encode documents and append their tokens to the files of the splits."""
 
-    def __init__(self, folder: Path, encoding: Encoding) -> None:
+    def __init__(self, encoding: Encoding, train: BinaryIO, val: BinaryIO) -> None:
         self.encoding = encoding
-        self._stack = ExitStack()
-        self._files = {}
-        for name in SPLITS:
-            file = (folder / f"{name}.bin").open("wb")
-            self._files[name] = self._stack.enter_context(file)
-        self._eot = np.array([encoding.tokenizer.eot], encoding.tokenizer.dtype).tobytes()
-        self._val_bytes = 0
-        self._lost_bytes = 0
+        self.train = train
+        self.val = val
+        tokenizer = encoding.tokenizer
+        self.end = np.array([tokenizer.eot], tokenizer.dtype).tobytes()
 
-    def __enter__(self) -> "_TokenWriter":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    def write(self, batch: list[tuple[_Row, Document]]) -> None:
-        """Encode a batch of documents, write their tokens, and complete their rows."""
+    def write(self, batch: list[_Read]) -> np.ndarray:
+        """Encode a batch and write its tokens; return its rows of `DOCUMENT`."""
+        table = np.zeros(len(batch), DOCUMENT)
         pieces: list[_Piece] = []
-        for row, document in batch:
-            pieces += self._pieces(row, document)
+        for row, (document, is_encoded) in zip(table, batch, strict=True):
+            row["digest"] = np.frombuffer(document.digest[:16], "<u8")
+            row["n_bytes"] = document.n_bytes
+            if is_encoded:
+                pieces += self._pieces(row, document)
+
         encoded = self.encoding.tokenizer.encode_batch([piece.document.text for piece in pieces])
         for piece, ids in zip(pieces, encoded, strict=True):
             self._check_end(piece.document, ids)
             self._write_piece(piece, ids)
-        n_bytes = max(self._val_bytes, LOSS_SAMPLE_BYTES)
-        check_lost(self._lost_bytes, n_bytes, self.encoding.config.tokenizer)
+        return table
 
-    def _pieces(self, row: _Row, document: Document) -> Iterator[_Piece]:
+    def _pieces(self, row: np.void, document: Document) -> Iterator[_Piece]:
         val_fraction = self.encoding.config.val_fraction
         for part, is_val in split_document(document, val_fraction, cuts=self.encoding.cuts):
             yield _Piece(row, part, is_val)
 
-    def _write_piece(self, piece: _Piece, ids: np.ndarray) -> None:
-        content = ids.tobytes() + self._eot
-        n_tokens = len(ids) + 1
-        if piece.is_val:
-            self._files["val"].write(content)
-            piece.row.val_tokens = n_tokens
-            self._measure_loss(piece.row, piece.document, ids)
-        else:
-            self._files["train"].write(content)
-            piece.row.train_tokens = n_tokens
-
     def _check_end(self, document: Document, ids: np.ndarray) -> None:
         tokenizer = self.encoding.tokenizer
-        if not (ids == tokenizer.eot).any():
-            return
-        contains = "the text contains"
-        if tokenizer.eot == tokenizer.unknown:
-            contains = "unknown text is encoded as"
-        found = f"{document.where}: {contains} {tokenizer.eot_token!r}, the end-of-text token"
-        hint = "remove it, or set data.corpus.eot to a token that is in no text."
-        raise ConfigError(f"{found}; {hint}")
+        if (ids == tokenizer.eot).any():
+            found = f"{document.where}: the text is encoded with {tokenizer.eot_token!r}"
+            hint = "set data.corpus.eot to a token that is in no text."
+            raise ConfigError(f"{found}, the end-of-text token; {hint}")
 
-    def _measure_loss(self, row: _Row, document: Document, ids: np.ndarray) -> None:
-        share = self.encoding.tokenizer.lost_share(document.text, ids.tolist())
-        row.lost_bytes = round(document.n_bytes * share)
-        row.val_bytes = document.n_bytes - row.lost_bytes
-        self._val_bytes += document.n_bytes
-        self._lost_bytes += row.lost_bytes
-
-
-def check_lost(lost_bytes: int, n_bytes: int, tokenizer: str) -> None:
-    """Check that a tokenizer drops at most `MOST_LOST` of a text."""
-    if lost_bytes > MOST_LOST * n_bytes:
-        share = f"{lost_bytes / n_bytes:.0%}"
-        hint = "Use one that knows its characters, for example bpe:4096."
-        expected = f"at most {MOST_LOST:.0%}. {hint}"
-        raise ConfigError(f"tokenizer={tokenizer} drops {share} of this text; expected {expected}")
+    def _write_piece(self, piece: _Piece, ids: np.ndarray) -> None:
+        content = ids.tobytes() + self.end
+        n_tokens = len(ids) + 1
+        if piece.is_val:
+            self.val.write(content)
+            piece.row["val_tokens"] = n_tokens
+            piece.row["val_bytes"] = piece.document.n_bytes
+        else:
+            self.train.write(content)
+            piece.row["train_tokens"] = n_tokens
 
 
 def sync(folder: Path) -> None:

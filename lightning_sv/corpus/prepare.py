@@ -16,7 +16,7 @@ from lightning_sv.corpus.manifest import FILENAME, Manifest
 from lightning_sv.corpus.parts import PART_BYTES
 from lightning_sv.corpus.remote import is_remote
 from lightning_sv.corpus.selection import Selection
-from lightning_sv.corpus.sources.files import changed_text
+from lightning_sv.corpus.sources.files import changed_file
 from lightning_sv.corpus.tokenizer import open_tokenizer, tokenizer_file
 from lightning_sv.corpus.validate import check_corpus
 from lightning_sv.corpus.work import encode_enough
@@ -121,7 +121,20 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
     only_grows = changed.keys() == {GROWING} and (parts_folder(target) / JOB).is_file()
     if only_grows:
         return None
-    _check_unchanged(config, target, manifest, changed)
+
+    found = f"dir={config.dir} has a corpus"
+    again = "delete it to prepare it again, or choose a different dir."
+    if changed:
+        raise ConfigError(f"{found} with other settings ({_listed(changed)}); {again}")
+    check_corpus(manifest, target, checksums=False)
+    if _has_other_tokenizer(config, manifest):
+        reason = f"whose tokenizer {config.tokenizer}, or its end-of-text token, has changed since"
+        raise ConfigError(f"{found} {reason}; {again}")
+    file = changed_file(manifest)
+    if file is not None:
+        words = f"fit --config {config.dir}/{LAYER} --data.corpus.dir {config.dir}"
+        hint = f"To train on it unchanged, use {words}."
+        raise ConfigError(f"{found} whose text has changed since ({file}); {again} {hint}")
     return manifest
 
 
@@ -130,35 +143,6 @@ def _is_vacant(target: Path) -> bool:
     if not target.exists():
         return True
     return target.is_dir() and not any(target.iterdir())
-
-
-def _check_unchanged(
-    config: CorpusConfig, target: Path, manifest: Manifest, changed: Mapping[str, tuple[Any, Any]]
-) -> None:
-    """Check that a prepared corpus has the config's settings, tokenizer and text.
-
-    Raises:
-        ConfigError: says what has changed, and what to do
-    """
-    found = f"dir={config.dir} has a corpus"
-    again = "delete it to prepare it again, or choose a different dir."
-    if changed:
-        settings = []
-        for key, (then, now) in changed.items():
-            settings.append(f"{key}={json.dumps(then)}, expected {json.dumps(now)}")
-        raise ConfigError(f"{found} with other settings ({'; '.join(settings)}); {again}")
-
-    check_corpus(manifest, target, checksums=False)
-    file = tokenizer_file(config.tokenizer)
-    if file is not None and file.is_file() and _has_changed(file, config, manifest):
-        reason = f"whose tokenizer {file}, or its end-of-text token, has changed since"
-        raise ConfigError(f"{found} {reason}; {again}")
-
-    changes = changed_text(manifest)
-    if changes:
-        words = f"fit --config {config.dir}/{LAYER} --data.corpus.dir {config.dir}"
-        hint = f"To train on it unchanged, use {words}."
-        raise ConfigError(f"{found} whose text has changed since ({changes}); {again} {hint}")
 
 
 def _changed_settings(config: CorpusConfig, manifest: Manifest) -> dict[str, tuple[Any, Any]]:
@@ -171,8 +155,18 @@ def _changed_settings(config: CorpusConfig, manifest: Manifest) -> dict[str, tup
     return changed
 
 
-def _has_changed(file: Path, config: CorpusConfig, manifest: Manifest) -> bool:
-    """Return True if a tokenizer file differs from that of a corpus, or names another end token."""
+def _listed(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    settings = []
+    for key, (then, now) in changed.items():
+        settings.append(f"{key}={json.dumps(then)}, expected {json.dumps(now)}")
+    return "; ".join(settings)
+
+
+def _has_other_tokenizer(config: CorpusConfig, manifest: Manifest) -> bool:
+    """Return True if the config's tokenizer file, or its end token, differs from a corpus's."""
+    file = tokenizer_file(config.tokenizer)
+    if file is None or not file.is_file():
+        return False
     if file_sha256(file) != manifest.tokenizer_sha256:
         return True
     return open_tokenizer(config.tokenizer, config.eot).eot != manifest.eot

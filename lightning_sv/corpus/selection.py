@@ -92,18 +92,9 @@ class Selection:
         return self.total("train_tokens") + self.total("val_tokens")
 
     def text_bytes(self, split: str) -> int:
-        """Return the bytes of the text of a split; of validation text what the tokenizer keeps."""
+        """Return the bytes of the text of a split."""
         val_bytes = self.total("val_bytes")
-        if split == "val":
-            return val_bytes
-        return self.total("n_bytes") - val_bytes - self.total("lost_bytes")
-
-    def unreadable(self) -> set[str]:
-        """Return the places of text that is not UTF-8."""
-        places: set[str] = set()
-        for kept in self.parts:
-            places.update(kept.part.summary()["unreadable"])
-        return places
+        return val_bytes if split == "val" else self.total("n_bytes") - val_bytes
 
 
 def _first_of_equal(parts: Sequence[Part]) -> list[np.ndarray]:

@@ -3,8 +3,6 @@
 import hashlib
 import json
 import re
-import unicodedata
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
@@ -129,15 +127,6 @@ class Tokenizer:
         """Name of the end-of-text token."""
         return str(self._tokenizer.id_to_token(self.eot))
 
-    @cached_property
-    def unknown(self) -> int | None:
-        """Id of the token for unknown text; None if there is none."""
-        model = json.loads(self.content)["model"]
-        name = model.get("unk_token")
-        if name is None:
-            return model.get("unk_id")
-        return self._tokenizer.token_to_id(name)
-
     def encode(self, text: str) -> list[int]:
         """Return the ids of one text, without the end-of-text token."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -184,20 +173,6 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a sequence of ids; special tokens are spelled out."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
-
-    def lost_share(self, text: str, ids: Sequence[int]) -> float:
-        """Return the fraction of a text's bytes that decoding its ids does not restore.
-
-        White space, case and compatibility forms do not count, because many tokenizers normalize
-        them.
-        """
-        known = [i for i in ids if i != self.unknown]
-        decoded = self.decode(known)
-        if decoded == text:
-            return 0.0
-        before = _characters(text)
-        after = _characters(decoded)
-        return _n_bytes(before - after) / max(1, _n_bytes(before))
 
     @property
     def sha256(self) -> str:
@@ -318,11 +293,3 @@ def read_file(path: Path) -> bytes:
     """Return the bytes of a tokenizer file."""
     expect(path.is_file(), "tokenizer", path, "'bpe:N', 'gpt2' or the path of an existing file.")
     return path.read_bytes()
-
-
-def _characters(text: str) -> Counter[str]:
-    return Counter("".join(unicodedata.normalize("NFKD", text).casefold().split()))
-
-
-def _n_bytes(characters: Counter[str]) -> int:
-    return sum(len(character.encode()) * number for character, number in characters.items())

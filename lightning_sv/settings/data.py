@@ -22,7 +22,7 @@ from lightning_sv.corpus import (
 )
 from lightning_sv.corpus.manifest import FILENAME
 from lightning_sv.corpus.sampler import limited
-from lightning_sv.corpus.sources.files import changed_text
+from lightning_sv.corpus.sources.files import changed_file
 from lightning_sv.errors import ConfigError, expect, expect_numbers
 
 log = logging.getLogger(__name__)
@@ -113,9 +113,9 @@ class DataConfig:
             self.manifest, self.folder, vocab_size=vocab_size, seq_len=self.seq_len,
             tokenizer=self.corpus.tokenizer, checksums=checksums,
         )  # fmt: skip
-        changes = changed_text(self.manifest) if checksums else ""
-        if changes:
-            log.warning("%s is used although its text has changed: %s", self.corpus.dir, changes)
+        changed = changed_file(self.manifest) if checksums else None
+        if changed is not None:
+            log.warning("%s is used although its text has changed: %s", self.corpus.dir, changed)
 
     def _check_settings(self) -> None:
         """Check that the corpus was prepared with the settings that differ from the defaults."""

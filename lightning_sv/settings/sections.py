@@ -1,7 +1,6 @@
 """Sections of a run's config, and their dotted keys."""
 
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any
 
 from lightning_sv.errors import expect
@@ -25,6 +24,7 @@ SECTIONS = frozenset(CALLBACKS) | {
 RETIRED = {
     "model.nonfinite": "stop",
     "checkpoint.keep": 1,
+    "data.corpus.errors": "strict",
     "trainer.strategy.init_args.keep_gathered": False,
     "trainer.strategy.init_args.replicas": 1,
 }
@@ -46,22 +46,22 @@ def without_empty(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
     return kept
 
 
-def without_retired(content: Mapping[Any, Any]) -> dict[Any, Any]:
+def without_retired(content: Mapping[Any, Any], prefix: str = "") -> dict[Any, Any]:
     """Return the config of a run without the keys that only earlier versions have.
 
     Raises:
         ConfigError: such a key has a value that no run has any more
     """
-    kept = deepcopy(dict(content))
-    for key, value in RETIRED.items():
-        *sections, name = key.split(".")
-        parent: Any = kept
-        for section in sections:
-            parent = parent.get(section) if isinstance(parent, dict) else None
-        if isinstance(parent, dict) and name in parent:
-            expected = f"{value}, as in every run. Leave the key out."
-            expect(parent[name] == value, key, parent[name], expected)
-            del parent[name]
+    kept = {}
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        if key in RETIRED:
+            expected = f"{RETIRED[key]}, as in every run. Leave the key out."
+            expect(value == RETIRED[key], key, value, expected)
+        elif isinstance(value, dict):
+            kept[name] = without_retired(value, f"{key}.")
+        else:
+            kept[name] = value
     return kept
 
 

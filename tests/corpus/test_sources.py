@@ -21,7 +21,7 @@ import pytest
 from lightning_sv.corpus import CorpusConfig
 from lightning_sv.corpus.sources import document as document_module
 from lightning_sv.corpus.sources import formats as formats_module
-from lightning_sv.corpus.sources.document import Document, Source, SplitDocuments
+from lightning_sv.corpus.sources.document import Document, NotUtf8Error, Source, SplitDocuments
 from lightning_sv.corpus.sources.formats import ZSTD, needs
 from lightning_sv.corpus.sources.kinds import SOURCES
 from lightning_sv.errors import ConfigError
@@ -169,39 +169,37 @@ def test_files_source_too_little_memory_is_no_damage(
         _texts(f"files:{tmp_path}")
 
 
-def test_files_source_invalid_utf8_is_refused_replaced_or_skipped(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
-    (tmp_path / "b.txt").write_bytes(b"good")
-    (tmp_path / "c.md.gz").write_bytes(gzip.compress(b"\xff"))
-    (tmp_path / "d.jsonl").write_bytes(b'{"text": "one"}\n{"text": "\xe9"}\n{"text": "a\\ud83d"}\n')
-    table = pyarrow.table({"text": pyarrow.array([b"two", b"\xe9"]).view(pyarrow.string())})
-    pyarrow.parquet.write_table(table, tmp_path / "e.parquet")
-    for place in ("a.txt", "c.md.gz", "d.jsonl, line 2", "e.parquet, row 2"):
-        with pytest.raises(ConfigError, match=place):
-            _texts(f"files:{tmp_path / place.partition(',')[0]}")
-    replaced = _texts(f"files:{tmp_path}", errors="replace")
-    assert replaced == "caf? good ? one ? a??? two ?".replace("?", "\ufffd").split()
-    source = open_source(f"files:{tmp_path}", errors="skip")
-    for _ in range(2):
-        assert [document.text for document in source.read()] == ["good", "one", "two"]
-        assert len(source.reader.unreadable) == 5
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("a.txt", b"caf\xe9", "a.txt"),
+        ("a.md.gz", gzip.compress(b"\xff"), "a.md.gz"),
+        ("a.jsonl", b'{"text": "one"}\n{"text": "\xe9"}\n', "a.jsonl, line 2"),
+    ],
+)
+def test_files_source_invalid_utf8_is_named(
+    name: str, content: bytes, place: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(NotUtf8Error, match=f"{place}: byte"):
+        _texts(f"files:{tmp_path}")
 
 
 @pytest.mark.parametrize(
     "kind",
     [
+        pyarrow.string(),
         pyarrow.large_string(),
         pyarrow.string_view(),
         pyarrow.dictionary(pyarrow.int32(), pyarrow.string()),
     ],
 )
-def test_files_source_invalid_utf8_in_every_arrow_type_is_skipped(
+def test_files_source_invalid_utf8_in_every_arrow_type_is_named(
     kind: pyarrow.DataType, tmp_path: Path
 ) -> None:
     column = pyarrow.array([b"one", b"\xe9", b"two"]).view(pyarrow.string()).cast(kind)
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
-    assert _texts(f"files:{tmp_path}", errors="skip") == ["one", "two"]
-    with pytest.raises(ConfigError, match="row 2: byte"):
+    with pytest.raises(NotUtf8Error, match="row 2: byte"):
         _texts(f"files:{tmp_path}")
 
 
@@ -247,7 +245,6 @@ def test_missing_package_is_named(
     ("name", "content", "message"),
     [
         ("a.pdf", b"x", r"a\.pdf"),
-        ("a.txt", b"ok \xff", r"a\.txt: byte 3 "),
         ("a.jsonl", b'{"text": "x"}\n{"text": ', r"a\.jsonl, line 2"),
         ("a.jsonl", b'\n{"body": "x"}\n', r"a\.jsonl, line 2"),
         ("a.jsonl", b'{"text": 1}\n', r"a\.jsonl, line 1"),
@@ -284,7 +281,7 @@ def test_source_missing_name_is_named(
 
 @pytest.mark.parametrize(("key", "value"), [
     ("source", "web"), ("source", "files:"), ("dir", " "), ("dir", os.fsdecode(b"caf\xe9")),
-    ("source", os.fsdecode(b"files:caf\xe9")), ("val_fraction", 0.0), ("errors", "ignore"), ("max_bytes", 0),
+    ("source", os.fsdecode(b"files:caf\xe9")), ("val_fraction", 0.0), ("max_bytes", 0),
     ("chunk_bytes", "64 parsecs"),
 ])  # fmt: skip
 def test_corpus_config_bad_setting_is_refused(key: str, value: object) -> None:
@@ -360,4 +357,6 @@ def test_installed_source_reads_all_distributions_but_this(
     source = open_source("installed")
     assert {document.text for document in source.read()} == {"a = 1\n", "b = 2\n", "d = 4\n"}
     assert source.packages == {"python": platform.python_version(), "alpha": "1.5", "beta": "1.5"}
-    assert source.licence == "python: PSF-2.0; alpha: MIT; beta: MIT" and source.unreadable == 1
+    assert source.licence == "python: PSF-2.0; alpha: MIT; beta: MIT" and source.left_out == {
+        "not UTF-8": 1
+    }

@@ -12,8 +12,7 @@ import huggingface_hub
 import pytest
 import tokenizers
 
-from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, prepare
-from lightning_sv.corpus.sources.document import Document
+from lightning_sv.corpus import CorpusConfig, Tokenizer, prepare
 from lightning_sv.corpus.tokenizer import bpe_size, open_tokenizer
 from lightning_sv.errors import ConfigError
 from tests.corpus.conftest import write_rows
@@ -164,64 +163,22 @@ def test_open_tokenizer_absent_end_token_is_refused(tmp_path: Path) -> None:
         open_tokenizer(spec)
 
 
-def test_prepare_dropped_text_is_measured_and_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lightning_sv.corpus.parts.LOSS_SAMPLE_BYTES", 5000)
-    publish_words(tmp_path, END)
-    rows = lossy_rows()
-    some = prepare_rows(tmp_path, rows, "some")
-    assert 0.0 < some.tokenizer_loss < 0.05
-    lost = some.tokenizer_loss * some.val.bytes / (1 - some.tokenizer_loss)
-    held = [text for text in rows if Document.from_text(text, "").held_out(0.3)]
-    assert some.val.bytes + lost == pytest.approx(sum(len(text.encode()) for text in held))
-    lossless = prepare_rows(tmp_path, [text.replace("é", "") for text in rows], "none")
-    assert lossless.tokenizer_loss == 0.0  # case and spaces are no loss
-    other = [f"{i} " + "слово 世界 " * 20 for i in range(40)]
-    for name, texts in (("at once", other), ("beyond the sample", rows + other)):
-        with pytest.raises(ConfigError, match=r"tokenizer\.json"):
-            prepare_rows(tmp_path, texts, name)
-        assert not (tmp_path / name).exists()
-
-
 def test_prepare_again_with_another_tokenizer_or_end_token_is_refused(tmp_path: Path) -> None:
-    publish_words(tmp_path, END)
-    rows = lossy_rows()
-    prepare_rows(tmp_path, rows, "some")
-    publish_words(tmp_path, END, "more")
-    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
-        prepare_rows(tmp_path, rows, "some")
-    publish_words(tmp_path, "word0")
-    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
-        prepare_rows(tmp_path, rows, "some")
+    words = [f"word{number}" for number in range(40)]
 
+    def publish(end: str, *more: str) -> str:
+        vocabulary = ["?", END, *words, *more]
+        return _published(tmp_path, vocabulary=vocabulary, tokenizer_config={"eos_token": end})
 
-WORDS = [f"word{number}" for number in range(40)]
-
-
-def publish_words(folder: Path, end: str, *more: str) -> None:
-    _published(folder, vocabulary=["?", END, *WORDS, *more], tokenizer_config={"eos_token": end})
-
-
-def lossy_rows() -> list[str]:
-    """Return texts of known words, with some letters that the tokenizer lacks."""
-    rows = []
-    for i in range(40):
-        rotated = " ".join(WORDS[i:] + WORDS[:i]).upper()
-        rows.append(f"{rotated} {'é' * (i % 4)}")
-    return rows
-
-
-def prepare_rows(folder: Path, texts: list[str], name: str) -> Manifest:
-    path = folder / "rows.jsonl"
-    write_rows(path, texts)
-    config = CorpusConfig(
-        dir=str(folder / name),
-        source=f"files:{path}",
-        tokenizer=str(folder / "tokenizer.json"),
-        val_fraction=0.3,
-    )
-    return prepare(config, progress=False)
+    spec = publish(END)
+    write_rows(tmp_path / "rows.jsonl", [" ".join(words[i:]) for i in range(40)])
+    source = f"files:{tmp_path / 'rows.jsonl'}"
+    config = CorpusConfig(str(tmp_path / "corpus"), source, spec, val_fraction=0.3)
+    prepare(config, progress=False)
+    for changed in [(END, "more"), ("word0",)]:
+        publish(*changed)
+        with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+            prepare(config, progress=False)
 
 
 def test_prepare_end_token_of_a_bpe_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from lightning_sv.corpus import CorpusConfig
 from lightning_sv.corpus.sources.files import source_files
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.spec import load_figure
@@ -37,8 +36,9 @@ def test_sections_are_those_of_the_parser() -> None:
 
 def test_key_of_an_earlier_version_is_ignored_or_refused(tmp_path: Path, refused: Refused) -> None:
     fsdp = "{class_path: lightning_sv.lit.fsdp.FullyShardedStrategy, init_args: {replicas: 1}}"
-    text = "model: {nonfinite: stop}\ncheckpoint: {keep: 1, every_n_steps: 7}\n"
-    args = layer(tmp_path, f"{text}trainer: {{strategy: {fsdp}}}\n")
+    text = "model: {nonfinite: stop}\ndata: {corpus: {errors: strict}}\n"
+    text += f"checkpoint: {{keep: 1, every_n_steps: 7}}\ntrainer: {{strategy: {fsdp}}}\n"
+    args = layer(tmp_path, text)
     earlier = parse_run(args, check_corpus=False)
     assert earlier.trainer["strategy"]["init_args"] == {}
     assert earlier.model == parse_run([*LAYERS], check_corpus=False).model
@@ -195,7 +195,7 @@ def test_source_files_name_with_a_comma_is_one_path(tmp_path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text("text")
     for spec, found in ((named.parent, [named]), (f"{other}, {tmp_path}", [other, named])):
-        assert source_files(CorpusConfig(source=f"files:{spec}"))[0] == found
+        assert source_files(spec)[0] == found
 
 
 KEYS_WITHOUT_CLASS = [

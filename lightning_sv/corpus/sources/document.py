@@ -46,14 +46,30 @@ class Document:
             raw = text.encode("utf-8")
         except UnicodeEncodeError:
             found = f"{where} has half of a surrogate pair"
-            hint = "Repair it, or set data.corpus.errors to replace or skip."
-            raise ConfigError(f"{found}; expected Unicode text. {hint}") from None
+            raise ConfigError(f"{found}; expected Unicode text. Repair or remove it.") from None
         _check_size(raw, where)
         return cls(text, len(raw), hashlib.blake2b(raw, digest_size=24).digest(), where)
 
     def held_out(self, val_fraction: float) -> bool:
         """Return True if the hash of the text selects the document for validation."""
         return int.from_bytes(self.digest[:8], "big") < val_fraction * 2.0**64
+
+
+class NotUtf8Error(ConfigError):
+    """Bytes that are not UTF-8."""
+
+
+def decoded(raw: bytes, where: str) -> str:
+    """Return the text of bytes, without a byte order mark.
+
+    Raises:
+        NotUtf8Error: names the place and the first wrong byte
+    """
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        found = f"{where}: byte {error.start} is not UTF-8"
+        raise NotUtf8Error(f"{found}; convert it, or remove it.") from None
 
 
 def read_text_file(file: Any, where: str) -> bytes:
@@ -93,13 +109,7 @@ class Slice:
 
 
 class Reader(Protocol):
-    """Reader of the slices of a source.
-
-    Attributes:
-        unreadable: files, lines and rows omitted so far because they are not UTF-8
-    """
-
-    unreadable: set[str]
+    """Reader of the slices of a source."""
 
     def read(self, piece: Slice) -> Iterator[Document]:
         """Yield the documents of a slice, always in the same order."""
@@ -115,8 +125,7 @@ class Source:
         reader: reader of a slice
         licence: licence of the text, None if unknown
         packages: versions of the packages with the text, or the revision of the dataset
-        left_out: suffix -> number of files in folders that are not read
-        unreadable: files that have no slice because they are not UTF-8
+        left_out: suffix, or `not UTF-8` -> number of files that are not read
         files: name -> size, time and hash of each file, to notice changes
     """
 
@@ -125,7 +134,6 @@ class Source:
     licence: str | None = None
     packages: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
-    unreadable: int = 0
     files: FileStates = field(default_factory=dict)
 
     def read(self) -> Iterator[Document]:

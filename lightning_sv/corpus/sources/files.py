@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,9 +16,8 @@ from lightning_sv.corpus.sources.formats import READERS, FileFormat, FileReader
 from lightning_sv.corpus.sources.paths import named_paths, reached_files
 from lightning_sv.errors import ConfigError
 
-#: number of kinds of files, and of changes, that a message lists
+#: number of kinds of files that a message lists
 _LISTED_KINDS = 8
-_LISTED_CHANGES = 3
 _HINT = "Check the path, or convert the files; rename .json files of JSON lines to .jsonl."
 
 
@@ -28,7 +27,7 @@ def files_source(config: CorpusConfig, previous: Source | None, part_bytes: int)
     A file of lines or row groups that is larger than `part_bytes` has several slices. Files whose
     size and time are those of the `previous` start are not hashed again.
     """
-    paths, left_out = source_files(config)
+    paths, left_out = source_files(config.location)
     states = file_states(paths, previous.files if previous else {})
     reader = FileReader(config)
     slices: list[Slice] = []
@@ -37,11 +36,11 @@ def files_source(config: CorpusConfig, previous: Source | None, part_bytes: int)
     return Source(slices, reader, left_out=dict(left_out), files=states)
 
 
-def source_files(config: CorpusConfig) -> tuple[list[Path], dict[str, int]]:
-    """Return the files of a source in order, each once, and the number left out per suffix."""
+def source_files(location: str) -> tuple[list[Path], dict[str, int]]:
+    """Return the files that `files:LOCATION` names in order, and the number left out per suffix."""
     paths: dict[Path, None] = {}
     left_out = Counter[str]()
-    for name in named_paths(config.location):
+    for name in named_paths(location):
         target = Path(name).expanduser()
         if target.is_file():
             _check_suffix(target)
@@ -124,49 +123,32 @@ def file_states(paths: Sequence[Path], known: FileStates) -> FileStates:
     return states
 
 
-def changed_text(manifest: Manifest) -> str:
-    """Return a phrase that names files that were added, removed or changed since the preparation.
+def changed_file(manifest: Manifest) -> str | None:
+    """Return the first file that was added, removed or changed since the preparation.
 
-    It is empty without changes. Only files are compared, if this user can find any of them. A file
-    that was added to a folder of `hf:` is not noticed.
+    Only files are compared, if this user can find any of them. A file that was added to a folder of
+    `hf:` is not noticed.
     """
-    if not manifest.sources:
-        return ""
-    paths = _files_now(manifest)
-    if not paths:
-        return ""
-    phrases = _changes(manifest.sources, paths)
-    listed = phrases[:_LISTED_CHANGES]
-    n_others = len(phrases) - len(listed)
-    if n_others:
-        listed.append(f"and {n_others:,} more")
-    return ", ".join(listed)
+    then = manifest.sources
+    now = _files_now(manifest) if then else []
+    if not now:
+        return None
+    for name in sorted({*then, *now}):
+        is_kept = name in then and name in now
+        if not is_kept or not _is_same(Path(name), then[name]):
+            return name
+    return None
 
 
-def _changes(then: FileStates, paths: Iterable[Path]) -> list[str]:
-    """Return a phrase per file that was added, removed or changed, in the order of the names."""
-    now = {str(path): path for path in paths}
-    phrases = []
-    for name in sorted(then.keys() | now.keys()):
-        if name not in then:
-            phrases.append(f"{name} is new")
-        elif name not in now:
-            exists = os.path.lexists(name)  # with a suffix that only earlier versions read
-            phrases.append(f"{name} is no longer read" if exists else f"{name} is gone")
-        elif not _is_same(now[name], then[name]):
-            phrases.append(f"{name} has changed")
-    return phrases
-
-
-def _files_now(manifest: Manifest) -> list[Path]:
-    """Return the files that the settings of a corpus name now, if this user can find them."""
-    # some text may be gone, or this user may not read its folder, for which Path.is_file raises
-    with suppress(TypeError, ValueError, OSError):
-        config = CorpusConfig(**manifest.settings)
-        if config.kind == "files":
-            files, _ = source_files(config)
-            return files
-    return [Path(name) for name in manifest.sources if os.path.isfile(name)]  # noqa: PTH113
+def _files_now(manifest: Manifest) -> list[str]:
+    """Return the files that the source of a corpus names now, if this user can find them."""
+    kind, _, location = manifest.source.partition(":")
+    if kind == "files":
+        # some text may be gone, or this user may not read its folder
+        with suppress(ConfigError, OSError):
+            files, _ = source_files(location)
+            return list(map(str, files))
+    return [name for name in manifest.sources if os.path.isfile(name)]  # noqa: PTH113
 
 
 def _is_same(path: Path, then: Mapping[str, Any]) -> bool:
@@ -179,6 +161,5 @@ def _is_same(path: Path, then: Mapping[str, Any]) -> bool:
         return False
     if now.items() <= then.items():
         return True
-    if not os.access(path, os.R_OK):
-        return False  # it cannot be compared
-    return file_sha256(path) == then.get("sha256")
+    can_compare = os.access(path, os.R_OK)
+    return can_compare and file_sha256(path) == then.get("sha256")

@@ -18,6 +18,7 @@ from lightning_sv.corpus.sources.document import (
     BYTE_ORDER_MARK,
     Document,
     Slice,
+    decoded,
     read_text_file,
 )
 from lightning_sv.errors import ConfigError
@@ -108,16 +109,10 @@ def open_file(path: Path) -> Any:
 
 
 class FileReader:
-    """Reader of all formats.
-
-    Attributes:
-        unreadable: files, lines and rows omitted so far because they are not UTF-8
-    """
+    """Reader of all formats."""
 
     def __init__(self, config: CorpusConfig) -> None:
         self.text_field = config.text_field
-        self.errors = config.errors
-        self.unreadable: set[str] = set()
 
     def slices(self, path: Path, state: str, part_bytes: int) -> list[Slice]:
         """Return the slices of a file, of about `part_bytes` if it can be read from the middle."""
@@ -140,7 +135,7 @@ class FileReader:
     def text(self, path: Path, piece: Slice) -> Iterator[Document]:
         """Yield a text file as one document."""
         with open_file(path) as file:
-            text = self._decoded(read_text_file(file, str(path)), str(path))
+            text = decoded(read_text_file(file, str(path)), str(path))
         yield from text_documents(text, str(path), self.text_field)
 
     def lines(self, path: Path, piece: Slice) -> Iterator[Document]:
@@ -152,7 +147,7 @@ class FileReader:
 
     def _line(self, line: bytes, where: str) -> Iterator[Document]:
         """Yield the document of a line; none for an empty line."""
-        text = self._decoded(line, where).removeprefix(BYTE_ORDER_MARK).strip()
+        text = decoded(line, where).strip()
         if not text:
             return
         try:
@@ -162,9 +157,6 @@ class FileReader:
             raise ConfigError(f"{found}; repair or remove the line.") from None
 
         value = record_text(record, where, self.text_field)
-        if isinstance(value, str) and self.errors != "strict":
-            # an escape of JSON can be half of a surrogate pair
-            value = self._decoded(value.encode("utf-8", "surrogatepass"), where)
         yield from text_documents(value, where, self.text_field)
 
     def parquet(self, path: Path, piece: Slice) -> Iterator[Document]:
@@ -182,23 +174,9 @@ class FileReader:
         for batch in table.iter_batches(batch_size=_ROWS, row_groups=groups, columns=columns):
             for value in _undecoded(batch.column(0)).to_pylist():
                 row += 1
-                yield from self._row(value, f"{piece.name}, row {row}")
-
-    def _row(self, value: Any, where: str) -> Iterator[Document]:
-        text = self._decoded(value, where) if isinstance(value, bytes) else value
-        yield from text_documents(text, where, self.text_field)
-
-    def _decoded(self, raw: bytes, where: str) -> str:
-        """Return the text according to the setting `errors`, empty if it is skipped."""
-        handling = "replace" if self.errors == "replace" else "strict"
-        try:
-            return raw.decode("utf-8", handling)
-        except UnicodeDecodeError as error:
-            if self.errors == "strict":
-                hint = "convert it, or set data.corpus.errors to replace or skip."
-                raise ConfigError(f"{where}: byte {error.start} is not UTF-8; {hint}") from None
-        self.unreadable.add(where)
-        return ""
+                where = f"{piece.name}, row {row}"
+                text = decoded(value, where) if isinstance(value, bytes) else value
+                yield from text_documents(text, where, self.text_field)
 
 
 #: suffix -> reader of a slice

@@ -116,7 +116,6 @@ class HubReader:
     def __init__(self, config: CorpusConfig) -> None:
         self.config = config
         self._files = FileReader(config)
-        self.unreadable = self._files.unreadable
 
     def read(self, piece: Slice) -> Iterator[Document]:
         """Yield one document per row."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_sv.corpus.config import CorpusConfig
-from lightning_sv.corpus.sources.document import Document, Slice, Source
+from lightning_sv.corpus.sources.document import Document, NotUtf8Error, Slice, Source, decoded
 from lightning_sv.errors import ConfigError
 
 # Distributions of requirements/lock.txt with a megabyte or more of Python. The list is fixed, so
@@ -51,16 +51,21 @@ def python_source(config: CorpusConfig, previous: Source | None, part_bytes: int
     library = Library.installed(names)
     reader = PythonReader(config)
     slices = []
+    n_not_utf8 = 0
     for path in library.paths:
-        document = reader.document(path)
+        try:
+            document = reader.document(path)
+        except NotUtf8Error:
+            n_not_utf8 += 1
+            continue
         if document is not None:
             state = document.digest.hex()
             slices.append(Slice(str(path), n_bytes=document.n_bytes, state=state))
     slices.sort(key=_place)
 
     licence = "; ".join(f"{name}: {text}" for name, text in library.licences.items())
-    n_unreadable = len(reader.unreadable)
-    return Source(slices, reader, licence, library.versions, unreadable=n_unreadable)
+    left_out = {"not UTF-8": n_not_utf8}
+    return Source(slices, reader, licence, library.versions, left_out)
 
 
 def _place(piece: Slice) -> str:
@@ -76,7 +81,6 @@ class PythonReader:
 
     def __init__(self, config: CorpusConfig) -> None:
         self.roots = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")]
-        self.unreadable: set[str] = set()
 
     def read(self, piece: Slice) -> Iterator[Document]:
         """Yield the document of a file, which must have its hash of the first reading."""
@@ -87,12 +91,12 @@ class PythonReader:
         yield document
 
     def document(self, path: Path) -> Document | None:
-        """Return a file as a document; None if it is empty or not UTF-8."""
-        try:
-            text = path.read_bytes().decode("utf-8-sig")
-        except UnicodeDecodeError:
-            self.unreadable.add(str(path))
-            return None
+        """Return a file as a document; None if it is empty.
+
+        Raises:
+            NotUtf8Error: the file is not UTF-8
+        """
+        text = decoded(path.read_bytes(), str(path))
         if not text:
             return None
         return Document.from_text(text, self._inside(path))
