@@ -195,7 +195,7 @@ def test_source_files_name_with_a_comma_is_one_path(tmp_path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text("text")
     for spec, found in ((named.parent, [named]), (f"{other}, {tmp_path}", [other, named])):
-        assert source_files(spec)[0] == found
+        assert source_files(str(spec))[0] == found
 
 
 KEYS_WITHOUT_CLASS = [
