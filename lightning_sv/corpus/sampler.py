@@ -195,19 +195,19 @@ class TokenLoader(DataLoader[Tensor]):
         self._epochs = epochs
         #: micro-batches after which an epoch ends
         self._last = limited(len(self.order), epochs.limit)
-        #: True if the next iteration reads the rest of `_epoch`; False if it begins the next epoch
-        self._continues = epochs.first > 0
-        #: epoch that is read, -1 before the first one
-        self._epoch = epochs.first if self._continues else -1
-        #: micro-batches that were read in it
+        self._epoch = epochs.first
+        #: micro-batches of the epoch that were read
         self._read = 0
+        #: True if the epoch was iterated, so that the next iteration begins the next one; False
+        #: also for a position that was loaded
+        self._has_begun = False
 
     def __iter__(self) -> Iterator[Tensor]:  # type: ignore[override]
         """Start an epoch, or continue the loaded one."""
-        if not self._continues:
+        if self._has_begun:
             self._epoch = self._next_epoch()
             self._read = 0
-        self._continues = False
+        self._has_begun = True
         self.order.epoch = self._epoch
         self.order.start = self._read
         try:
@@ -224,10 +224,7 @@ class TokenLoader(DataLoader[Tensor]):
             raise RunError(f"a data loader worker died ({reason})") from error
 
     def _next_epoch(self) -> int:
-        is_first = self._epoch < 0
-        if self._epochs.repeat and not is_first:
-            return self._epoch
-        return self._epoch + 1
+        return self._epoch if self._epochs.repeat else self._epoch + 1
 
     def position(self) -> tuple[int, int]:
         """Return the epoch and the step in it (from 0) of the last yielded micro-batch."""
@@ -238,7 +235,7 @@ class TokenLoader(DataLoader[Tensor]):
         share = self.order.share
         epoch = self._epoch
         trained = self._read
-        if not self._continues:  # else nothing was read since the position was loaded
+        if self._has_begun:
             trained -= self._epochs.unfinished()
         # Save the end of an epoch as the start of the next, because Lightning would count an epoch
         # without batches.
@@ -278,9 +275,9 @@ class TokenLoader(DataLoader[Tensor]):
         if state["sequences"] % share.global_batch:
             found = "the checkpoint was saved inside an optimizer step"
             raise ConfigError(f"{found}; resume from one saved after a step.")
-        self._epoch = state["epoch"]
+        self._epoch = max(0, state["epoch"])  # earlier versions wrote -1 before the first epoch
         self._read = state["sequences"] // (share.micro_batch * share.ranks)
-        self._continues = self._epoch >= 0
+        self._has_begun = False
 
 
 def _check_same_order(saved: dict[str, Any], current: dict[str, Any]) -> None:
