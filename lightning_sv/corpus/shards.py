@@ -1,8 +1,10 @@
 """Token shards in litdata's format: written, and read as sequences of seq_len + 1 ids."""
 
 import json
-from collections.abc import Iterable, Sequence
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,25 +42,35 @@ def plan_shards(sizes: Iterable[np.ndarray], chunk_bytes: int) -> list[list[Span
             dropped
         chunk_bytes: maximum size of a shard's tokens
     """
-    shards: list[list[Span]] = [[]]
-    filled = 0
-    for part, part_sizes in enumerate(sizes):
-        ends = np.concatenate(([0], np.cumsum(part_sizes, dtype=np.int64)))
-        start = 0
-        while start < len(part_sizes):
-            fitting = ends[start] + chunk_bytes - filled
-            stop = max(start, int(np.searchsorted(ends, fitting, side="right")) - 1)
-            if stop == start and not filled:
-                stop += 1  # larger than a shard
-            added = int(ends[stop] - ends[start])
-            if added:
-                shards[-1].append(Span(part, start, stop))
-                filled += added
-            if stop < len(part_sizes):
-                shards.append([])
-                filled = 0
-            start = stop
-    return [spans for spans in shards if spans]
+    of_parts = list(sizes)
+    bounds = [0, *accumulate(map(len, of_parts))]  # first document of each part, among all
+    ends = np.cumsum(np.concatenate(of_parts), dtype=np.int64)
+    return [_spans(first, stop, bounds) for first, stop in _cut(ends, chunk_bytes)]
+
+
+def _cut(ends: np.ndarray, chunk_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield the range of documents of each shard, from the bytes up to the end of each document."""
+    first = 0
+    before = 0
+    while first < len(ends):
+        stop = int(np.searchsorted(ends, before + chunk_bytes, side="right"))
+        stop = max(stop, first + 1)  # a document that is larger than a shard
+        after = int(ends[stop - 1])
+        if after > before:  # else all of them are dropped
+            yield first, stop
+        first = stop
+        before = after
+
+
+def _spans(first: int, stop: int, bounds: Sequence[int]) -> list[Span]:
+    """Return a range of the documents of all parts as rows of the parts."""
+    spans = []
+    while first < stop:
+        part = bisect(bounds, first) - 1
+        end = min(stop, bounds[part + 1])
+        spans.append(Span(part, first - bounds[part], end - bounds[part]))
+        first = end
+    return spans
 
 
 def write_shard(
