@@ -24,7 +24,7 @@ from tests.lit.own_trainer import SIZES, module, rows, trainer
 
 @pytest.mark.parametrize("text", ["llama", "hg+dp+or", "unified", "nop"])
 @pytest.mark.parametrize("family", ["llama", "gemma", "moe"])
-def test_parameter_subsets_partition_by_role_and_layer(
+def test_parameter_subsets_partition_by_role(
     text: str, family: str, config: BackboneConfig
 ) -> None:
     if (text, family) == ("unified", "gemma"):
@@ -50,13 +50,6 @@ def test_parameter_subsets_partition_by_role_and_layer(
             if isinstance(vector, ScaleVector) and vector.role == role:
                 expected |= named(f"{path}.")
         assert subsets[f"scale_{role}"] == expected
-    assert subsets["layer1"] == named("layers.1.")
-    assert subsets["q_proj"] == named(".q_proj.") | named(".qkv.norm.")
-    assert subsets.get("attn_norm", set()) == named(".qkv.norm.")
-    assert subsets["o_proj"] == named(".o_proj.")
-    assert subsets.get("k_norm", set()) == named(".k_norm.")
-    assert subsets.get("expert_down_proj", set()) == named(".expert_down_proj.")
-    assert named(".expert_up_proj.") <= subsets.get("expert_up_proj", set())
 
 
 def trainer_stub(written: dict[int, dict[str, float]]) -> Any:

@@ -165,9 +165,6 @@ def test_apply_strategy_callbacks_read_every_matrix_and_vector(name: str, strate
             vectors[row.role].add(id(model.get_parameter(row.name)))
     for role, ids in vectors.items():
         assert set(map(id, subsets[f"scale_{role}"])) == ids
-    if name == "llama" and strategy != "ap+er":
-        for site in ("q_proj", "up_proj", "lm_head"):  # with the vector that its matrix reads
-            assert not vectors["input"].isdisjoint(map(id, subsets[site]))
 
 
 def test_imbalance_of_an_applied_strategy_is_left_out_behind_its_output_norms() -> None:

@@ -2,7 +2,7 @@
 
 callback       when to measure, and where the figures go
 measure        the figures of one measurement
-subsets        which parameters a measurement is about: a role, a block, a branch
+subsets        which parameters a measurement is about: all, or those of a role
 held_out_loss  the loss of our backbone on held-out text, by default
 model_copy     an eager float32 copy of the weights, on which our backbone is measured
 own_loss       a loss of the user, on the model that is trained

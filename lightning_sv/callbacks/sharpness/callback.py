@@ -39,16 +39,17 @@ class Sharpness(StepCallback):
     be sharded.
 
     Args:
-        subsets: names, see `parameter_subsets`: all, a role, a layer or a branch; roles without
-            parameters are skipped
+        subsets: names, see `parameter_subsets`: all, or a role; roles without parameters are
+            skipped
         points: maximum number of measurements: before the first step, then geometrically spaced
             from 1% of the run
         sequences: held-out sequences of a measurement, without `loss`
         lanczos_steps: maximum number of products per lambda_max; it stops once the error is below
             1%
         hutchinson_probes: number of products per trace and squared Frobenius norm, at least 2
-        loss: function of the LightningModule that returns a scalar loss of fixed data; null for the
-            held-out loss of a `PretrainModule` with a `TokenDataModule`
+        loss: function of the LightningModule that returns a scalar loss of fixed data, without
+            logging, metrics or changes of weights; null for the held-out loss of a
+            `PretrainModule` with a `TokenDataModule`
         model: dotted name of the submodule with the parameters, with `loss`; null for the module
             itself
 
