@@ -83,8 +83,9 @@ class Parser(ArgumentParser):
         return super()._load_config_parser_mode(content, path, *rest, **more)
 
     def known_keys(self) -> list[str]:
-        """Return the keys and sections of the parser."""
-        return sorted({action.dest for action in self._actions} - {"help", "config"})
+        """Return the keys and sections of the parser, without its options for help."""
+        names = {action.dest for action in self._actions} - {"help", "config"}
+        return sorted(name for name in names if not name.endswith(".help"))
 
     @property
     def model_options(self) -> str:

@@ -19,12 +19,11 @@ from lightning_sv.__main__ import main
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.distributed import join_ranks
 from lightning_sv.lit.fsdp import FullyShardedStrategy
-from lightning_sv.lit.run_arguments import trainer_keys
+from lightning_sv.lit.run_arguments import run_parser
 from lightning_sv.lit.supported import check_supported
 from lightning_sv.settings.trainer import (
     REFUSED_CALLBACKS,
     REFUSED_EVERYWHERE,
-    TRAINER_DEFAULTS,
     check_trainer_keys,
 )
 from tests.conftest import argv
@@ -96,9 +95,9 @@ def test_tuner_is_refused_before_anything_changes(search: str, data: TokenDataMo
 def test_command_line_refuses_a_callback_that_changes_training(name: str) -> None:
     assert hasattr(tools, name)
     assert set(REFUSED_EVERYWHERE) == set(CALLBACKS)
-    given = {"callbacks": f"{tools.__name__}.{name}"}
+    given = run_parser().get_defaults()["trainer"].as_dict()
     with pytest.raises(ConfigError, match=name):
-        check_trainer_keys(vars(trainer_keys()()) | TRAINER_DEFAULTS | given)
+        check_trainer_keys(given | {"callbacks": f"{tools.__name__}.{name}"})
 
 
 class OnCpu(FSDPStrategy):

@@ -5,7 +5,7 @@ import inspect
 import io
 import json
 import shlex
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import lightning as L
@@ -16,7 +16,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.cli import main as cli
 from lightning_sv.corpus import Manifest
 from lightning_sv.errors import ConfigError
-from lightning_sv.lit.run_arguments import parse_run, trainer_keys
+from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.lit.summary import suggestions
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.settings.trainer import (
@@ -71,6 +71,10 @@ def test_parsers_both_spellings_are_one_option(capsys: pytest.CaptureFixture[str
     assert (data.global_batch, trainer["max_steps"], trainer["max_epochs"]) == (4, -1, 7)
 
 
+#: arguments of the Trainer of a config that sets none
+DEFAULTS_OF_TRAINER = {
+    key: parameter.default for key, parameter in inspect.signature(L.Trainer).parameters.items()
+} | TRAINER_DEFAULTS
 PLUGINS = "lightning.pytorch.plugins"
 ABSENT = f"{__name__}.AbsentLogger"
 FIT = ["fit", *CONFIG]
@@ -168,29 +172,11 @@ def test_wrong_words_are_refused_by_their_key(
     assert named in said and said.count("error: ") == 1 and "no_corpus" not in said
 
 
-def test_trainer_keys_equal_the_signature() -> None:
-    signature = inspect.signature(L.Trainer).parameters
-    keys = {field.name: field for field in fields(trainer_keys())}
-    assert {name: key.default for name, key in keys.items()} == {
-        name: p.default for name, p in signature.items()
-    }
-    for name in (
-        "max_steps",
-        "devices",
-        "precision",
-        "max_time",
-        "val_check_interval",
-        "deterministic",
-    ):
-        assert keys[name].type == signature[name].annotation, name
-    assert TRAINER_DEFAULTS.keys() <= signature.keys()
-
-
 def test_every_argument_of_the_trainer_is_followed_or_refused() -> None:
     """The table has each argument of this version of Lightning, and docs/own-trainer.md shows
     it."""
     assert set(TRAINER_ARGUMENTS) == set(inspect.signature(L.Trainer).parameters)
-    defaults = vars(trainer_keys()()) | TRAINER_DEFAULTS
+    defaults = DEFAULTS_OF_TRAINER
     check_trainer_keys(defaults)
     shown = table("own-trainer", "| argument of the Trainer |").reset_index().to_numpy().tolist()
     for (key, argument), row in zip(TRAINER_ARGUMENTS.items(), shown, strict=True):
@@ -275,7 +261,7 @@ def test_suggested_sample_has_a_prompt_in_python_for_python_alone(
 def test_check_trainer_keys_one_batch_is_not_all_of_them() -> None:
     """1 == 1.0, but Lightning's 1 is one batch. Parsers of one process may also read 1 as 1.0, so
     none is used here."""
-    given = vars(trainer_keys()()) | TRAINER_DEFAULTS
+    given = DEFAULTS_OF_TRAINER
     check_trainer_keys(given | {"limit_val_batches": 1.0})
     with pytest.raises(ConfigError, match="limit_val_batches"):
         check_trainer_keys(given | {"limit_val_batches": 1})
