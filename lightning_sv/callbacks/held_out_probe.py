@@ -6,14 +6,9 @@ import lightning as L
 from torch import Tensor, nn
 
 from lightning_sv.callbacks.measuring import measuring
-from lightning_sv.callbacks.run_state import (
-    data_of,
-    evaluation_mode,
-    known_steps,
-    model_of,
-    settings_of,
-)
+from lightning_sv.callbacks.run_state import data_of, evaluation_mode, model_of, settings_of
 from lightning_sv.callbacks.step_callback import StepCallback
+from lightning_sv.callbacks.steps import known_steps
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import document_ids
 from lightning_sv.scale.shapes import Int

@@ -11,13 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lightning_sv.callbacks.run_state import (
-    StepTrigger,
-    callbacks_of,
-    data_of,
-    settings_of,
-    validates_now,
-)
+from lightning_sv.callbacks.run_state import callbacks_of, data_of, settings_of
+from lightning_sv.callbacks.steps import StepTrigger, validates_now
 from lightning_sv.callbacks.training_monitor import TrainingMonitor
 from lightning_sv.log import is_quiet
 from lightning_sv.runs.progress import report_progress

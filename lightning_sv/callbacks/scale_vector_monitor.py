@@ -1,6 +1,7 @@
 """Scale vectors of each branch during a run: drift, beta, and balance with the matrix."""
 
 from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -64,22 +65,28 @@ def _imbalances(model: nn.Module) -> dict[str, Tensor]:
 
     Branches that share a vector share its value.
     """
-    sharing: dict[tuple[int, str], list[ScaledBranch]] = defaultdict(list)
-    for branch in _scaled(model):
-        if branch.weight is None:
-            continue
-        for side, vector in branch.vectors.items():
-            sharing[id(vector), side].append(branch)
-
+    branches = [branch for branch in _scaled(model) if branch.weight is not None]
     out: dict[str, Tensor] = {}
-    for (_, side), branches in sharing.items():
-        is_after_a_norm = side == "out" and any(branch.has_output_norm for branch in branches)
-        if is_after_a_norm:
-            continue
-        value = _imbalance(branches, side)
-        for branch in branches:
-            out[f"{branch.name}/imbalance_{side}"] = value
+    for group in _with_the_same_vector(branches, "in"):
+        value = _imbalance(group, "in")
+        out |= {f"{branch.name}/imbalance_in": value for branch in group}
+    for group in _with_the_same_vector(branches, "out"):
+        has_norm_between = any(branch.has_output_norm for branch in group)
+        if not has_norm_between:
+            value = _imbalance(group, "out")
+            out |= {f"{branch.name}/imbalance_out": value for branch in group}
     return out
+
+
+def _with_the_same_vector(
+    branches: Sequence[ScaledBranch], side: str
+) -> Collection[list[ScaledBranch]]:
+    """Return groups of the branches that have the same vector on a side."""
+    groups: dict[int, list[ScaledBranch]] = defaultdict(list)
+    for branch in branches:
+        if side in branch.vectors:
+            groups[id(branch.vectors[side])].append(branch)
+    return groups.values()
 
 
 def _imbalance(branches: list[ScaledBranch], side: str) -> Tensor:

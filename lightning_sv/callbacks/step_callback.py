@@ -11,7 +11,7 @@ import lightning as L
 from torch import Tensor
 
 from lightning_sv.callbacks.logging import write_scalars
-from lightning_sv.callbacks.run_state import StepTrigger
+from lightning_sv.callbacks.steps import StepTrigger
 from lightning_sv.errors import expect, expect_number
 
 

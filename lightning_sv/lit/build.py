@@ -12,7 +12,7 @@ import lightning as L
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from lightning_sv.callbacks.run_state import total_steps
+from lightning_sv.callbacks.steps import total_steps
 from lightning_sv.corpus import CorpusConfig, Manifest, local_folder
 from lightning_sv.errors import expect_known
 from lightning_sv.optim import ScheduleConfig

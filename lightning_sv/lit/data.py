@@ -74,7 +74,7 @@ class TokenDataModule(L.LightningDataModule):
             full_last_validation=full_last_validation,
             seed=seed,
         )
-        self._has_global_batch = global_batch is not None
+        self._global_batch = global_batch
         self._save_arguments()
         self._share = self.settings.share(1)
         self._position = CorpusPosition()
@@ -109,7 +109,7 @@ class TokenDataModule(L.LightningDataModule):
             "corpus": asdict(settings.corpus),
             "seq_len": settings.seq_len,
             "batch_size": self.batch_size,
-            "global_batch": settings.global_batch if self._has_global_batch else None,
+            "global_batch": self._global_batch,
             "num_workers": settings.num_workers,
             "val_sequences": settings.val_sequences,
             "full_last_validation": settings.full_last_validation,
@@ -152,11 +152,11 @@ class TokenDataModule(L.LightningDataModule):
         self.settings.check_validation(self._devices)
 
     def _set_share(self, accumulate: int, rank: int) -> None:
-        devices = self._devices
-        if not self._has_global_batch:
-            global_batch = self.batch_size * accumulate * devices
-            self.settings = replace(self.settings, global_batch=global_batch)
-        self._share = self.settings.share(devices, rank)
+        """Set this device's part; without a global_batch a step is what the Trainer accumulates."""
+        if self._global_batch is None:
+            sequences = self.batch_size * accumulate * self._devices
+            self.settings = replace(self.settings, global_batch=sequences)
+        self._share = self.settings.share(self._devices, rank)
 
     def _check_accumulation(self, accumulate: int) -> None:
         share = self._share

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_sv.callbacks.run_state import is_at_end
+from lightning_sv.callbacks.steps import is_at_end
 from lightning_sv.corpus import RankShare
 from lightning_sv.corpus.sampler import Batches, DeviceSampler, limited
 from lightning_sv.settings.data import DataConfig

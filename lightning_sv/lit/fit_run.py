@@ -35,7 +35,14 @@ from lightning_sv.runs.directory import (
     read_summary,
     segment_suffix,
 )
-from lightning_sv.runs.lock import acquire, clear_unfinished, remove_unused, resolve_run_dir
+from lightning_sv.runs.lock import (
+    acquire,
+    check_run_dir,
+    clear_unfinished,
+    make_run_dir,
+    remove_unused,
+    run_dir_of_first_rank,
+)
 from lightning_sv.settings.data import DataPlan
 from lightning_sv.settings.paths import INPUTS
 
@@ -80,7 +87,8 @@ class FitRun(CommandRun):
         Raises:
             ConfigError: names the key that does not fit
         """
-        self._resolve_run_dir(create=False)  # refuses a directory with a different run
+        if self.trainer.is_global_zero:
+            check_run_dir(self._given_dir, self.start.checkpoint, again=self.start.asked_for_last)
         self._check_devices()
         checkpoint = self._resumed_checkpoint()
         self._load_initial_weights()
@@ -89,19 +97,6 @@ class FitRun(CommandRun):
         may_jump = self.config["allow_lr_jump"] or self.model.own_optimizer
         if checkpoint is not None and not may_jump:
             check_learning_rate(checkpoint, self.model.settings, self.trainer.max_steps)
-
-    def _resolve_run_dir(self, *, create: bool) -> Path:
-        """Return the run directory, which only rank 0 creates."""
-        settings = self.model.settings
-        seed = self.config["seed_everything"]
-        return resolve_run_dir(
-            f"{settings.backbone.name}/{settings.label}-seed{seed}",
-            self._given_dir,
-            self.start.checkpoint,
-            again=self.start.asked_for_last,
-            rank=self.trainer.global_rank,
-            create=create,
-        )
 
     def _check_devices(self) -> None:
         """Check that model, corpus and batch fit the strategy and the number of devices."""
@@ -154,12 +149,20 @@ class FitRun(CommandRun):
         """Lock the run directory, print the plan, and connect the Trainer to the directory."""
         signals = self._checkpoint.signals
         self.cli.cleanup.callback(signals.leave)
-        self.run_dir = self._resolve_run_dir(create=True)
         if self.trainer.is_global_zero:
+            self.run_dir = self._make_run_dir()
             self._lock()
             self._print_plan()
+        else:
+            self.run_dir = run_dir_of_first_rank(self._given_dir)
         self._connect()
         signals.listen(self.trainer)
+
+    def _make_run_dir(self) -> Path:
+        settings = self.model.settings
+        seed = self.config["seed_everything"]
+        name = f"{settings.backbone.name}/{settings.label}-seed{seed}"
+        return make_run_dir(name, self._given_dir, self.start.checkpoint)
 
     def _lock(self) -> None:
         if self._given_dir is None:

@@ -130,20 +130,25 @@ class StopSignals:
             StoppedError: always; with requeue if any device received a signal that requeues the
                 job, and none received Ctrl-C
         """
+        received = self._received_on_any_rank(trainer)
+        is_interrupted = signal.SIGINT in received
         # SLURM may send SIGTERM soon after the signal that requeues.
-        announced = any_rank(trainer, bool(self.received & self._requeueing))
-        interrupted = any_rank(trainer, signal.SIGINT in self.received)
-        hung_up = any_rank(trainer, signal.SIGHUP in self.received)
-        requeues = announced and not interrupted and "SLURM_JOB_ID" in os.environ
+        is_announced = not received.isdisjoint(self._requeueing)
+        requeues = is_announced and not is_interrupted and "SLURM_JOB_ID" in os.environ
         code = STOPPED
-        if interrupted:
+        if is_interrupted:
             code = INTERRUPTED
-        elif hung_up:
+        elif signal.SIGHUP in received:
             code = HUNG_UP
         if is_child(trainer):
             # Lightning kills the first process as soon as a child has a different exit code.
             code = 0
         raise StoppedError(trainer.global_step, code, requeues)
+
+    def _received_on_any_rank(self, trainer: L.Trainer) -> set[int]:
+        """Return the signals that any process has received, each at its own time: a collective."""
+        numbers = sorted(_SIGNALS | {self._announcing})
+        return {number for number in numbers if any_rank(trainer, number in self.received)}
 
 
 def _remove_lightnings_handlers(trainer: L.Trainer) -> None:

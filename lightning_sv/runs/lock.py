@@ -15,46 +15,55 @@ RUN_DIR_VARIABLE = "LIGHTNING_SV_RUN_DIR"
 LOCK_SECONDS = 15
 
 
-def resolve_run_dir(
-    name: str,
-    given: str | None,
-    ckpt_path: str | None,
-    *,
-    again: bool = False,
-    rank: int = 0,
-    create: bool = False,
-) -> Path:
-    """Return the directory of a run about to start.
+def check_run_dir(given: str | None, ckpt_path: str | None, *, again: bool = False) -> None:
+    """Check that a run may start in a directory; `acquire` checks it again with the lock.
+
+    Args:
+        given: run_dir on the command line; None for that of `ckpt_path`, or a new one
+        ckpt_path: checkpoint from which the run resumes
+        again: if True, the directory may have a run without a checkpoint, see `clear_unfinished`
+
+    Raises:
+        ConfigError: the given directory has a run that is not resumed, or no directory is given to
+            resume a checkpoint outside of one
+    """
+    if given is not None:
+        _check_free(Path(given), ckpt_path, again)
+    elif ckpt_path is not None:
+        _resumed_dir(ckpt_path)
+
+
+def make_run_dir(name: str, given: str | None, ckpt_path: str | None) -> Path:
+    """Make the directory of a run on rank 0, and record it for the processes of other ranks.
 
     Args:
         name: name of model, strategy and seed; the default directory is runs/<name>, with a number
             if it exists
         given: run_dir on the command line
         ckpt_path: checkpoint from which the run resumes; its run directory is the default
-        again: if True, restart in a directory without a checkpoint, see `clear_unfinished`
-        rank: rank of this process
-        create: if True, create the directory; a default directory is always new
 
     Raises:
-        ConfigError: the given directory has a run that is not resumed, or no directory is given to
-            resume a checkpoint outside of one
         FileExistsError: the given directory is a file
     """
-    if rank:  # rank 0 sets the variable if it started this process
-        # under torchrun and SLURM only rank 0 writes
-        return Path(os.environ.get(RUN_DIR_VARIABLE, given or "runs"))
     if given is not None:
         path = Path(given)
-        _check_free(path, ckpt_path, again)
     elif ckpt_path is not None:
         path = _resumed_dir(ckpt_path)
     else:
         plain_name = name.replace(":", ".")  # not all systems allow the colon of my_module:X
-        path = _new_dir(Path("runs") / plain_name, create)
-    if create:
-        path.mkdir(parents=True, exist_ok=True)
+        path = _make_new(Path("runs") / plain_name)
+    path.mkdir(parents=True, exist_ok=True)
     os.environ[RUN_DIR_VARIABLE] = str(path)
     return path
+
+
+def run_dir_of_first_rank(given: str | None) -> Path:
+    """Return the run directory on a different rank.
+
+    If rank 0 did not start this process, as under torchrun and SLURM, the directory may be a
+    different one; only rank 0 writes to it.
+    """
+    return Path(os.environ.get(RUN_DIR_VARIABLE, given or "runs"))
 
 
 def _resumed_dir(ckpt_path: str) -> Path:
@@ -69,21 +78,18 @@ def _resumed_dir(ckpt_path: str) -> Path:
     return run
 
 
-def _new_dir(base: Path, create: bool) -> Path:
-    """Return `base`, with a number if it exists.
-
-    With `create`, the directory is made, so that a run that starts now gets a different one.
-    """
+def _make_new(base: Path) -> Path:
+    """Make the directory `base`, with a number if it exists, so that each run has its own."""
     path = base
     number = 1
-    while path.exists() or (create and not _make(path)):
+    while not _make(path):
         number += 1
         path = base.with_name(f"{base.name}-{number}")
     return path
 
 
 def _make(path: Path) -> bool:
-    """Make a directory; return False if a run that starts at the same time has made it."""
+    """Make a directory; return False if it exists."""
     try:
         path.mkdir(parents=True)
     except FileExistsError:

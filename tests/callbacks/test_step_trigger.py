@@ -11,13 +11,8 @@ from torch import nn
 
 from lightning_sv import callbacks
 from lightning_sv.callbacks import CopyingMonitor, StepCallback
-from lightning_sv.callbacks.run_state import (
-    StepTrigger,
-    evaluation_mode,
-    known_steps,
-    log_spaced,
-    total_steps,
-)
+from lightning_sv.callbacks.run_state import evaluation_mode
+from lightning_sv.callbacks.steps import StepTrigger, known_steps, log_spaced, total_steps
 from lightning_sv.errors import ConfigError
 
 

@@ -12,18 +12,20 @@ from lightning_sv.atomic import locked
 from lightning_sv.errors import ConfigError
 from lightning_sv.runs import lock
 from lightning_sv.runs.directory import LAST, read_summary, run_of
-from lightning_sv.runs.lock import acquire, clear_unfinished, find_last_checkpoint, resolve_run_dir
+from lightning_sv.runs.lock import (
+    acquire,
+    check_run_dir,
+    clear_unfinished,
+    find_last_checkpoint,
+    make_run_dir,
+)
 from tests.conftest import Told
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_acquire_run_finished_since_is_refused(
-    again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("LIGHTNING_SV_RUN_DIR", raising=False)
+def test_acquire_run_finished_since_is_refused(again: bool, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert resolve_run_dir("x", str(run), None, again=again) == run
-    monkeypatch.delenv("LIGHTNING_SV_RUN_DIR")
+    check_run_dir(str(run), None, again=again)
     run.mkdir()
     (run / "config.yaml").touch()
     (run / LAST).parent.mkdir()
@@ -93,7 +95,7 @@ def test_read_summary_wrong_type_is_refused(tmp_path: Path, key: str, value: obj
         read_summary(tmp_path)
 
 
-def test_resolve_run_dir_foreign_checkpoint_is_refused(
+def test_run_dir_foreign_checkpoint_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint may resume into a new directory; without one, it must be in the directory of its
@@ -108,8 +110,10 @@ def test_resolve_run_dir_foreign_checkpoint_is_refused(
     alone.touch()
 
     def chosen(given: Path | None, ckpt_path: Path) -> Path:
-        monkeypatch.delenv("LIGHTNING_SV_RUN_DIR", raising=False)
-        return resolve_run_dir("x", given and str(given), str(ckpt_path))
+        monkeypatch.setenv("LIGHTNING_SV_RUN_DIR", "")
+        place = given and str(given)
+        check_run_dir(place, str(ckpt_path))
+        return make_run_dir("x", place, str(ckpt_path))
 
     assert chosen(a, a / LAST) == chosen(None, a / LAST) == a
     (a / LAST.parent).rename(tmp_path / "other disk")
@@ -125,29 +129,18 @@ def test_resolve_run_dir_foreign_checkpoint_is_refused(
         chosen(None, alone)
 
 
-def test_resolve_run_dir_default_is_new_for_each_run(
+def test_make_run_dir_default_is_new_for_each_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two runs that start at once, each has seen that the name was free."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LIGHTNING_SV_RUN_DIR", raising=False)
-    seen = [resolve_run_dir("tiny/llama-seed0", None, None) for _ in range(2)]
-    assert seen[0] == seen[1] and not seen[0].exists()
-    assert resolve_run_dir("tiny/my_module:X-seed0", None, None).name == "my_module.X-seed0"
-    exists = Path.exists
-    asked = []
-
-    def free(self: Path) -> bool:  # as it was before the other began
-        asked.append(self)
-        return exists(self) and len(asked) > 2
-
-    monkeypatch.setattr(Path, "exists", free)
-    made = [resolve_run_dir("tiny/llama-seed0", None, None, create=True) for _ in range(2)]
-    assert [path.name for path in made] == ["llama-seed0", "llama-seed0-2"]
+    monkeypatch.setenv("LIGHTNING_SV_RUN_DIR", "")
+    names = ["tiny/llama-seed0", "tiny/llama-seed0", "tiny/my_module:X-seed0"]
+    made = [make_run_dir(name, None, None) for name in names]
+    assert [path.name for path in made] == ["llama-seed0", "llama-seed0-2", "my_module.X-seed0"]
     assert all(path.is_dir() for path in made)
     (tmp_path / "file").touch()
     with pytest.raises(FileExistsError):
-        resolve_run_dir("tiny/llama-seed0", "file", None, create=True)
+        make_run_dir("tiny/llama-seed0", "file", None)
 
 
 CONFIG = (

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from lightning_sv.callbacks.measuring import measuring
-from lightning_sv.callbacks.run_state import known_steps, log_spaced, model_of
+from lightning_sv.callbacks.run_state import model_of
 from lightning_sv.callbacks.sharpness.held_out_loss import HeldOutLoss
 from lightning_sv.callbacks.sharpness.measure import MeasuredLoss, Measurement
 from lightning_sv.callbacks.sharpness.own_loss import Loss, OwnLoss
 from lightning_sv.callbacks.sharpness.subsets import Subsets, parameter_subsets
 from lightning_sv.callbacks.step_callback import StepCallback
+from lightning_sv.callbacks.steps import known_steps, log_spaced
 from lightning_sv.errors import ConfigError, expect, expect_known
 from lightning_sv.nn import Backbone
 

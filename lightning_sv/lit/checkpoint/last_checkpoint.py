@@ -10,12 +10,8 @@ from lightning.pytorch.callbacks import Checkpoint, Timer
 from lightning.pytorch.strategies import Strategy
 
 from lightning_sv.atomic import partial_of, remove
-from lightning_sv.callbacks.run_state import (
-    StepTrigger,
-    callbacks_of,
-    tokens_seen,
-    validates_now,
-)
+from lightning_sv.callbacks.run_state import callbacks_of, tokens_seen
+from lightning_sv.callbacks.steps import StepTrigger, validates_now
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.sharded_write import link_last
 from lightning_sv.lit.fsdp import FullyShardedStrategy
@@ -77,18 +73,24 @@ class LastCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Write after a step that is due, or on a request to stop."""
+        """Write after a step that is due, that ends the run, or in which a signal came.
+
+        If a validation follows, `on_validation_end` writes, because a resumed run would not repeat
+        it.
+        """
         self._delay_stop(trainer)
         if not self._clock.ended(trainer):
             return
-        ends = self._end_after_step(trainer)
+        is_last = self._end_after_step(trainer)
         self._is_asked_to_stop = self._agreed_stop(trainer)
         is_due = self._clock.is_due(self._clock.step)
-        if not (ends or self._is_asked_to_stop or is_due):
-            return
-        # A resumed run would not repeat this step's validation. Lightning validates before an end.
-        validates_before_end = ends and not self._is_asked_to_stop
-        self._waits_for_validation = validates_before_end or validates_now(trainer)
+        if is_due or is_last or self._is_asked_to_stop:
+            self._save_now_or_after_validation(trainer, is_last=is_last)
+
+    def _save_now_or_after_validation(self, trainer: L.Trainer, *, is_last: bool) -> None:
+        self._waits_for_validation = validates_now(trainer)
+        if is_last and not self._is_asked_to_stop:
+            self._waits_for_validation = True  # Lightning validates before an end
         if not self._waits_for_validation:
             self._save(trainer)
 
