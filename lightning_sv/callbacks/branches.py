@@ -42,19 +42,33 @@ class ScaledBranch:
 
 def scaled_branches(model: nn.Module) -> list[ScaledBranch]:
     """Return every branch of `model`, then every output norm, then those of `apply_strategy`."""
-    branches = []
-    for path, linear, (scale_in, scale_out) in scaled_linears(model):
-        branch = _branch(path, linear.weight, {"in": scale_in, "out": scale_out})
-        branches.append(replace(branch, has_output_norm=linear.norm_width is not None))
-    for path, norm in output_norms(model):
-        branches.append(_branch(path, None, {"out": norm.scale}))
-    for prefix, module, applied in applied_strategies(model):
-        for part in applied.branches(module):
-            branch = _branch(part.path, part.matrix, part.sides, part.suffix, prefix)
-            branches.append(replace(branch, has_output_norm=part.has_output_norm))
-
+    branches = [*_built_branches(model), *_applied_branches(model)]
     names = unique_names({branch.path: branch.name for branch in branches})
     return [replace(branch, name=names[branch.path]) for branch in branches]
+
+
+def _built_branches(model: nn.Module) -> Iterator[ScaledBranch]:
+    """Yield the branches and output norms of modules that were built with a strategy."""
+    for path, linear, (scale_in, scale_out) in scaled_linears(model):
+        has_norm = linear.norm_width is not None
+        vectors = {"in": scale_in, "out": scale_out}
+        yield _branch(path, linear.weight, vectors, has_output_norm=has_norm)
+    for path, norm in output_norms(model):
+        yield _branch(path, None, {"out": norm.scale})
+
+
+def _applied_branches(model: nn.Module) -> Iterator[ScaledBranch]:
+    """Yield the branches of modules to which a strategy was applied."""
+    for prefix, module, applied in applied_strategies(model):
+        for part in applied.branches(module):
+            yield _branch(
+                part.path,
+                part.matrix,
+                part.sides,
+                suffix=part.suffix,
+                prefix=prefix,
+                has_output_norm=part.has_output_norm,
+            )
 
 
 def unique_names(name_of: Mapping[str, str]) -> dict[str, str]:
@@ -78,8 +92,10 @@ def _branch(
     path: str,
     weight: Tensor | None,
     vectors: Mapping[str, Any],
+    *,
     suffix: str = "",
     prefix: str = "",
+    has_output_norm: bool = False,
 ) -> ScaledBranch:
     _, _, name = path.rpartition(".")
     full_path = f"{prefix}.{path}".removeprefix(".")
@@ -88,6 +104,7 @@ def _branch(
         weight=weight,
         vectors={side: vector for side, vector in vectors.items() if vector is not None},
         path=unique_place(full_path) + suffix,
+        has_output_norm=has_output_norm,
     )
 
 

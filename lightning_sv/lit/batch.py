@@ -10,18 +10,6 @@ from lightning_sv.callbacks.run_state import data_of
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import document_ids
 
-#: types of token ids
-_INTEGERS = {
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-}
-
 
 def check_block(block: Any, vocabulary: int) -> Tensor:
     """Return a user's batch of token ids as int64 or int32 (B, T + 1).
@@ -34,7 +22,7 @@ def check_block(block: Any, vocabulary: int) -> Tensor:
             f"the batch is a {type(block).__name__}; expected a (B, T + 1) tensor of token ids."
         )
     is_matrix = block.ndim == 2 and block.shape[1] >= 2
-    if not is_matrix or block.dtype not in _INTEGERS:
+    if not is_matrix or not _holds_integers(block):
         expected = "integer token ids (B, T + 1), with T of at least 1."
         raise ConfigError(f"the batch is {block.dtype} {tuple(block.shape)}; expected {expected}")
     if block.dtype not in (torch.int32, torch.int64):  # torch has few operations for the others
@@ -43,6 +31,11 @@ def check_block(block: Any, vocabulary: int) -> Tensor:
     if is_on_host and not torch.compiler.is_compiling():
         _check_range(block, vocabulary)
     return block
+
+
+def _holds_integers(block: Tensor) -> bool:
+    is_other = block.is_floating_point() or block.is_complex() or block.dtype == torch.bool
+    return not is_other
 
 
 def _check_range(block: Tensor, vocabulary: int) -> None:

@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 import shlex
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,12 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from lightning_sv.callbacks import tokens_seen
-from lightning_sv.corpus import Manifest
-from lightning_sv.corpus.config import PYTHON_SOURCES
-from lightning_sv.errors import ConfigError
 from lightning_sv.json_text import json_text
 from lightning_sv.lit.checkpoint.compat import recorded_settings
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import group_table
 from lightning_sv.own_code import modules_named
-from lightning_sv.runs.directory import PICTURE, config_value, read_config
+from lightning_sv.runs.directory import PICTURE
 from lightning_sv.runs.job import program
 from lightning_sv.runs.provenance import Provenance
 from lightning_sv.runs.segments import schedule_lengths
@@ -66,14 +62,6 @@ def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig
         of an arm.
     """
     own = module.own_optimizer
-    identity = recorded_settings(module.settings, data) | {
-        "corpus_hash": data.manifest.corpus_hash,
-        "steps": trainer.max_steps,
-        "precision": str(trainer.precision),
-        "clip": trainer.gradient_clip_val,
-        "origin": module.exact_resume.origin,
-    }
-    identity |= {"optimizer": own} if own else {}
     return {
         "model": module.settings.backbone.name,
         "label": module.settings.label,
@@ -90,8 +78,22 @@ def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig
         "corpus": f"{Path(data.corpus.dir).name} {data.manifest.corpus_hash[:8]}",
         "parameters": module.settings.plan.n_params,
         "init_from": module.settings.init_from or "",
-        "settings": hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8],
+        "settings": _settings_hash(trainer, module, data),
     }
+
+
+def _settings_hash(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> str:
+    identity = recorded_settings(module.settings, data) | {
+        "corpus_hash": data.manifest.corpus_hash,
+        "steps": trainer.max_steps,
+        "precision": str(trainer.precision),
+        "clip": trainer.gradient_clip_val,
+        "origin": module.exact_resume.origin,
+    }
+    if module.own_optimizer:
+        identity["optimizer"] = module.own_optimizer
+    text = json.dumps(identity, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def print_groups(console: Console, module: PretrainModule, steps: int, data: DataConfig) -> None:
@@ -147,11 +149,7 @@ def show_summary(summary: dict[str, Any], run_dir: Path, *, as_json: bool) -> No
     if as_json:
         print(json_text({"run_dir": str(run_dir), **summary}))
         return
-    print_summary(Console(), summary, run_dir)
-
-
-def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
-    """Print the results, the run directory and suggested commands."""
+    console = Console()
     console.print(_result_table(summary))
     for name, text in suggestions(summary, run_dir).items():
         console.print(f"{name:8} {text}", markup=False, highlight=False, soft_wrap=True)
@@ -174,23 +172,12 @@ def _result_table(summary: dict[str, Any]) -> Table:
     return table
 
 
-def _prompt(run_dir: Path) -> list[str]:
-    """Return a prompt in Python for a run on a corpus of Python sources; none for other texts."""
-    folder = config_value(read_config(run_dir), "data.corpus.dir")
-    with suppress(ConfigError):  # the corpus may have been deleted
-        if Manifest.load(str(folder)).source in PYTHON_SOURCES:
-            return ["--prompt", "def "]
-    return []
-
-
 def suggestions(summary: dict[str, Any], run_dir: Path) -> dict[str, str]:
     """Return name -> path or command of the next steps."""
-    trusted = allow_words(modules_named(summary["label"]))
-    sample = shlex.join([program(), "generate", str(run_dir), *_prompt(run_dir), *trusted])
-    tensorboard = Path(program()).with_name("tensorboard")
-    charts = f"{tensorboard} --logdir {shlex.quote(str(run_dir.parent))} --host 127.0.0.1"
-    charts += "   (or: make tensorboard)"
-    shown = {"picture": str(run_dir / PICTURE), "charts": charts}
+    tensorboard = str(Path(program()).with_name("tensorboard"))
+    charts = [tensorboard, "--logdir", str(run_dir.parent), "--host", "127.0.0.1"]
+    shown = {"picture": str(run_dir / PICTURE), "charts": shlex.join(charts)}
     if not summary.get("built_by"):
-        shown["sample"] = sample
+        trusted = allow_words(modules_named(summary["label"]))
+        shown["sample"] = shlex.join([program(), "generate", str(run_dir), *trusted])
     return shown

@@ -186,15 +186,13 @@ def _check_files(folder: Path, *, checksums: bool) -> set[str]:
     if not (folder / CHECKSUMS).is_file():
         raise ConfigError(unusable(folder, f"is incomplete: it has no {CHECKSUMS}"))
     digests = read_json(folder / CHECKSUMS, "use a different checkpoint.")
-    for name in {META, INDEX} - digests.keys():
-        raise ConfigError(unusable(folder, f"is incomplete: {name} is missing"))
-    for name, digest in digests.items():
-        path = folder / name
-        is_inside = path.parent == folder
-        if not is_inside or not path.is_file():
-            raise ConfigError(unusable(folder, f"is incomplete: {name} is missing"))
-        if checksums:
-            _check_digest(path, digest)
+    present = {path.name for path in folder.iterdir() if path.is_file()}
+    missing = ({META, INDEX} - digests.keys()) | (digests.keys() - present)
+    if missing:
+        raise ConfigError(unusable(folder, f"is incomplete: {min(missing)} is missing"))
+    if checksums:
+        for name, digest in digests.items():
+            _check_digest(folder / name, digest)
     return set(digests)
 
 

@@ -170,9 +170,10 @@ def preset(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     for key in changes:
         expect_known("argument", key, known)
 
-    backbone = {key: value for key, value in changes.items() if key in sizes}
-    arguments["backbone"] |= backbone
-    return arguments | {key: value for key, value in changes.items() if key not in sizes}
+    for key, value in changes.items():
+        section = arguments["backbone"] if key in sizes else arguments
+        section[key] = value
+    return arguments
 
 
 def _merge(arguments: dict[str, Any], later: Mapping[str, Any]) -> None:

@@ -40,7 +40,7 @@ def test_key_of_an_earlier_version_is_ignored_or_refused(tmp_path: Path, refused
     text += f"checkpoint: {{keep: 1, every_n_steps: 7}}\ntrainer: {{strategy: {fsdp}}}\n"
     args = layer(tmp_path, text)
     earlier = parse_run(args, check_corpus=False)
-    assert earlier.trainer["strategy"]["init_args"] == {}
+    assert "replicas" not in earlier.trainer["strategy"]["init_args"]
     assert earlier.model == parse_run([*LAYERS], check_corpus=False).model
     args = layer(tmp_path, "checkpoint: {keep: 3}\n")
     assert "checkpoint.keep is 3" in refused("fit", *args)

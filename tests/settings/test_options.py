@@ -3,9 +3,7 @@ Trainer's keys."""
 
 import inspect
 import io
-import json
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import lightning as L
@@ -14,7 +12,6 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_sv.__main__ import main
 from lightning_sv.cli import main as cli
-from lightning_sv.corpus import Manifest
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.lit.summary import suggestions
@@ -245,17 +242,7 @@ def test_suggestions_are_words_of_a_shell(tmp_path: Path) -> None:
     shown = suggestions({"label": "hg+dp+my_module:X"}, folder)
     sample = shlex.split(shown["sample"])
     assert str(folder) in sample and sample[-2:] == ["--trust_module", "my_module"]
-    assert str(folder.parent) in shlex.split(shown["charts"].partition("   (or")[0])
-
-
-@pytest.mark.parametrize(("source", "has_prompt"), [("stdlib", True), ("files:notes", False)])
-def test_suggested_sample_has_a_prompt_in_python_for_python_alone(
-    source: str, has_prompt: bool, corpus: Path, tmp_path: Path
-) -> None:
-    manifest = replace(Manifest.load(corpus), source=source)
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest.to_dict()))
-    (tmp_path / "config.yaml").write_text(f"data: {{corpus: {{dir: {tmp_path}}}}}")
-    assert ("--prompt 'def '" in suggestions({"label": "hg"}, tmp_path)["sample"]) == has_prompt
+    assert str(folder.parent) in shlex.split(shown["charts"])
 
 
 def test_check_trainer_keys_one_batch_is_not_all_of_them() -> None:
