@@ -1,4 +1,4 @@
-"""Writing numbers to a run's loggers, and the peaks of a device."""
+"""Writing numbers to a run's loggers, and the peak memory of a device."""
 
 import resource
 from collections.abc import Mapping
@@ -6,10 +6,8 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.fabric.utilities.throughput import get_available_flops
 from torch import Tensor
 
-from lightning_sv.gpus import gpu_of_card
 from lightning_sv.optim.groups import full_tensor
 
 
@@ -41,16 +39,3 @@ def peak_memory(device: torch.device) -> float:
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0  # KiB on Linux
-
-
-def peak_flops(device: torch.device, precision: Any) -> float | None:
-    """Return the peak FLOP/s in the device's data sheet; None if not listed or for a CPU."""
-    if device.type != "cuda":
-        return None
-    gpu = gpu_of_card(torch.cuda.get_device_name(device))
-    if gpu is not None:
-        return gpu.peak(str(precision))
-    dtype = torch.float32
-    if str(precision).startswith(("bf16", "16")):
-        dtype = torch.bfloat16
-    return get_available_flops(device, dtype)

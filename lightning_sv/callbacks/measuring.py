@@ -21,7 +21,7 @@ def measuring(trainer: L.Trainer) -> Iterator[None]:
     with _eager(trainer.lightning_module):
         yield
     for monitor in callbacks_of(trainer, TrainingMonitor):
-        monitor.idle += time.perf_counter() - start
+        monitor.throughput.exclude(time.perf_counter() - start)
 
 
 def _eager(module: L.LightningModule) -> AbstractContextManager[object]:

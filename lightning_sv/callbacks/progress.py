@@ -144,7 +144,7 @@ def _text(trainer: L.Trainer) -> str:
         "loss {:.3f}": monitor.last_loss,
         "val {:.3f}": monitor.val_loss,
         "lr {:.1e}": monitor.lr,
-        "{:,.0f} tok/s": monitor.tokens_per_s,
+        "{:,.0f} tok/s": monitor.throughput.tokens_per_s,
     }
     parts = [text.format(value) for text, value in values.items() if value is not None]
     return "  ".join(parts)

@@ -9,20 +9,19 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_sv.callbacks.logging import (
-    peak_flops,
     peak_memory,
     write_scalars,
 )
 from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
 from lightning_sv.callbacks.run_state import (
     callbacks_of,
-    data_of,
     is_fitting,
     settings_of,
 )
 from lightning_sv.callbacks.tensorboard_layout import lay_out
+from lightning_sv.callbacks.throughput import Throughput
 from lightning_sv.optim.groups import matrix_rate
-from lightning_sv.runs.tags import MFU, TRAIN_LOSS, VAL_LOSS
+from lightning_sv.runs.tags import TRAIN_LOSS, VAL_LOSS
 
 
 class TrainingMonitor(MetricAccumulator):
@@ -46,20 +45,12 @@ class TrainingMonitor(MetricAccumulator):
 
     def __init__(self, every_n_steps: int = 10):
         super().__init__(every_n_steps)
-        self._last_write_time = 0.0
-        self._last_write_step = 0
-        #: seconds since the last write that do not count for the throughput, see `measuring`
-        self.idle = 0.0
+        self.throughput = Throughput()
         self._validation_began = 0.0
-        self._tokens_per_batch: float | None = None  # in a micro-batch on all devices
-        self._n_batches = 0  # micro-batches since the last write
         self._clip_norm: float | None = None  # above which the norm of a step is clipped
-        self._flops_per_token = 0.0
-        self._peak_flops = 0.0  # FLOP/s of all devices; 0 if not known
         #: learning rate of the last step, because schedulers have stepped at the end of a batch
         self.lr: float | None = None
         #: last written values; None before the first write
-        self.tokens_per_s: float | None = None
         self.last_loss: float | None = None
         self.val_loss: float | None = None
 
@@ -68,26 +59,7 @@ class TrainingMonitor(MetricAccumulator):
         self._clip_norm = clip_norm(trainer)
         lay_out(trainer)
         super().on_train_start(trainer, pl_module)
-        self._restart_clock(trainer)
-        self._set_throughput_units(trainer, pl_module)
-
-    def _set_throughput_units(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Set the tokens of a micro-batch, the FLOPs of a token and the peak, if they are known."""
-        data = data_of(trainer)
-        settings = settings_of(pl_module)
-        self._tokens_per_batch = None
-        if data is not None:
-            self._tokens_per_batch = data.tokens_per_step / trainer.accumulate_grad_batches
-        if data is not None and settings is not None:
-            self._flops_per_token = settings.plan.flops_per_token(data.seq_len)
-            of_one_device = peak_flops(pl_module.device, trainer.precision) or 0.0
-            self._peak_flops = of_one_device * trainer.world_size
-
-    def _restart_clock(self, trainer: L.Trainer) -> None:
-        self._last_write_time = time.perf_counter()
-        self._last_write_step = trainer.global_step
-        self.idle = 0.0
-        self._n_batches = 0
+        self.throughput.start(trainer, pl_module)
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer
@@ -101,7 +73,7 @@ class TrainingMonitor(MetricAccumulator):
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Accumulate the loss on the device; write every n optimizer steps."""
-        self._n_batches += 1
+        self.throughput.count_batch()
         n = len(batch) if isinstance(batch, Tensor) else 1
         loss = mean_loss(trainer, pl_module, outputs)
         if loss is None:  # a training_step may return nothing
@@ -125,7 +97,7 @@ class TrainingMonitor(MetricAccumulator):
     def act(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Write the means since the last write, and the present speed and memory."""
         sums, n = self.take()
-        scalars = self._of_last_step(pl_module) | self._throughput(trainer)
+        scalars = self._of_last_step(pl_module) | self.throughput.speeds(trainer)
         scalars["memory/peak_gib"] = peak_memory(pl_module.device) / 2**30
         if n:  # not without a loss
             self.last_loss = sums["loss"].item() / n
@@ -136,7 +108,7 @@ class TrainingMonitor(MetricAccumulator):
         # speed and memory differ between ranks, but callbacks of all ranks must monitor the same
         # values
         write_scalars(trainer, trainer.strategy.broadcast(scalars))
-        self._restart_clock(trainer)
+        self.throughput.restart(trainer)
 
     def _of_last_step(self, module: Any) -> dict[str, float]:
         """Return the learning rate and the norm of the gradient, if they are known."""
@@ -148,26 +120,13 @@ class TrainingMonitor(MetricAccumulator):
             scalars["grad_norm"] = float(norm)
         return scalars
 
-    def _throughput(self, trainer: L.Trainer) -> dict[str, float]:
-        """Return the speed since the last write: tokens per second and MFU, or steps per second."""
-        elapsed = time.perf_counter() - self._last_write_time
-        seconds = max(1e-9, elapsed - self.idle)
-        if self._tokens_per_batch is None:
-            n_steps = trainer.global_step - self._last_write_step
-            return {"throughput/steps_per_s": n_steps / seconds}
-        self.tokens_per_s = self._n_batches * self._tokens_per_batch / seconds
-        speeds = {"throughput/tokens_per_s": self.tokens_per_s}
-        if self._peak_flops:
-            speeds[MFU] = self.tokens_per_s * self._flops_per_token / self._peak_flops
-        return speeds
-
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop the throughput clock."""
         self._validation_began = time.perf_counter()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write val/loss and val/perplexity of a `PretrainModule`, and restart the clock."""
-        self.idle += time.perf_counter() - self._validation_began
+        self.throughput.exclude(time.perf_counter() - self._validation_began)
         metrics = trainer.callback_metrics
         if not is_fitting(trainer) or VAL_LOSS not in metrics:
             return

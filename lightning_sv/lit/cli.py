@@ -156,11 +156,6 @@ class PretrainCLI(LightningCLI):
             help="Directory of the run; null for runs/<model>/<strategy>-seed<seed>, and a number "
             "if that exists.",
         )
-        _add_switch(
-            parser,
-            "--allow_lr_jump",
-            "Resume with a different trainer.max_steps even if the learning rate jumps.",
-        )
         _add_switch(parser, "--json", "Print the final figures as JSON, the rest on stderr.")
         if self.model_class is not PretrainModule:  # lightning-sv refuses the config by this key
             parser.add_argument(

@@ -14,7 +14,6 @@ from rich.console import Console
 from lightning_sv.atomic import write_atomically
 from lightning_sv.corpus import Tokenizer, is_remote
 from lightning_sv.errors import ConfigError
-from lightning_sv.lit.checkpoint.compat import check_learning_rate
 from lightning_sv.lit.checkpoint.last_checkpoint import LastCheckpoint
 from lightning_sv.lit.checkpoint.resumed import check_not_replaced, check_resumed_settings
 from lightning_sv.lit.command_run import CommandRun, several
@@ -48,8 +47,8 @@ from lightning_sv.settings.paths import INPUTS
 
 log = logging.getLogger(__name__)
 
-#: keys of a single start of a run, which its config.yaml does not have, and their values in it
-_ONLY_THIS_START = {"run_dir": None, "ckpt_path": None, "allow_lr_jump": False}
+#: keys of a single start of a run, which are null in its config.yaml
+_ONLY_THIS_START = ("run_dir", "ckpt_path")
 
 
 class FitRun(CommandRun):
@@ -90,13 +89,10 @@ class FitRun(CommandRun):
         if self.trainer.is_global_zero:
             check_run_dir(self._given_dir, self.start.checkpoint, again=self.start.asked_for_last)
         self._check_devices()
-        checkpoint = self._resumed_checkpoint()
+        self._check_resumed_checkpoint()
         self._load_initial_weights()
         self._announce(self.set_micro_batch())
         self._set_steps()
-        may_jump = self.config["allow_lr_jump"] or self.model.own_optimizer
-        if checkpoint is not None and not may_jump:
-            check_learning_rate(checkpoint, self.model.settings, self.trainer.max_steps)
 
     def _check_devices(self) -> None:
         """Check that model, corpus and batch fit the strategy and the number of devices."""
@@ -108,14 +104,12 @@ class FitRun(CommandRun):
         self.data.share(trainer.world_size)
         self.data.check_validation(trainer.world_size)
 
-    def _resumed_checkpoint(self) -> dict[str, Any] | None:
-        """Return the checkpoint that the run resumes, after a check of its settings."""
+    def _check_resumed_checkpoint(self) -> None:
+        """Check the checkpoint that the run resumes, if there is one."""
         path = self.start.checkpoint
-        if path is None:
-            return None
-        checkpoint = self.read_checkpoint(path)
-        check_resumed_settings(checkpoint, path, self.model, self.data, self.config)
-        return checkpoint
+        if path is not None:
+            checkpoint = self.read_checkpoint(path)
+            check_resumed_settings(checkpoint, path, self.model, self.data, self.config)
 
     def _load_initial_weights(self) -> None:
         """Give a new run the weights of `init_from`, if it is set."""
@@ -224,8 +218,8 @@ class FitRun(CommandRun):
 
     def _write_config(self) -> None:
         config = self.config.clone()
-        for key, value in _ONLY_THIS_START.items():
-            config[key] = value
+        for key in _ONLY_THIS_START:
+            config[key] = None
         for key in INPUTS:  # the run may be resumed in a different folder
             path = config[key]
             if path is not None and not is_remote(path):
@@ -243,21 +237,27 @@ class FitRun(CommandRun):
         trainer = self.trainer
         if trainer.global_step < trainer.max_steps or self._is_dev_run:
             return None
-        if self.start.step < trainer.max_steps:  # this start has trained
+        has_trained = self.start.step < trainer.max_steps
+        if has_trained:
             self._write_summary()
-        elif trainer.strategy.broadcast(
-            is_complete(self.run_dir)
-        ):  # only rank 0 knows the directory
-            log.info("nothing to do: the checkpoint is at step %d, the last", trainer.global_step)
-        else:  # an earlier start was killed after the last step
-            trainer.validate(self.model, datamodule=self.cli.datamodule, verbose=False)
-            self.begin()  # the fit had no step left, so it has not begun
-            self._write_summary()
+        else:
+            self._finish_earlier_start()
         if not trainer.is_global_zero:
             return None
         summary = read_summary(self.run_dir)
         show_summary(summary, self.run_dir, as_json=self.config["json"])
         return summary
+
+    def _finish_earlier_start(self) -> None:
+        """Write the summary of a run without steps left, if a kill has left it without one."""
+        trainer = self.trainer
+        has_summary = trainer.strategy.broadcast(is_complete(self.run_dir))  # rank 0's directory
+        if has_summary:
+            log.info("nothing to do: the checkpoint is at step %d, the last", trainer.global_step)
+            return
+        trainer.validate(self.model, datamodule=self.cli.datamodule, verbose=False)
+        self.begin()  # the fit had no step left, so it has not begun
+        self._write_summary()
 
     def _write_summary(self) -> None:
         self.check_validated()

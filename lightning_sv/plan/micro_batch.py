@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from lightning_sv.plan.compiled_memory import CompiledActivations
 
 PRECISIONS = ("32-true", "bf16-mixed")
-#: other precisions, and one of `PRECISIONS` that takes at least their memory
-TAKES_LESS_THAN = {"bf16-true": "32-true", "16-true": "32-true", "16-mixed": "bf16-mixed"}
 #: above this, kernels use 64-bit indices; such a micro-batch is long enough for any GPU
 MOST_LOGITS = 2**31 - 1
 
@@ -130,8 +128,8 @@ def fitting_micro_batch(
         ConfigError: not even one sequence fits, or the strategy or precision is unknown
     """
     try:
-        bound = TAKES_LESS_THAN.get(str(trainer.get("precision")))
-        precision = bound or plan_precision(trainer)
+        takes_less = trainer.get("precision") == "bf16-true"
+        precision = "32-true" if takes_less else plan_precision(trainer)
         run_memory = RunMemory(run, data, find_strategy(trainer, devices), precision, devices)
     except ConfigError as error:
         found = f"data.micro_batch is null and cannot be chosen: {error}"

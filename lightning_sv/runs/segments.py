@@ -39,11 +39,6 @@ class Segments:
         }
         return [*self._before, current]
 
-    @property
-    def length(self) -> int | None:
-        """trainer.max_steps of the previous segment, if any."""
-        return self._before[-1]["max_steps"] if self._before else None
-
     def restore(self, saved: Any) -> None:
         """Continue after the segments of a checkpoint, unless they are damaged."""
         try:

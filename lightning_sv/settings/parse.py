@@ -27,7 +27,7 @@ from lightning_sv.settings.yaml_file import parse_yaml
 #: largest seed that NumPy accepts
 MAX_SEED = 2**32 - 1
 #: keys of a single start of a run: ours and LightningCLI's
-_START = ("run_dir", "ckpt_path", "allow_lr_jump", "json", "weights_only")
+_START = ("run_dir", "ckpt_path", "json", "weights_only")
 #: what jsonargparse and OmegaConf raise for a wrong value, such as a list for a section
 _WRONG = (
     ArgumentError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError,

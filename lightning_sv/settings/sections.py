@@ -22,6 +22,7 @@ SECTIONS = frozenset(CALLBACKS) | {
 }  # fmt: skip
 #: key of the config of an earlier version -> the value that every run has now
 RETIRED = {
+    "allow_lr_jump": False,
     "model.nonfinite": "stop",
     "checkpoint.keep": 1,
     "data.corpus.errors": "strict",

@@ -310,7 +310,8 @@ def test_training_monitor_speed_leaves_out_validation(
 ) -> None:
     """16 tokens per batch of one second; a batch of validation takes 1,000 seconds."""
     clock = SimpleNamespace(seconds=0.0, perf_counter=lambda: clock.seconds)
-    monkeypatch.setattr("lightning_sv.callbacks.training_monitor.time", clock)
+    for name in ("training_monitor", "throughput"):
+        monkeypatch.setattr(f"lightning_sv.callbacks.{name}.time", clock)
 
     def wait(seconds: float) -> Any:
         return lambda *_: setattr(clock, "seconds", clock.seconds + seconds)

@@ -79,7 +79,7 @@ def as_under_nccl(run_dir: str, strategy: str, *given: str) -> None:
     if RANKS != "1":  # one node does not see the checkpoint yet
         seen = find_last_checkpoint if RANK == "0" else (lambda run_dir: None)
         with patch("lightning_sv.lit.checkpoint.resumed.find_last_checkpoint", seen):
-            assert main([*fit, "--trainer.max_steps", "9", "--allow_lr_jump"]) == 2
+            assert main([*fit, "--trainer.max_steps", "9"]) == 2
     assert (
         main(["validate", *args, "--ckpt_path", f"{run_dir}/checkpoints/last.ckpt", "--json"]) == 0
     )

@@ -6,10 +6,8 @@ import io
 import itertools
 import random
 import shutil
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -18,13 +16,14 @@ import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_sv.__main__ import main
 from lightning_sv.callbacks.logging import write_scalars
 from lightning_sv.experiments.comparability import comparability_warnings
 from lightning_sv.lit.checkpoint.atomic_io import AtomicCheckpointIO
-from lightning_sv.lit.checkpoint.compat import check_learning_rate
 from lightning_sv.lit.checkpoint.sharded_write import link_last
+from lightning_sv.lit.guards.exact_resume import follow_schedule
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import OPTIMIZERS, ScheduleConfig
 from lightning_sv.runs.directory import LAST, read_summary
@@ -175,7 +174,7 @@ COS = ScheduleConfig("cos", warmup_ratio=0.1)
 
 
 @pytest.mark.parametrize(
-    ("schedule", "step", "then", "now", "refused"),
+    ("schedule", "step", "then", "now", "jumps"),
     [
         (COS, 50, 100, 100, False),
         (COS, 50, 100, 150, True),
@@ -189,44 +188,45 @@ COS = ScheduleConfig("cos", warmup_ratio=0.1)
         (replace(WSD, stable_ratio=1.0), 100, 100, 200, False),  # constant: never
     ],
 )
-def test_learning_rate_jump_is_refused(
-    schedule: ScheduleConfig, step: int, then: int, now: int, refused: bool
+def test_follow_schedule_warns_of_a_jump(
+    schedule: ScheduleConfig,
+    step: int,
+    then: int,
+    now: int,
+    jumps: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    rate = 0.01 * schedule.factor(min(step, then - 1), then)
-    checkpoint = {
-        "global_step": step,
-        "lightning_sv": {"legs": [{"steps": step, "max_steps": then, "seconds": 1.0}]},
-        "optimizer_states": [{"param_groups": [{"lr": rate}]}],
-    }
-    says = pytest.raises(
-        ValueError, match=f"at step {step} of {then} of its {schedule.name} .*max_steps {now} makes"
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([{"params": [parameter], "initial_lr": 0.01}], lr=0.01)
+    scheduler = LambdaLR(
+        optimizer, lambda at: schedule.factor(min(at, now - 1), now), last_epoch=step - 1
     )
-    with says if refused else nullcontext():
-        check_learning_rate(
-            checkpoint, SimpleNamespace(plan=SimpleNamespace(lr=0.01), schedule=schedule), now
-        )
+    (group,) = optimizer.param_groups
+    group["lr"] = 0.01 * schedule.factor(min(step, then - 1), then)
+    follow_schedule(scheduler)
+    assert group["lr"] == pytest.approx(0.01 * schedule.factor(min(step, now - 1), now))
+    assert bool(caplog.records) == jumps
 
 
 @pytest.mark.parametrize("schedule", thinned(["wsd", "cos"], ["wsd"]))
 def test_fit_extended_run_records_its_lengths(
-    schedule: str, run_args: list[str], tmp_path: Path
+    schedule: str, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """wsd before its decay continues as the longer run would; a cosine only on request."""
+    """wsd before its decay continues as the longer run would; a cosine with a warning."""
     run_dir = tmp_path / "run"
     fit = ["fit", *run_args, "--model.schedule.name", schedule, "--checkpoint.every_n_steps", "4"]
     with leaving(run_dir, 4):
         assert main([*fit, "--trainer.max_steps", "8", "--run_dir", str(tmp_path / "shorter")]) == 0
     again = [*fit, "--trainer.max_steps", "12", "--run_dir", str(run_dir), "--ckpt_path", "last"]
-    if schedule == "cos":
-        assert main(again) == 2
-        again.append("--allow_lr_jump")
+    capsys.readouterr()
     assert main(again) == 0
+    assert ("the learning rate is" in capsys.readouterr().err) == (schedule == "cos")
     summary = read_summary(run_dir)
     run = read_run(run_dir)
     assert summary["steps"] == 12
     assert [(leg["steps"], leg["max_steps"]) for leg in summary["legs"]] == [(4, 8), (8, 12)]
     assert summary["seconds"] == sum(leg["seconds"] for leg in summary["legs"])
-    assert run.config["trainer"]["max_steps"] == 12 and run.config["allow_lr_jump"] is False
+    assert run.config["trainer"]["max_steps"] == 12
     assert {leg["numerics"]["precision"] for leg in summary["legs"]} == {"32-true"}
     assert (
         "learning rate is that of no single schedule" in comparability_warnings({"run": run}, ())[0]
@@ -251,9 +251,9 @@ def test_fit_raises_errors_of_user_code(
     assert main([*fit, "1"]) == 0
     monkeypatch.setattr(PretrainModule, "on_train_batch_start", Mock(side_effect=IndexError))
     with pytest.raises(IndexError):
-        main([*fit, "2", "--allow_lr_jump"])
+        main([*fit, "2"])
     monkeypatch.setattr(PretrainModule, "on_train_batch_start", Mock(side_effect=KeyboardInterrupt))
-    assert main([*fit, "2", "--allow_lr_jump"]) == 130
+    assert main([*fit, "2"]) == 130
 
 
 #: validates after every second step, and keeps a checkpoint of every third one

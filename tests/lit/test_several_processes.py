@@ -261,7 +261,6 @@ def test_fit_sharded_checkpoint_on_fewer_ranks_equals_one_process(
         str(tmp_path / "single"),
         "--ckpt_path",
         str(run / LAST),
-        "--allow_lr_jump",
     ]
     assert main(["fit", *arguments(args, "muon"), "--trainer.max_steps", "9", *single]) == 0
 

@@ -118,7 +118,7 @@ def test_every_reader_refuses_a_damaged_shard(
             *args,
             "--run_dir",
             str(run),
-            *argv("--ckpt_path last --trainer.max_steps 3 --allow_lr_jump"),
+            *argv("--ckpt_path last --trainer.max_steps 3"),
         ],
     ]
     for command in commands:

@@ -103,7 +103,7 @@ WRONG: list[tuple[list[str], str, str]] = [
     (FIT, "--model.optim.lr nan", "model.optim.lr"),
     (DRY, "--data.seq_len x", "data.seq_len is 'x'"),
     (FIT, "--data.seq_len null", "data.seq_len"),
-    (FIT, "--allow_lr_jump maybe", "allow_lr_jump"),
+    (FIT, "--json maybe", "json"),
     (FIT, "--model.optim.name math:pi --model.optim.lr 1", "model.optim.name"),
     (DRY, "--model.compile all", "model.compile is all"),
     (DRY, "--trainer.gradient_clip_val x", "trainer.gradient_clip_val is 'x'"),

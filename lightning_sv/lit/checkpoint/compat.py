@@ -15,16 +15,14 @@ Settings of the data are compared for a `TokenDataModule` alone.
 import os
 from contextlib import suppress
 from dataclasses import asdict, replace
-from math import isclose
 from typing import Any
 
 from lightning_sv.callbacks.run_state import data_of
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import BackboneConfig
-from lightning_sv.optim import OptimConfig, ScheduleConfig, matrix_rate
+from lightning_sv.optim import OptimConfig, ScheduleConfig
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT
 from lightning_sv.runs.difference import check_same
-from lightning_sv.runs.segments import Segments
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
@@ -179,30 +177,6 @@ def check_function(checkpoint: dict[str, Any], module: PretrainConfig) -> None:
     hint = "Load its weights into a different model with load_state_dict."
     for key, value in ours.items():
         check_same(key, theirs[key], value, "the checkpoint", hint)
-
-
-def check_learning_rate(checkpoint: dict[str, Any], module: PretrainConfig, max_steps: int) -> None:
-    """Check that a different number of steps does not change the learning rate of the next step.
-
-    A different length changes every rate of a cosine; wsd does not change before its decay.
-
-    Raises:
-        ConfigError: the rate would change; the message has both rates and lengths
-    """
-    step = checkpoint["global_step"]
-    segments = Segments()
-    segments.restore(checkpoint[CHECKPOINT_KEY].get("legs"))
-    then = matrix_rate(checkpoint["optimizer_states"][0]["param_groups"])
-    now = module.plan.lr * module.schedule.factor(min(step, max_steps - 1), max_steps)
-    if isclose(then, now, rel_tol=1e-6):
-        return
-    length = f" of {segments.length}" if segments.length else ""
-    place = f"step {step}{length} of its {module.schedule.name} schedule"
-    jump = f"with learning rate {then:.3g}; trainer.max_steps {max_steps} makes that {now:.3g}"
-    hint = "a new run (a wsd one can be extended until it decays), or --allow_lr_jump"
-    raise ConfigError(
-        f"the checkpoint is at {place}, {jump}. Use the same trainer.max_steps, {hint}."
-    )
 
 
 def function_settings(

@@ -115,7 +115,8 @@ class ExactResume(L.Callback):
 def follow_schedule(scheduler: LRScheduler) -> None:
     """Set the rates of the next step, and warn if they are not those of the checkpoint.
 
-    Those of the checkpoint are of its own schedule, whose number of steps may be different.
+    Those of the checkpoint are of its own schedule, whose number of steps may be different. That
+    changes every rate of a cosine; wsd does not change before its decay.
     """
     if not isinstance(scheduler, LambdaLR):
         return
