@@ -5,16 +5,15 @@ runs with different batch sizes share one axis.
 """
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_sv.errors import ConfigError, NotTestableError
+from lightning_sv.errors import ConfigError, NotTestableError, did_you_mean
 from lightning_sv.runs.directory import (
     CONFIG,
     SUMMARY,
@@ -71,8 +70,8 @@ class Run:
             return self.curves[tag]
         if self.recorded:
             raise NotTestableError(f"{self.dir.name} was recorded without {tag!r}; train it here.")
-        known = _listed(tag, self.curves)
-        raise NotTestableError(f"{self.dir} logged no scalar named {tag!r}, but {known}.")
+        near = did_you_mean(tag, self.curves)
+        raise NotTestableError(f"{self.dir} logged no scalar named {tag!r}.{near}")
 
     @property
     def seq_len(self) -> int:
@@ -135,14 +134,6 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
         raise ConfigError(f"{fault}; train {directory} again, or leave it out.")
     log.warning("%s", fault)
     return run
-
-
-def _listed(tag: str, tags: Collection[str]) -> str:
-    """Return a phrase with the tags that are closest to one, or else the first ones."""
-    near = get_close_matches(tag, tags, n=5) or sorted(tags)[:5]
-    listed = ", ".join(near)
-    n_others = len(tags) - len(near)
-    return f"{listed} and {n_others} others" if n_others else listed
 
 
 def check_run_directory(directory: Path) -> None:

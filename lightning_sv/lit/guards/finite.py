@@ -71,25 +71,30 @@ class FiniteGuard(L.Callback):
             torch.distributed.all_reduce(is_finite, torch.distributed.ReduceOp.MIN)
         all_finite, self.norm = torch.stack((is_finite, norm.double())).tolist()  # one copy
         if not all_finite:
-            raise RunError(_message(trainer, self._record(trainer, losses)))
+            event = self._event(trainer, losses)
+            _append_to_file(trainer, event)
+            raise RunError(_message(trainer, event))
 
-    def _record(self, trainer: L.Trainer, losses: Tensor) -> dict[str, Any]:
-        """Return the event, and append it to the file of the run; a collective."""
-        losses = trainer.strategy.all_gather(losses).flatten()
-        folder = trainer.log_dir
+    def _event(self, trainer: L.Trainer, losses: Tensor) -> dict[str, Any]:
+        """Return a description of the step and its batch; a collective."""
+        all_losses = trainer.strategy.all_gather(losses).flatten()
         event: dict[str, Any] = {"step": trainer.global_step, "epoch": trainer.current_epoch}
         loader = trainer.train_dataloader
         if isinstance(loader, TokenLoader):
             event["epoch"], position = loader.position()
             event["blocks"] = loader.order.sequences(event["epoch"], position)
         event["grad_norm"] = _plain(self.norm or 0.0)
-        event["losses"] = [_plain(loss) for loss in losses.tolist()]
-        event |= Provenance.now()._asdict()
-        if trainer.is_global_zero and folder:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            with regular(Path(folder) / NONFINITE).open("a") as file:
-                file.write(json.dumps(event) + "\n")
-        return event
+        event["losses"] = [_plain(loss) for loss in all_losses.tolist()]
+        return event | Provenance.now()._asdict()
+
+
+def _append_to_file(trainer: L.Trainer, event: dict[str, Any]) -> None:
+    """Append an event to the file of the run, if the Trainer has a folder for logs."""
+    folder = trainer.log_dir  # a collective
+    if trainer.is_global_zero and folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with regular(Path(folder) / NONFINITE).open("a") as file:
+            file.write(json.dumps(event) + "\n")
 
 
 def _message(trainer: L.Trainer, event: dict[str, Any]) -> str:
