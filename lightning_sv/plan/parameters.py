@@ -1,7 +1,8 @@
 """Number of parameters by role, compared with the paper."""
 
+import csv
 from dataclasses import dataclass
-from itertools import starmap
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -16,42 +17,27 @@ from lightning_sv.scale import ScaleOptions, ScaleStrategy, expand_preset
 
 @dataclass(frozen=True)
 class PaperNumber:
-    """A printed number of the paper about a model's size, and our comment."""
+    """A printed number of the paper about a model's size, a row of paper_numbers.csv.
+
+    Attributes:
+        computed: key of `ParameterCount.numbers`
+        comment: our comment
+    """
 
     model: str
     scale: str
     what: str
     printed: str
-    computed: str  # key of `ParameterCount.numbers`
-    comment: str = ""
+    computed: str
+    comment: str
 
 
-PAPER_NUMBERS = tuple(starmap(PaperNumber, (
-    ("llama-0.12b", "llama", "size (Table 4; Section 4.4)", "0.11974B", "total"),
-    ("llama-0.12b-large", "llama", "size (Section 4.4)", "0.11985B", "total", "d_ff + 8"),
-    ("llama-0.12b", "hg+dnp+or+iwd", "size (Section 4.4)", "0.11985B", "total",
-     "fits only with full-width scale_out on every branch, lm_head included"),
-    ("llama-0.25b", "llama", "size (Table 4)", "0.25B", "total"),
-    ("llama-0.5b", "llama", "size (Table 4)", "0.48B", "total"),
-    ("llama-0.75b", "llama", "size (Table 4)", "0.75B", "total"),
-    ("llama-1b", "llama", "size (Section 2.1)", "1,028,065,024", "total"),
-    ("llama-1b", "llama", "scale vectors (Section 2.1)", "80,640", "scale"),
-    ("llama-1b", "llama", "their share (Section 2.1)", "7.84e-05", "scale_share"),
-    ("llama-1b", "hg+dnp+or+iwd", "increase over llama (Section 4.4)", "7.85e-05", "increase",
-     "discrepancy: `or` on the norms of llama gives the printed number: (2L + 1)(d + 1) / N"),
-    ("moe-0.25b", "llama", "size (Table 5)", "0.25B", "total"),
-    ("moe-0.25b", "llama", "activated size (Table 5)", "0.11B", "activated"),
-    ("moe-0.5b", "llama", "size (Table 5)", "0.48B", "total",
-     "with d_model 768; the table prints 748, which 12 heads do not divide"),
-    ("moe-0.5b", "llama", "activated size (Table 5)", "0.18B", "activated"),
-    ("moe-0.8b", "llama", "size (Table 5)", "0.80B", "total"),
-    ("moe-0.8b", "llama", "activated size (Table 5)", "0.28B", "activated"),
-    ("moe-1b", "llama", "size (Table 5)", "1.06B", "total"),
-    ("moe-1b", "llama", "activated size (Table 5)", "0.38B", "activated",
-     "discrepancy: 0.355B with 4 active experts, as in the other rows; 5 would give 0.38B"),
-    ("moe-2b", "llama", "size (Table 5)", "2.00B", "total"),
-    ("moe-2b", "llama", "activated size (Table 5)", "0.62B", "activated"),
-)))  # fmt: skip
+def _read_paper_numbers() -> tuple[PaperNumber, ...]:
+    with Path(__file__).with_name("paper_numbers.csv").open(encoding="utf-8") as file:
+        return tuple(PaperNumber(**row) for row in csv.DictReader(file))
+
+
+PAPER_NUMBERS = _read_paper_numbers()
 
 
 class RoleCount(NamedTuple):
