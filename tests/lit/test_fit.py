@@ -143,6 +143,12 @@ def test_load_backbone_wrong_format_is_refused(
         load_backbone(str(later))
 
 
+def longer(run: Path, checkpoint: Path) -> list[str]:
+    """Return a fit that resumes a run for more steps."""
+    config = str(run / "config.yaml")
+    return ["fit", "--config", config, "--ckpt_path", str(checkpoint), "--trainer.max_steps", "13"]
+
+
 @pytest.mark.parametrize(
     "how", ["a group", "optimizer_states", "lr_schedulers", "loops", "callbacks"]
 )
@@ -156,8 +162,7 @@ def test_fit_damaged_checkpoint_is_refused(
     else:
         checkpoint[how] = 7
     torch.save(checkpoint, path)
-    resume = ["--config", str(run / "config.yaml"), "--ckpt_path", str(path)]
-    error = refused("fit", *resume, "--trainer.max_steps", "13")
+    error = refused(*longer(run, path))
     assert "error: the checkpoint cannot be resumed" in error
 
 
@@ -171,10 +176,9 @@ class Broken(L.Callback):
 
 def test_fit_resumed_with_a_bug_in_a_callback_crashes(run: Path, tmp_path: Path) -> None:
     path = shutil.copytree(run, tmp_path / "run") / LAST
-    resume = ["--config", str(run / "config.yaml"), "--ckpt_path", str(path)]
     callback = f"--trainer.callbacks+={__name__}.Broken"
     with pytest.raises(TypeError, match="a bug"):
-        main(["fit", *resume, "--trainer.max_steps", "13", callback])
+        main([*longer(run, path), callback])
 
 
 CHANGES = [
@@ -191,14 +195,8 @@ CHANGES = [
 def test_fit_resumed_with_other_settings_is_refused(
     change: str, run: Path, refused: Refused
 ) -> None:
-    resume = [
-        "--config",
-        str(run / "config.yaml"),
-        "--ckpt_path",
-        str(run / LAST),
-    ]
     before = contents(run)
-    error = refused("fit", *resume, "--trainer.max_steps", "13", change)
+    error = refused(*longer(run, run / LAST), change)
     key = change[2:].partition("=")[0]
     assert f"{key.removeprefix('model.')} is " in error and "checkpoint" in error
     assert contents(run) == before
@@ -211,13 +209,7 @@ def test_fit_resumed_in_too_little_memory_does_not_blame_the_checkpoint(
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(BackboneModule, "configure_model", fail)
-    resume = [
-        "--config",
-        str(run / "config.yaml"),
-        "--ckpt_path",
-        str(run / LAST),
-    ]
-    assert main(["fit", *resume, "--trainer.max_steps", "13"]) == 1
+    assert main(longer(run, run / LAST)) == 1
     assert "data.micro_batch" in capsys.readouterr().err
 
 
