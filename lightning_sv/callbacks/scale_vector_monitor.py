@@ -1,7 +1,7 @@
 """Scale vectors of each branch during a run: drift, beta, and balance with the matrix."""
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -67,26 +67,23 @@ def _imbalances(model: nn.Module) -> dict[str, Tensor]:
     """
     branches = [branch for branch in _scaled(model) if branch.weight is not None]
     out: dict[str, Tensor] = {}
-    for group in _with_the_same_vector(branches, "in"):
-        value = _imbalance(group, "in")
-        out |= {f"{branch.name}/imbalance_in": value for branch in group}
-    for group in _with_the_same_vector(branches, "out"):
-        has_norm_between = any(branch.has_output_norm for branch in group)
-        if not has_norm_between:
-            value = _imbalance(group, "out")
-            out |= {f"{branch.name}/imbalance_out": value for branch in group}
+    for side in _AXES:
+        for group in _groups_of_a_vector(branches, side):
+            value = _imbalance(group, side)
+            for branch in group:
+                out[f"{branch.name}/imbalance_{side}"] = value
     return out
 
 
-def _with_the_same_vector(
-    branches: Sequence[ScaledBranch], side: str
-) -> Collection[list[ScaledBranch]]:
-    """Return groups of the branches that have the same vector on a side."""
+def _groups_of_a_vector(branches: Sequence[ScaledBranch], side: str) -> list[list[ScaledBranch]]:
+    """Return the branches whose vector scales W directly, in groups that share it."""
     groups: dict[int, list[ScaledBranch]] = defaultdict(list)
     for branch in branches:
         if side in branch.vectors:
             groups[id(branch.vectors[side])].append(branch)
-    return groups.values()
+    if side == "in":
+        return list(groups.values())
+    return [group for group in groups.values() if not any(each.has_output_norm for each in group)]
 
 
 def _imbalance(branches: list[ScaledBranch], side: str) -> Tensor:

@@ -66,14 +66,15 @@ class BackboneModule(L.LightningModule):
     def configure_model(self) -> None:
         """Build the backbone once, and shard it if the strategy does; called by Lightning."""
         is_new = self.backbone is None
-        is_sharded_later = self.device_mesh is not None
-        if self.backbone is None:
-            self.backbone = self._build(without_weights=is_sharded_later and self._start is None)
-        if is_sharded_later and not isinstance(self.backbone, FSDPModule):
-            self._shard(self.backbone)
+        is_sharded = self.device_mesh is not None
+        if is_new:
+            initializes_shards = is_sharded and self._start is None
+            self.backbone = self._build(without_weights=initializes_shards)
+        if is_sharded and not isinstance(self.net, FSDPModule):
+            self._shard(self.net)
         if is_new:
             # In place, so that the keys of checkpoints stay.
-            compile_backbone(self.backbone, self.settings.compile)
+            compile_backbone(self.net, self.settings.compile)
 
     def _build(self, *, without_weights: bool) -> Backbone:
         """Return a new backbone; one without weights is initialized block by block when sharded."""

@@ -17,6 +17,15 @@ def check_block(block: Any, vocabulary: int) -> Tensor:
     Raises:
         ConfigError: a different type or shape, or ids outside of the vocabulary
     """
+    tokens = _token_ids(block)
+    is_on_host = tokens.device.type == "cpu"  # a look at the values would wait for another device
+    if is_on_host and not torch.compiler.is_compiling():
+        _check_range(tokens, vocabulary)
+    return tokens
+
+
+def _token_ids(block: Any) -> Tensor:
+    """Return a matrix of integers in a type for which torch has all operations."""
     if not isinstance(block, Tensor):
         raise ConfigError(
             f"the batch is a {type(block).__name__}; expected a (B, T + 1) tensor of token ids."
@@ -25,12 +34,7 @@ def check_block(block: Any, vocabulary: int) -> Tensor:
     if not is_matrix or not _holds_integers(block):
         expected = "integer token ids (B, T + 1), with T of at least 1."
         raise ConfigError(f"the batch is {block.dtype} {tuple(block.shape)}; expected {expected}")
-    if block.dtype not in (torch.int32, torch.int64):  # torch has few operations for the others
-        block = block.long()
-    is_on_host = block.device.type == "cpu"  # a look at the values would wait for another device
-    if is_on_host and not torch.compiler.is_compiling():
-        _check_range(block, vocabulary)
-    return block
+    return block if block.dtype == torch.int32 else block.long()
 
 
 def _holds_integers(block: Tensor) -> bool:

@@ -2,12 +2,10 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from lightning_sv.errors import ConfigError
-
-_T = TypeVar("_T")
 
 
 class Segments:
@@ -65,23 +63,15 @@ def changed_numerics(summary: Mapping[str, Any]) -> dict[str, list[str]]:
     for segment in _segments_of(summary):
         numerics = segment.get("numerics") or {}
         for setting, value in numerics.items():
-            values[setting].append(value)
-    different = {setting: _different(each) for setting, each in values.items()}
-    return {setting: each for setting, each in different.items() if each}
+            if value not in values[setting]:
+                values[setting].append(value)
+    return {setting: each for setting, each in values.items() if len(each) > 1}
 
 
 def schedule_lengths(summary: Mapping[str, Any]) -> list[int]:
     """Return the different trainer.max_steps of a run's segments, empty if there is only one."""
     lengths = [segment.get("max_steps") for segment in _segments_of(summary)]
-    return _different(length for length in lengths if isinstance(length, int))
-
-
-def _different(values: Iterable[_T]) -> list[_T]:
-    """Return the different values, in order; none if all are equal."""
-    different: list[_T] = []
-    for value in values:
-        if value not in different:
-            different.append(value)
+    different = list(dict.fromkeys(length for length in lengths if isinstance(length, int)))
     return different if len(different) > 1 else []
 
 

@@ -126,9 +126,10 @@ class Parser(ArgumentParser):
         unknown = [key for key in keys if not self._is_known(key)]
         if "model_class" in unknown:  # recorded by a subclass of PretrainCLI
             return " The config is that of a script with its own model class: use that script."
-        if not unknown:
-            return ""
-        key = unknown[0]
+        return self._closest_to(unknown[0]) if unknown else ""
+
+    def _closest_to(self, key: str) -> str:
+        """Suggest a key with the same last name, or else any that is close."""
         known = self.known_keys()
         last = key.rpartition(".")[2]
         of_that_name = [name for name in known if name.endswith(f".{last}")]
