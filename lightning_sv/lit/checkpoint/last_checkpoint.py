@@ -71,7 +71,7 @@ class LastCheckpoint(Checkpoint):
     ) -> None:
         """Agree on whether a device was asked to stop: a collective.
 
-        It costs least here, where `FiniteGuard` has just waited for the device.
+        It costs least here, where `FiniteGuard` waits for the device anyway.
         """
         self._is_asked_to_stop = any_rank(trainer, self.signals.is_received())
 
