@@ -8,8 +8,6 @@ from rich.console import Console
 from lightning_sv.cli.names import resolve_names
 from lightning_sv.cli.prepare import prepare_for_run
 from lightning_sv.experiments.compare import compare, output_of, print_comparison
-from lightning_sv.experiments.report.differences import differences_json
-from lightning_sv.experiments.report.folder import HTML
 from lightning_sv.experiments.sources.from_cli import (
     check_data,
     compared_figure,
@@ -38,10 +36,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     out, store = output_of(figure, arms[0].run, "compare", options.out, launcher)
     command = shlex.join(["lightning-sv", "compare", *argv])
     result = compare(figure, store, out, jobs=options.jobs, console=progress, command=command)
-    if options.json:
-        print(differences_json(result, out / HTML))
-    else:
-        print_comparison(Console(), result, out)
+    print_comparison(Console(), result, out)
     return 0
 
 
@@ -50,7 +45,7 @@ def _parser() -> PlainParser:
         "Compare strategies with a baseline A in pairs of runs with the same seed and data order. "
         "Other arguments are passed to `fit` of each arm: --model NAME, --config FILE, any key."
     )
-    parser = PlainParser("compare", text, json="Print the differences as JSON on stdout.")
+    parser = PlainParser("compare", text)
     parser.add_argument("--baseline", required=True, help="Strategy A, usually llama.")
     parser.add_argument(
         "--arms", required=True, nargs="+", help="Strategies B, each compared with A."

@@ -23,8 +23,7 @@ from lightning_sv.experiments.preflight import (
     check_recorded,
     check_trainable,
 )
-from lightning_sv.experiments.report.claims import verdicts_json
-from lightning_sv.experiments.report.folder import check_replaceable
+from lightning_sv.experiments.report.folder import HTML, check_replaceable
 from lightning_sv.experiments.report.results_csv import read_recorded
 from lightning_sv.experiments.resolver import RunResolver
 from lightning_sv.experiments.results import Figure, PlannedFigure, requests_of
@@ -49,7 +48,8 @@ from lightning_sv.settings.yaml_file import read_leaves
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     """Parse the arguments of `paper`, train, evaluate and report; return the exit code."""
     options, words = _parser().parse_known_args(argv)
-    _check_options(options)
+    if options.submit and not options.slurm:
+        raise ConfigError("--submit is set without --slurm; expected both. Add --slurm.")
     budget = load_budget(options.budget)
     keys = _keys(words)
     figures = _plan_figures(options.fig, budget, keys)
@@ -68,15 +68,6 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     return command.train()
 
 
-def _check_options(options: Namespace) -> None:
-    """Refuse options that do not go together."""
-    if options.json and (options.dry_run or options.slurm):
-        expected = "neither --dry_run nor --slurm, which print no verdicts"
-        raise ConfigError(f"paper: --json is set; expected {expected}.")
-    if options.submit and not options.slurm:
-        raise ConfigError("--submit is set without --slurm; expected both. Add --slurm.")
-
-
 def _plan_figures(
     names: Sequence[str], budget: Budget, keys: Mapping[str, Any]
 ) -> list[PlannedFigure]:
@@ -91,9 +82,7 @@ def _parser() -> PlainParser:
         "Train the experiments of the paper under a budget and evaluate its claims. "
         "Other arguments are keys of `fit` of each run, e.g. --data.corpus.dir DIR."
     )
-    parser = PlainParser(
-        "paper", text, json="Print the verdicts as JSON on stdout, and the rest on stderr."
-    )
+    parser = PlainParser("paper", text)
     parser.add_argument("--budget", default="cpu", help=f"One of: {' '.join(budget_names())}.")
     figures = f"Some of: {' '.join(figure_names())}; all by default."
     parser.add_argument("--fig", nargs="+", default=[], help=figures)
@@ -173,7 +162,7 @@ class PaperCommand:
     def console(self) -> Console:
         """Console of the verdicts."""
         width = None if sys.stdout.isatty() else 150
-        return Console(width=width, stderr=self.options.json)
+        return Console(width=width)
 
     def list_runs(self) -> int:
         """Print all runs and the time that they take; return the exit code."""
@@ -252,10 +241,7 @@ class PaperCommand:
         print_verdicts(console, figures)
         title = f"{self.budget.name}: {self.budget.summary}"
         write_report(figures, self.out, title, self.budget.caution)
-        page = self.out / "report.html"
-        console.print(f"report: {page}", markup=False)
-        if self.options.json:
-            print(verdicts_json(figures, page, failed=failed))
+        console.print(f"report: {self.out / HTML}", markup=False)
         return 1 if failed else 0
 
     def _command(self, figure: str) -> str:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lightning_sv.experiments.report.differences import differences_json
 from lightning_sv.experiments.report.folder import HTML, check_replaceable
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure
@@ -16,23 +15,19 @@ from lightning_sv.settings.plain_parser import PlainParser
 def run(argv: list[str]) -> int:
     """Parse the arguments of `report`, write it, print its path; return the exit code."""
     options = _parser().parse_args(argv)
-    repeated = [word for word in argv if word != "--json"]
     figure = own_figure(
         options.runs,
         labels=options.labels,
         baseline=options.baseline,
-        command=shlex.join(["lightning-sv", "report", *repeated]),
+        command=shlex.join(["lightning-sv", "report", *argv]),
     )
     out: Path = options.out or Path("runs/report")
     if options.out:
         check_replaceable(out, _run_dirs(figure))
     write_report([figure], out, "your own runs")
-    page = out / HTML
-    console = Console(stderr=options.json)
+    console = Console()
     print_pairs(console, figure.panels[0].pairs, figure.warnings)
-    console.print(str(page), markup=False, highlight=False, soft_wrap=True)
-    if options.json:
-        print(differences_json(figure, page))
+    console.print(str(out / HTML), markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -41,9 +36,7 @@ def _parser() -> PlainParser:
         "Report runs. Runs with one label form an arm, which is compared with the baseline on the "
         "seeds of both."
     )
-    parser = PlainParser(
-        "report", text, json="Print the differences as JSON on stdout, and the rest on stderr."
-    )
+    parser = PlainParser("report", text)
     places = "Run directories, folders of runs, or folders that compare or report wrote."
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR", help=places)
     parser.add_argument(

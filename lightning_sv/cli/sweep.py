@@ -5,7 +5,6 @@ import shlex
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -26,7 +25,6 @@ from lightning_sv.experiments.sources.from_cli import (
     swept_figure,
     tokens_sentence,
 )
-from lightning_sv.json_text import json_text
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.settings.overrides import parse_overrides
 from lightning_sv.settings.plain_parser import PlainParser, number
@@ -56,10 +54,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     out, store = output_of(figure, arms[0].run, "sweep", options.out, launcher)
     command = shlex.join(["lightning-sv", "sweep", *argv])
     panel = sweep(figure, store, out, jobs=options.jobs, console=progress, command=command)
-    if options.json:
-        _print_json(panel, out)
-    else:
-        _print_tables(panel, axes, out)
+    _print_tables(panel, axes, out)
     return 0
 
 
@@ -69,7 +64,7 @@ def _parser() -> PlainParser:
         "optimum of each. Other arguments are passed to `fit` of each run: --model NAME, "
         "--config FILE, any key."
     )
-    parser = PlainParser("sweep", text, json="Print the numbers as JSON on stdout.")
+    parser = PlainParser("sweep", text)
     parser.add_argument(
         "--scale", nargs="+", required=True, help="Strategies, each with its own optimum."
     )
@@ -114,16 +109,6 @@ def _axes(options: Namespace, words: Sequence[str]) -> dict[str, list[float]]:
     return axes
 
 
-def _print_json(panel: LoadedPanel, out: Path) -> None:
-    numbers = {
-        "unit": "nats per token",
-        "arms": [_arm_json(panel, series) for series in panel.series],
-        "warnings": list(panel.warnings),
-        "report": str(out / "report.html"),
-    }
-    print(json_text(numbers))
-
-
 def _print_tables(panel: LoadedPanel, axes: Mapping[str, Sequence[float]], out: Path) -> None:
     console = Console()
     for series in panel.series:
@@ -131,30 +116,6 @@ def _print_tables(panel: LoadedPanel, axes: Mapping[str, Sequence[float]], out: 
         sentence = _optimum_sentence(series, axes)
         console.print(sentence, markup=False, highlight=False, style="bold", soft_wrap=True)
     console.print(str(out / "report.html"), markup=False, highlight=False, soft_wrap=True)
-
-
-def _arm_json(panel: LoadedPanel, series: Series) -> dict[str, Any]:
-    best = series.optimum
-    keys = list(panel.spec.axes)
-    points = []
-    for arm in series.arms:
-        settings = dict(zip(keys, arm.point, strict=True))
-        points.append({**settings, "losses": arm.losses.tolist()})
-    factors = {}
-    for key, error in zip(keys, best.errors, strict=True):
-        factors[key] = None if math.isnan(error) else math.exp(error)
-    return {
-        "scale": series.label,
-        "points": points,
-        "optimum": {
-            **dict(zip(keys, best.values, strict=True)),
-            "factor": factors,
-            "loss": best.loss,
-            "se": best.se,
-            "df": best.df,
-            "why_not": best.why_not,
-        },
-    }
 
 
 def _loss_table(series: Series, axes: Mapping[str, Sequence[float]]) -> Table:

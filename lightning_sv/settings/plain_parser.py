@@ -36,7 +36,7 @@ class PlainParser(ArgumentParser):
     Paths are expanded, numbers must be finite, and bytes that are not UTF-8 are replaced.
     """
 
-    def __init__(self, command: str, description: str, json: str) -> None:
+    def __init__(self, command: str, description: str, json: str | None = None) -> None:
         program = f"lightning-sv {command}"
         super().__init__(
             program, description=description, allow_abbrev=False, formatter_class=_Defaults
@@ -44,7 +44,8 @@ class PlainParser(ArgumentParser):
         self.register("type", Path, _path)
         self.register("type", float, number(float))
         self.register("type", None, _text)
-        self.add_argument("--json", action="store_true", help=json)
+        if json is not None:
+            self.add_argument("--json", action="store_true", help=json)
 
     def add_places(self, out: str) -> None:
         """Add `--out`, with this help, and `--jobs` to a command that trains several runs."""

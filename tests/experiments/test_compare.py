@@ -2,7 +2,6 @@
 `lightning-sv compare`."""
 
 import io
-import json
 import math
 import re
 import shutil
@@ -14,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
@@ -37,6 +36,8 @@ from lightning_sv.experiments.sources.from_cli import (
 from lightning_sv.experiments.sources.from_runs import own_figure
 from lightning_sv.experiments.spec import load_budget, load_figure
 from lightning_sv.lit.run_arguments import parse_run
+from lightning_sv.statistics.paired import PairedDifference
+from lightning_sv.statistics.verdicts import direction
 from tests.conftest import CONFIG, ROOT, Refused, listen_to_interrupts, thinned
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))
@@ -64,8 +65,8 @@ def run(
     return figure, console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def differences(figure: Figure) -> list[dict[str, Any]]:
-    return [pair.to_dict()["difference"] for pair in figure.panels[0].pairs]
+def differences(figure: Figure) -> list[PairedDifference]:
+    return [pair.difference for pair in figure.panels[0].pairs]
 
 
 def run_dirs(figure: Figure) -> list[Path]:
@@ -76,12 +77,6 @@ def run_dir(out: Path, strategy: str, seed: int) -> Path:
     """Return the directory of a run of `tiny`, whose name ends with a hash."""
     (found,) = (out / "runs").glob(f"tiny-{strategy}-seed{seed}-*")
     return found
-
-
-def labels(printed: str) -> list[str]:
-    """Return the names of the arms in the JSON of a comparison."""
-    made = json.loads(printed)
-    return [made["a"], *(pair["b"] for pair in made["differences"])]
 
 
 def keys_of(figure: PlannedFigure) -> set[str]:
@@ -125,21 +120,21 @@ def test_compare_numbers_equal_the_hand_computation(three: tuple[Path, Figure]) 
     """mean -0.03, se 0.01 / sqrt(3), t(0.975, 2) = 4.3027: interval -0.0548 to -0.0052."""
     out, figure = three
     panel = figure.panels[0]
-    (pair,) = [pair.to_dict() for pair in panel.pairs]
-    difference = pair["difference"]
-    assert pair["b"] == "unified" and difference["verdict"] == "B lower"
-    assert "by 0.030 nats per token (95% interval 0.005 to 0.055, 3 pairs)" in pair["sentence"]
-    assert difference["mean"] == pytest.approx(-0.03, abs=1e-6)
-    assert difference["low"] == pytest.approx(-0.03 - 4.302653 * 0.01 / 3**0.5, abs=1e-5)
-    assert difference["per_seed"] == pytest.approx([-0.02, -0.04, -0.03], abs=1e-6)
+    (pair,) = panel.pairs
+    assert pair.b.label == "unified" and direction(pair.difference) == "lower"
+    interval = "by 0.030 nats per token (95% interval 0.005 to 0.055, 3 pairs)"
+    assert interval in pair.verdict_sentence
+    assert pair.difference.mean == pytest.approx(-0.03, abs=1e-6)
+    assert pair.difference.low == pytest.approx(-0.03 - 4.302653 * 0.01 / 3**0.5, abs=1e-5)
+    assert pair.b.losses - pair.a.losses == pytest.approx([-0.02, -0.04, -0.03], abs=1e-6)
     assert panel.arms[0].losses == pytest.approx([3.0, 3.01, 3.02])
     # both gain 0.1 nats per 1,000 tokens, so B reaches the target 200, 400 and 300 tokens earlier
-    tokens = pair["tokens_to_higher_final_loss"]
-    assert tokens["tokens_b"] == pytest.approx([9800, 9600, 9700], abs=0.1)
+    tokens = pair.efficiency
+    assert tokens.tokens_b == pytest.approx([9800, 9600, 9700], abs=0.1)
     assert figure.warnings == ()  # neither about a seed nor about a path in the run directory
     page = (out / "report.md").read_text()
-    assert f"{pair['sentence']} {pair['tokens_sentence']}" in page
-    assert f"| {tokens['factor']:.2f} (" in page and "claim" not in page
+    assert f"{pair.verdict_sentence} {pair.efficiency_sentence}" in page
+    assert f"| {tokens.factor:.2f} (" in page and "claim" not in page
     assert (out / "figures/comparison-1-difference.png").stat().st_size > 10_000
 
 
@@ -161,7 +156,7 @@ def test_compare_complete_runs_reused_and_seeds_added(tmp_path: Path) -> None:
     out = tmp_path / "cmp"
     words = [*CONFIG, "--config", str(config)]
     one, _ = run(out, words=words, seeds=1)
-    assert differences(one)[0]["verdict"] == "not resolved"
+    assert direction(differences(one)[0]) == "not resolved"
     two, printed = run(out, words=words, seeds=2)
     assert "2 of 4 runs are complete" in printed
     assert run_dirs(two)[::2] == run_dirs(one)
@@ -187,7 +182,7 @@ def test_compare_diverged_run_report_of_its_folder_is_equal(
     run(tmp_path, arms=arms)
     diverge(run_dir(tmp_path, "nop", 0))
     found, _ = run(tmp_path, arms=arms)
-    assert [pair["seeds"] for pair in differences(found)] == [[0, 1, 2], [1, 2]]
+    assert [pair.a.seeds for pair in found.panels[0].pairs] == [(0, 1, 2), (1, 2)]
     assert "nop diverged" in found.warnings[0]
 
     again = own_figure([tmp_path])
@@ -321,17 +316,15 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("fake")
-def test_compare_command_arms_have_their_arguments(
-    run_args: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_command_arms_have_their_arguments(run_args: list[str]) -> None:
     words = ["--baseline", "llama", "--arms", "hg+dp+or", "nop", "--seeds", "1", *run_args]
-    assert command.run([*words, "--json", "--b_args=--model.optim.lr 0.1"]) == 0
-    assert labels(capsys.readouterr().out) == ["llama", "hg+dp+or,lr=0.1", "nop,lr=0.1"]
+    assert command.run([*words, "--b_args=--model.optim.lr 0.1"]) == 0
     out = Path("runs/compare/tiny-shards/llama_vs_hg+dp+or-lr=0.1_nop-lr=0.1")
     own = [run.config["model"]["optim"]["lr"] for run in runs_of(own_figure([out]).panels[0].arms)]
     assert [rate == 0.1 for rate in own] == [False, True, True]
-    assert command.run([*words, "--json", "--a_label", "base"]) == 0
-    assert labels(capsys.readouterr().out) == ["base", "hg+dp+or", "nop"]
+    assert command.run([*words, "--a_label", "base"]) == 0
+    table = pd.read_csv("runs/compare/tiny-shards/base_vs_hg+dp+or_nop/results.csv")
+    assert table["arm"].tolist() == ["base", "hg+dp+or", "nop"]
 
 
 @pytest.mark.usefixtures("fake")

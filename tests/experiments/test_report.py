@@ -195,12 +195,10 @@ def test_report_command_names_runs_that_are_left_out(tmp_path: Path, told: Told)
 
 
 def test_report_command_numbers_are_those_of_the_event_files(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: Path, tmp_path: Path, told: Told
 ) -> None:
     words = ["report", str(runs), "--baseline", "llama", "--out", str(tmp_path)]
-    assert main([*words, "--json"]) == 0
-    printed = capsys.readouterr()
-    assert "unified is lower than llama by 0.030 nats" in printed.err
+    assert "unified is lower than llama by 0.030 nats" in told(*words)
     table = rows(tmp_path / "results.csv")
     assert [row["arm"] for row in table] == ["llama"] * 3 + ["unified"] * 3
     for row in table:
@@ -210,13 +208,10 @@ def test_report_command_numbers_are_those_of_the_event_files(
         assert (row["baseline"] == "True") == (row["arm"] == "llama")
         assert float(row["train_loss_last_tenth"]) == pytest.approx(run.val_loss)
 
-    made = json.loads(printed.out)
-    assert (made["report"], made["a"]) == (str(tmp_path / "report.html"), "llama")
-    (shown,) = made["differences"]
-    assert (shown["b"], shown["difference"]["verdict"]) == ("unified", "B lower")
+    (pair,) = own_figure([runs], baseline="llama").panels[0].pairs
     difference, factor = rows(tmp_path / "differences.csv")
-    assert shown["difference"]["mean"] == float(difference["estimate"])
-    assert shown["tokens_to_higher_final_loss"]["factor"] == float(factor["estimate"])
+    assert pair.difference.mean == float(difference["estimate"])
+    assert pair.efficiency.factor == float(factor["estimate"])
     text = Page((tmp_path / "report.html").read_text()).text
     assert " ".join(["lightning-sv", *words]) in text
     assert len(list((tmp_path / "figures").glob("*.svg"))) == 2

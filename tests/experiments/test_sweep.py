@@ -1,18 +1,17 @@
 """Sweeps end to end with fake training whose losses are a paraboloid over learning rate and initial
 std."""
 
-import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
+import yaml
 
 from lightning_sv.cli.sweep import run as sweep
 from lightning_sv.errors import ConfigError
 from tests.conftest import write_run_args
 from tests.experiments.test_compare import FAKE
 
-LR = "model.optim.lr"
-STD = "model.backbone.init_std"
 BOWL = ("--best", "0.012", "0.03")
 GRID = ["--scale", "llama", "--seeds", "1", "--init_std", "0.02", "0.04", "0.08"]
 
@@ -28,16 +27,15 @@ def test_sweep_finds_the_optimum_and_continues(
     launcher = (*FAKE, *BOWL, "--diverge_lr", "0.03")
     args = [*write_run_args(corpus, tmp_path), *GRID, "--out", str(tmp_path / "out")]
     args += ["--model.schedule.name", "wsd", "--lr", "0.005", "0.01", "0.02"]
-    assert sweep([*args, "--json"], launcher=launcher) == 0
-    (arm,) = json.loads(capsys.readouterr().out)["arms"]
-    best = arm["optimum"]
-    assert (best[LR], best[STD]) == pytest.approx((0.012, 0.03), rel=1e-3) and best["why_not"] == ""
-    assert best["loss"] == pytest.approx(4.0, abs=1e-5) and best["se"] < 1e-5 and best["df"] == 3
-    assert len(arm["points"]) == 9
-    assert arm["points"][0] == {LR: 0.005, STD: 0.02, "losses": [pytest.approx(4.0465, 1e-3)]}
+    assert sweep(args, launcher=launcher) == 0
+    assert "4.0000 nats per token (standard error 0.0000)" in capsys.readouterr().out
+    runs = pd.read_csv(tmp_path / "out/results.csv")
+    assert len(runs) == 9 and runs["val_loss"][0] == pytest.approx(4.0465, rel=1e-3)
     assert "<img" in (tmp_path / "out/report.html").read_text()
-    (tuned,) = (tmp_path / "out/tuned").iterdir()
-    assert "schedule: wsd" in tuned.read_text()
+    (path,) = (tmp_path / "out/tuned").iterdir()
+    tuned = yaml.safe_load(path.read_text())
+    assert tuned["schedule"] == "wsd" and "lowest point" not in tuned["source"]
+    assert tuned["arms"] == {"llama": {"model.optim.lr": 0.012, "model.backbone.init_std": 0.03}}
 
     monkeypatch.setattr("lightning_sv.experiments.compare.write_report", lambda *given: None)
     assert sweep([*args, "0.04"], launcher=launcher) == 0

@@ -166,7 +166,7 @@ def test_expand_path_home_is_written_out(home: Path) -> None:
 def test_expand_path_no_path_is_refused_by_its_key(given: str, home: Path) -> None:
     with pytest.raises(ValueError, match="run_dir"):
         expand_path(given, "run_dir")
-    parser = PlainParser("report", "", json="")
+    parser = PlainParser("report", "")
     parser.add_argument("--out", type=Path)
     with pytest.raises(ValueError, match="--out"):
         parser.parse_args(["--out", given])

@@ -221,7 +221,7 @@ def test_main_traceback_shows_the_source_above_the_sentence(
 
 
 def test_plain_parser_text_of_other_bytes_is_replaced() -> None:
-    parser = PlainParser("generate", "", json="")
+    parser = PlainParser("generate", "")
     parser.add_argument("--prompt")
     assert parser.parse_args(["--prompt", "a\udcff\udc80ü"]).prompt == "a\ufffd\ufffdü"
 

@@ -1,14 +1,11 @@
-"""Verdicts on claims: rows of verdicts.csv, JSON, and the table of a report."""
+"""Verdicts on claims: rows of verdicts.csv, and the table of a report."""
 
 from collections.abc import Sequence
 from math import isnan
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from lightning_sv.experiments.results import Figure, Verdict
-from lightning_sv.json_text import json_text
 from lightning_sv.statistics.paired import percent
 from lightning_sv.statistics.verdicts import count_pairs, interval_text, times
 
@@ -74,20 +71,3 @@ def _ratio_interval(verdict: Verdict) -> str:
     if isnan(verdict.low):
         return "no interval"
     return f"{times(verdict.low)} to {times(verdict.high)}"
-
-
-def verdicts_json(figures: Sequence[Figure], report: Path, **more: Any) -> str:
-    """Return the verdicts of evaluated figures as JSON."""
-    made = [_figure_json(figure) for figure in figures]
-    return json_text({"report": str(report), "figures": made, **more})
-
-
-def _figure_json(figure: Figure) -> dict[str, Any]:
-    return {
-        "figure": figure.spec.name,
-        "title": figure.spec.title,
-        "command": figure.command,
-        "tokens_per_param": figure.tokens_per_param,
-        "verdicts": list(map(vars, figure.verdicts)),
-        "warnings": figure.warnings,
-    }

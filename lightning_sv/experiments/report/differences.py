@@ -1,7 +1,6 @@
-"""Differences to the baselines of panels: differences.csv, and JSON."""
+"""Differences to the baselines of panels: differences.csv."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pandas as pd
 
@@ -9,7 +8,6 @@ from lightning_sv.experiments.arms import Arm, Series
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.report.copying import measured_copying, parts_of
 from lightning_sv.experiments.results import Figure, panels_of
-from lightning_sv.json_text import json_text
 from lightning_sv.statistics.paired import PairedDifference
 
 COLUMNS = [
@@ -30,20 +28,6 @@ def difference_frame(figures: Sequence[Figure]) -> pd.DataFrame:
     if not rows:
         return pd.DataFrame()
     return pd.DataFrame(rows, columns=COLUMNS, dtype=object)
-
-
-def differences_json(figure: Figure, page: Path) -> str:
-    """Return the differences of a figure of your own runs, whose first panel has the losses."""
-    panel = figure.panels[0]
-    return json_text(
-        {
-            "report": str(page),
-            "unit": "nats per token",
-            "a": panel.arms[0].label,
-            "differences": [pair.to_dict() for pair in panel.pairs],
-            "warnings": figure.warnings,
-        }
-    )
 
 
 def _losses(panel: LoadedPanel) -> Iterator[Row]:
