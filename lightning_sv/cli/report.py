@@ -37,7 +37,7 @@ def _parser() -> PlainParser:
         "seeds of both."
     )
     parser = PlainParser("report", text)
-    places = "Run directories, folders of runs, or folders that compare or report wrote."
+    places = "Run directories, or folders of runs."
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR", help=places)
     parser.add_argument(
         "--labels", nargs="+", help="Names of the runs instead of their strategies, one per run."

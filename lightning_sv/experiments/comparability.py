@@ -234,12 +234,6 @@ def _is_allowed(key: str, allowed: Sequence[str]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in allowed)
 
 
-def config_of(run: Run) -> dict[str, str]:
-    """Return the config of a run without strategy, seed and directory."""
-    left_out = (*_OWN_KEYS, *_SEEDS)
-    return {key: str(value) for key, value in _leaves(run).items() if key not in left_out}
-
-
 def _leaves(run: Run) -> dict[str, Any]:
     """Return the config of a run by dotted keys; lists as JSON.
 

@@ -11,7 +11,6 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.comparability import (
     comparability_warnings,
-    config_of,
     panel_warnings,
 )
 from lightning_sv.experiments.kinds.base import LoadedPanel
@@ -25,18 +24,17 @@ def run(directory: Path, config: dict[str, Any], **summary: Any) -> Run:
 
 
 @pytest.mark.parametrize("name", ["1", "a", "tiny", "cos", "32"])
-def test_config_of_directory_name_inside_values_is_kept(name: str) -> None:
-    """Only paths of the run's directory are replaced: its name may be part of any value."""
+def test_comparability_warnings_paths_in_the_own_directory_are_equal(name: str) -> None:
+    """Only paths of the run's directory: its name may be part of any value."""
     values = {"name": "tiny", "schedule": "cos", "precision": "32-true", "layers": ["a", 1]}
-    directory = Path(name)
-    paths = {"run_dir": name, "index": f"{name}/index", "absolute": str(directory.resolve() / "x")}
-    config = config_of(run(directory, {"model": values, "data": paths}))
-    assert config["model.name"] == "tiny"
-    assert config["model.schedule"] == "cos"
-    assert config["model.layers"] == '["a", 1]'
-    assert config["data.index"] == "<run_dir>/index"
-    assert config["data.absolute"] == "<run_dir>/x"
-    assert config["model.precision"] == "32-true"
+
+    def in_directory(directory: Path) -> Run:
+        absolute = str(directory.resolve() / "x")
+        paths = {"index": f"{directory}/index", "absolute": absolute, "all": [absolute, 1]}
+        return run(directory, {"model": values, "data": paths})
+
+    runs = {"first": in_directory(Path(name)), "second": in_directory(Path("elsewhere"))}
+    assert comparability_warnings(runs) == []
 
 
 def test_comparability_warnings_values_that_contain_a_directory_name_differ() -> None:

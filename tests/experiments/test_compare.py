@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 from rich.console import Console
 
 from lightning_sv.cli import compare as command
@@ -38,7 +39,7 @@ from lightning_sv.experiments.spec import load_budget, load_figure
 from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.statistics.paired import PairedDifference
 from lightning_sv.statistics.verdicts import direction
-from tests.conftest import CONFIG, ROOT, Refused, listen_to_interrupts, thinned
+from tests.conftest import CONFIG, listen_to_interrupts, thinned
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))
 LLAMA = parse_arm("llama")
@@ -138,15 +139,15 @@ def test_compare_numbers_equal_the_hand_computation(three: tuple[Path, Figure]) 
     assert (out / "figures/comparison-1-difference.png").stat().st_size > 10_000
 
 
-def test_compare_folder_is_read_again_also_if_moved(
+def test_compare_runs_are_read_again_also_if_moved(
     three: tuple[Path, Figure], tmp_path: Path
 ) -> None:
     out, figure = three
     moved = tmp_path / "moved"
     shutil.copytree(out, moved)
-    again = own_figure([moved])
+    again = own_figure([moved / "runs"], baseline="llama")
     assert again.verdicts == () and differences(again) == differences(figure)
-    assert [arm.label for arm in again.panels[0].arms] == ["llama", "unified"]
+    assert [arm.label for arm in again.panels[0].arms] == ["llama", "hg+dnp+or+iwd"]
     assert all(path.is_relative_to(moved) for path in run_dirs(again))
 
 
@@ -175,7 +176,7 @@ def diverge(run_dir: Path) -> None:
     (run_dir / "nonfinite.jsonl").write_text('{"step": 5}\n')
 
 
-def test_compare_diverged_run_report_of_its_folder_is_equal(
+def test_compare_diverged_run_report_of_its_runs_is_equal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arms = (LLAMA, UNIFIED, NOP)
@@ -185,7 +186,7 @@ def test_compare_diverged_run_report_of_its_folder_is_equal(
     assert [pair.a.seeds for pair in found.panels[0].pairs] == [(0, 1, 2), (1, 2)]
     assert "nop diverged" in found.warnings[0]
 
-    again = own_figure([tmp_path])
+    again = own_figure([tmp_path / "runs"], baseline="llama")
     assert "nop" in again.warnings[-1] and differences(again) == differences(found)
     losses = [arm.losses.tolist() for arm in again.panels[0].arms]
     assert losses == [arm.losses.tolist() for arm in found.panels[0].arms]
@@ -293,15 +294,9 @@ def test_parse_arm_values_stay_complete() -> None:
         parse_arm("nop", "--model.optim.lr '0.1", None)
 
 
-def test_report_of_a_folder_of_paper_is_refused() -> None:
-    """A label there is that of a panel: `unified` is several models."""
-    with pytest.raises(ConfigError, match="labels"):
-        own_figure([ROOT / "results/cpu-100"])
-
-
 def test_report_has_a_panel_per_sharpness_scalar(tmp_path: Path) -> None:
     run(tmp_path, "--sharp", "50", seeds=2, arms=(NOP, LLAMA))
-    panels = {panel.spec.tag: panel for panel in own_figure([tmp_path]).panels[1:]}
+    panels = {panel.spec.tag: panel for panel in own_figure([tmp_path / "runs"]).panels[1:]}
     tags = ("all/lambda_max", "all/trace", "scale_input/lambda_max", "scale_input/trace")
     assert sorted(panels) == [f"sharpness/{tag}" for tag in tags]
     for tag, panel in panels.items():
@@ -320,8 +315,11 @@ def test_compare_command_arms_have_their_arguments(run_args: list[str]) -> None:
     words = ["--baseline", "llama", "--arms", "hg+dp+or", "nop", "--seeds", "1", *run_args]
     assert command.run([*words, "--b_args=--model.optim.lr 0.1"]) == 0
     out = Path("runs/compare/tiny-shards/llama_vs_hg+dp+or-lr=0.1_nop-lr=0.1")
-    own = [run.config["model"]["optim"]["lr"] for run in runs_of(own_figure([out]).panels[0].arms)]
-    assert [rate == 0.1 for rate in own] == [False, True, True]
+    table = pd.read_csv(out / "results.csv")
+    assert table["arm"].tolist() == ["llama", "hg+dp+or,lr=0.1", "nop,lr=0.1"]
+    configs = [yaml.safe_load((out / run / "config.yaml").read_text()) for run in table["run"]]
+    rates = [config["model"]["optim"]["lr"] for config in configs]
+    assert [rate == 0.1 for rate in rates] == [False, True, True]
     assert command.run([*words, "--a_label", "base"]) == 0
     table = pd.read_csv("runs/compare/tiny-shards/base_vs_hg+dp+or_nop/results.csv")
     assert table["arm"].tolist() == ["base", "hg+dp+or", "nop"]
@@ -350,7 +348,7 @@ def reported_counts() -> dict[str, int]:
     """Return the number of runs of each report of `tiny` in its default folder."""
     counts = {}
     for path in Path("runs/compare/tiny-shards").glob("*/results.csv"):
-        counts[path.parent.name] = len(run_dirs(own_figure([path.parent])))
+        counts[path.parent.name] = len(pd.read_csv(path))
     return counts
 
 
@@ -406,9 +404,3 @@ def test_compare_command_wrong_arguments_refused_before_training(
     with pytest.raises(ConfigError, match=key):
         command.run(["--baseline", "llama", "--arms", "unified", *run_args, *args])
     assert not Path("runs").exists()
-
-
-@pytest.mark.parametrize("damaged", ["run,arm,val_loss\n", "a,b\n1,2\n", "run,arm,val_loss\na\n"])
-def test_report_of_damaged_table_refused(damaged: str, tmp_path: Path, refused: Refused) -> None:
-    (tmp_path / "results.csv").write_text(damaged)
-    assert str(tmp_path) in refused("report", str(tmp_path))

@@ -16,6 +16,7 @@ from markdown_it import MarkdownIt
 from matplotlib.image import imread
 
 from lightning_sv.__main__ import main
+from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.report.clipped import clipped_table
 from lightning_sv.experiments.report.content import Section
 from lightning_sv.experiments.report.markdown import markdown_report
@@ -277,24 +278,12 @@ def test_write_report_of_one_run_names_it_and_its_loss_once(tmp_path: Path) -> N
     assert "![Validation loss: hg " in text
 
 
-def with_setting(run: Path, **hidden: object) -> Path:
-    """Return the run with different settings."""
-    edit_json(run / "config.yaml", hidden={"key": "same", "off": False, "one": 1} | hidden)
-    return run
-
-
-def test_own_figure_labels_keep_different_settings_apart(runs: Path, tmp_path: Path) -> None:
-    """Also if the three settings that a label names are equal."""
-    changes = [{}, *({"a": 2, "b": 3, "c": 4, "d": i} for i in (4, 5)), {"off": 0.5}]
-    paths = []
-    for i, change in enumerate(changes):
-        for seed in (0, 1):
-            paths.append(with_setting(write_run(tmp_path / f"{i}{seed}", "hg", seed), **change))
-    arms = own_figure(paths).panels[0].arms
-    assert [len(arm.runs) for arm in arms] == [2, 2, 2, 2] and arms[0].label == "hg"
-    faster = write_run(tmp_path / "faster", "llama", 0, lr=0.5)
-    again = own_figure([runs / "llama0", faster])
-    assert [arm.label for arm in again.panels[0].arms] == ["llama", "llama, lr 0.5"]
+def test_own_figure_different_settings_need_labels(runs: Path, tmp_path: Path) -> None:
+    paths = [runs / "llama0", write_run(tmp_path / "faster", "llama", 0, lr=0.5)]
+    with pytest.raises(ConfigError, match="--labels"):
+        own_figure(paths)
+    figure = own_figure(paths, labels=["slow", "fast"])
+    assert "model.optim.lr" in figure.warnings[0]
 
 
 def test_own_figure_takes_labels_and_a_baseline(runs: Path) -> None:
