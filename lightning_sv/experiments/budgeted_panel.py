@@ -80,12 +80,6 @@ class BudgetedPanel:
                 reasons.append(reason)
         return reasons
 
-    @property
-    def trained(self) -> dict[str, ArmSpec]:
-        """Arms that the budget trains."""
-        skipped = self.skipped
-        return {label: arm for label, arm in self.spec.arms.items() if label not in skipped}
-
     def seed_count(self, arm: ArmSpec) -> int:
         """Return the number of runs of an arm."""
         name = self.budget.name

@@ -81,7 +81,9 @@ def _plan_arms(panel: BudgetedPanel) -> list[PlannedArm]:
     kind = KINDS[panel.spec.kind]
     first = kind.first_seed(panel)
     arms = []
-    for label, spec in panel.trained.items():
+    for label, spec in panel.spec.arms.items():
+        if label in panel.skipped:
+            continue
         seeds = tuple(range(first, first + panel.seed_count(spec)))
         for arm in kind.points(panel, label, spec):
             arms.append(replace(arm, seeds=seeds, ours=spec.not_in_paper, baseline=spec.baseline))

@@ -49,7 +49,7 @@ class RunResolver:
         self.extra = dict(extra)
         self.conf = conf
         # Parsing a run takes 0.06 seconds, and panels and figures share many runs.
-        self._resolved: dict[str, RunSpec] = {}
+        self._parsed: dict[str, ParsedRun] = {}
         self._llama_steps = cache(_llama_steps)
 
     def why_no_model(self, role: str) -> str | None:
@@ -79,31 +79,31 @@ class RunResolver:
         Raises:
             ConfigError: the command line sets an axis of the grid
         """
-        arm = without_preset(arm)
         point = point or {}
         for key in point.keys() & self.extra.keys():
             expected = "no value, because it is an axis of a grid."
             raise ConfigError(f"--{key} is {self.extra[key]}; expected {expected}")
 
+        arm = without_preset(arm)
         model = self.budget.models[role]
-        files = self._files(panel, model)
         defaults = {**self.budget.overrides, **model.overrides}
         rate = self._own_rate(panel, arm)
         settings = {**panel.overrides, **arm.overrides, **point, **rate, **self.extra}
-        # The tuned values depend on the model that the other settings define.
-        without_optimum = RunConfig(files, {**defaults, **settings}, arm.scale)
-        optimum = self._optimum(panel, without_optimum, model)
-        config = replace(without_optimum, keys={**defaults, **optimum.keys, **settings})
-        steps = self._steps(panel, arm, role)
-        note = f"{model.note} {optimum.note}".strip()
+        untuned = RunConfig(self._files(panel, model), {**defaults, **settings}, arm.scale)
+        # tuned values depend on the model that the other settings define, and do not replace them
+        optimum = self._optimum(panel, untuned, model)
+        run = self._parse(replace(untuned, keys={**defaults, **optimum.keys, **settings}))
 
-        inputs = [list(map(str, files)), config.keys, arm.scale, steps, note]
-        cache_key = json.dumps(inputs, sort_keys=True)
-        if cache_key not in self._resolved:
-            run = config.parse()
-            cost = self._cost(run, steps, panel, model)
-            self._resolved[cache_key] = run.spec(steps, cost, note, panel.probes)
-        return self._resolved[cache_key]
+        steps = self._steps(panel, arm, role)
+        cost = self._cost(run, steps, panel, model)
+        note = f"{model.note} {optimum.note}".strip()
+        return run.spec(steps, cost, note, panel.probes)
+
+    def _parse(self, config: RunConfig) -> ParsedRun:
+        key = json.dumps([list(map(str, config.files)), config.keys, config.scale], sort_keys=True)
+        if key not in self._parsed:
+            self._parsed[key] = config.parse()
+        return self._parsed[key]
 
     def why_untuned(self, panel: PanelSpec, model: ModelSpec) -> str | None:
         """Return why the arms of a panel do not have their own optima.
@@ -140,18 +140,19 @@ class RunResolver:
 
     def _optimum(self, panel: PanelSpec, config: RunConfig, model: ModelSpec) -> TunedKeys:
         """Return the tuned values of an arm; none if its panel uses none."""
-        nothing = TunedKeys({}, "")
         tuned = self._tuned(panel, model)
-        if tuned is None:
-            return nothing
-        is_tuned_this_way = (tuned.optim, tuned.schedule) == (panel.optim, panel.schedule)
-        if not is_tuned_this_way:
-            return nothing
-        if panel.shares_optimum:
-            return _shared_optimum(tuned, replace(config, scale=panel.tuned_as))
-        run = config.parse()
-        strategy = ScaleStrategy.parse(run.strategy)
-        return tuned_keys(tuned, strategy, run.label, run.model.backbone.d_model)
+        if tuned is None or (tuned.optim, tuned.schedule) != (panel.optim, panel.schedule):
+            return TunedKeys({}, "")
+        if not panel.shares_optimum:
+            run = self._parse(config)
+            strategy = ScaleStrategy.parse(run.strategy)
+            return tuned_keys(tuned, strategy, run.label, run.model.backbone.d_model)
+
+        run = self._parse(replace(config, scale=panel.tuned_as))
+        strategy = run.model.plan.canonical
+        values = tuned_keys(tuned, strategy, str(strategy), run.model.backbone.d_model)
+        note = f"All arms have the learning rate and the initial std of {strategy}."
+        return values._replace(note=note)
 
     def _steps(self, panel: PanelSpec, arm: ArmSpec, role: str) -> int:
         """Return the steps of an arm: those of llama in its panel, times `longer`.
@@ -191,14 +192,6 @@ class RunResolver:
         slower = math.prod(factors.get(name, 1.0) for name in names)
         seconds = model.seconds_per_1000_steps * steps / 1000 * slower
         return seconds + self.budget.startup_seconds
-
-
-def _shared_optimum(tuned: Tuned, config: RunConfig) -> TunedKeys:
-    """Return the values of one strategy, without its exceptions, for all arms."""
-    model = config.parse().model
-    strategy = model.plan.canonical
-    values = tuned_keys(tuned, strategy, str(strategy), model.backbone.d_model).keys
-    return TunedKeys(values, f"All arms have the learning rate and the initial std of {strategy}.")
 
 
 def _uses_tuned(panel: PanelSpec, model: ModelSpec) -> bool:

@@ -164,23 +164,26 @@ class BlockDesign:
             return self._unpooled_difference(a, b, alone)
         if alone is None:  # the seeds of other arms connect the two
             return self._pooled_difference(a, b, n=0, confidence=confidence)
-
-        if self._has_single_run(a, b):
-            return alone
-        are_equal = alone.mean == 0.0 and alone.se == 0.0
-        if are_equal:
-            return replace(alone, scatter="their own scatter: the losses are equal")
-
-        pooled = self._pooled_difference(a, b, n=alone.n, confidence=confidence)
-        are_few = 1 < alone.n <= FEW_PAIRS
-        if are_few and self._pools_several_arms:  # readers see what the pooling assumes
-            return replace(pooled, alone=alone)
-        return pooled
+        return self._difference_of_pairs(a, b, alone)
 
     @property
     def _pools_several_arms(self) -> bool:
         """True if the scatter is not that of the two compared arms alone."""
         return len(self.pooled.replicated) > 2
+
+    def _difference_of_pairs(
+        self, a: Hashable, b: Hashable, alone: PairedDifference
+    ) -> PairedDifference:
+        """Return the pooled difference of arms with pairs, given that by their pairs alone."""
+        if self._has_single_run(a, b):
+            return alone
+        if alone.mean == alone.se == 0.0:
+            return replace(alone, scatter="their own scatter: the losses are equal")
+        pooled = self._pooled_difference(a, b, n=alone.n, confidence=alone.confidence)
+        are_few = 1 < alone.n <= FEW_PAIRS
+        if are_few and self._pools_several_arms:  # readers see what the pooling assumes
+            return replace(pooled, alone=alone)
+        return pooled
 
     def _unpooled_difference(
         self, a: Hashable, b: Hashable, alone: PairedDifference | None
