@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.arms import Arm
+from lightning_sv.experiments.arms import Arm, runs_of
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
 from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
 from lightning_sv.experiments.report.plot import Plot, finished, with_looks
 from lightning_sv.plots import style
 from lightning_sv.runs.events import Curve
+from lightning_sv.runs.tags import VAL_LOSS
 from lightning_sv.statistics.paired import PairedCurve, PairedDifference, on_one_grid, paired_curve
 from lightning_sv.statistics.verdicts import EQUAL, NOT_RESOLVED, direction
 
@@ -36,13 +37,10 @@ def _loss_plot(panel: LoadedPanel) -> Plot:
         mark = "o" if len(tokens) == 1 else ""
         style.draw_seeds(axes, tokens, values, values.mean(axis=0), look, label=label, marker=mark)
 
-    curves: list[Curve] = []
-    for arm in panel.arms:
-        curves += arm.curves
+    curves = [run.curve(VAL_LOSS) for run in runs_of(panel.arms)]
     ends = [float(curve.tokens[-1]) for curve in curves]
     # the y axis leaves out the losses of the first fifth of the shortest run
-    first_shown = 0.2 * min(ends)
-    style.set_limits(axes, curves, from_share=first_shown / max(ends))
+    style.set_limits(axes, curves, from_share=0.2 * min(ends) / max(ends))
     style.set_token_axis(axes)
     title = "Which ends lowest?" if len(panel.arms) > 1 else "How low does the loss get?"
     axes.set(title=title, ylabel="validation loss, nats per token")
@@ -59,10 +57,12 @@ def _loss_alt(title: str) -> str:
 def _seeds_text(arms: Sequence[Arm]) -> str:
     """Return `one seed`, `mean of 3 seeds` or `mean of 2 to 3 seeds`."""
     counts = [len(arm.runs) for arm in arms]
-    if max(counts) == 1:
-        return "one seed"
-    ends = dict.fromkeys([str(min(counts)), str(max(counts))])
-    return f"mean of {' to '.join(ends)} seeds"
+    return "one seed" if max(counts) == 1 else f"mean of {_count_range(counts)} seeds"
+
+
+def _count_range(counts: Sequence[int]) -> str:
+    """Return `3` or `2 to 3`."""
+    return " to ".join(dict.fromkeys([str(min(counts)), str(max(counts))]))
 
 
 class _Line(NamedTuple):
@@ -83,19 +83,14 @@ class _Line(NamedTuple):
         """If True, the line does not end at the number of its legend."""
         return bool(abs(self.end.mean - self.curve.mean[-1]) > _APART)
 
-    def label(self, *, show_count: bool) -> str:
-        """Return the text of the legend: the name, the last difference and what it shows."""
-        parts = [f"{self.arm.name}  {self.end.mean:+.4f}"]
-        if show_count:
-            parts.append(_pairs_text(self.curve.n))
+    @property
+    def label(self) -> str:
+        """Text of the legend: the name, the last difference, and its verdict if it is not clear."""
+        label = f"{self.arm.name}  {self.end.mean:+.4f}"
         word = direction(self.end)
         if word in (EQUAL, NOT_RESOLVED) and self.end.has_interval:
-            parts.append(word)
-        return ", ".join(parts)
-
-
-def _pairs_text(count: int) -> str:
-    return "one pair" if count == 1 else f"{count} pairs"
+            label += f", {word}"
+        return label
 
 
 def _difference_plots(panel: LoadedPanel) -> Drawing:
@@ -108,12 +103,9 @@ def _difference_plots(panel: LoadedPanel) -> Drawing:
     notes = []
     for arm, look in others:
         try:
-            curve = _curve_of_pairs(panel, baseline, arm)
+            lines.append(_line(panel, baseline, arm, look))
         except NotTestableError as error:
             notes.append(str(error))
-            continue
-        end = panel.difference(arm, baseline, confidence=TWO_SIDED)
-        lines.append(_Line(arm, look, curve, end))
     if not lines:
         return Drawing(notes=notes)
 
@@ -124,7 +116,7 @@ def _difference_plots(panel: LoadedPanel) -> Drawing:
     return Drawing([_difference_plot(panel.title, baseline, lines)], notes)
 
 
-def _curve_of_pairs(panel: LoadedPanel, baseline: Arm, arm: Arm) -> PairedCurve:
+def _line(panel: LoadedPanel, baseline: Arm, arm: Arm, look: style.Look) -> _Line:
     """Return the difference of two arms against tokens.
 
     Raises:
@@ -138,50 +130,47 @@ def _curve_of_pairs(panel: LoadedPanel, baseline: Arm, arm: Arm) -> PairedCurve:
         raise NotTestableError(f"{ends} {style.human_tokens(end_of_baseline)}: {only}")
     try:
         a, b = panel.paired(baseline, arm)
-        return paired_curve(a.curves, b.curves)
+        curve = paired_curve(a.curves, b.curves)
     except NotTestableError as error:
         raise NotTestableError(f"{arm.name} - {baseline.name} cannot be drawn: {error}") from error
+    return _Line(arm, look, curve, panel.difference(arm, baseline, confidence=TWO_SIDED))
 
 
 def _difference_plot(title: str, baseline: Arm, lines: Sequence[_Line]) -> Plot:
     axes = style.new_axes()
     axes.axhline(0, color=style.GREY, linewidth=1)
-    counts = sorted({line.curve.n for line in lines})
+    shown = []
     for place, line in enumerate(lines, start=1):
         aside = 1 - _STEP_ASIDE * (len(lines) - place)  # the last one at its place
-        _draw_difference(axes, line, line.label(show_count=len(counts) > 1), aside)
-
-    shown = []
-    for line in lines:
+        _draw_difference(axes, line, aside)
         tokens, mean, low, high, _ = line.curve
         shown += [Curve(tokens, mean), Curve(tokens, low), Curve(tokens, high)]
     style.set_limits(axes, shown, from_share=0.2, include=[0.0])
     style.set_token_axis(axes)
-    axes.set(
-        title="How far from the baseline?", ylabel=f"difference to {baseline.name}, nats per token"
-    )
-
-    legend = "one pair: no interval, no verdict"
-    if counts != [1]:
-        mark = "bar" if all(line.is_point for line in lines) else "band"
-        pairs = " to ".join(dict.fromkeys([str(counts[0]), str(counts[-1])]))
-        legend = f"{mark}: 95% interval of {pairs} pairs"
-    return finished(
-        "difference", f"{title}: difference to {baseline.name}", axes, f"at the end; {legend}"
-    )
+    difference = f"difference to {baseline.name}"
+    axes.set(title="How far from the baseline?", ylabel=f"{difference}, nats per token")
+    return finished("difference", f"{title}: {difference}", axes, f"at the end; {_bands(lines)}")
 
 
-def _draw_difference(axes: Axes, line: _Line, label: str, aside: float) -> None:
+def _bands(lines: Sequence[_Line]) -> str:
+    """Return what the bands are: `band: 95% interval of 2 to 3 pairs`."""
+    counts = [line.curve.n for line in lines]
+    if max(counts) == 1:
+        return "one pair: no interval, no verdict"
+    mark = "bar" if all(line.is_point for line in lines) else "band"
+    return f"{mark}: 95% interval of {_count_range(counts)} pairs"
+
+
+def _draw_difference(axes: Axes, line: _Line, aside: float) -> None:
     """Draw a line with a band, or a point with a bar at `aside` times its tokens."""
     colour, dashes = line.look
-    look: dict[str, Any] = {"linestyle": dashes, "color": colour, "linewidth": 2, "label": label}
+    look: dict[str, Any] = {"linestyle": dashes, "color": colour, "linewidth": 2}
+    look["label"] = line.label
     tokens, mean, low, high, _ = line.curve
-    end = line.end
     if not line.is_point:
         axes.fill_between(tokens, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.plot(tokens, mean, **look)
         return
-    bar = None
-    if end.has_interval:
-        bar = [[end.mean - end.low], [end.high - end.mean]]
+    end = line.end
+    bar = end.smallest_resolvable if end.has_interval else None
     axes.errorbar(tokens * aside, [end.mean], bar, marker="o", capsize=3, **look)

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from lightning_sv.experiments.kinds.grid import TUNING_SEED, grid_arm, grid_poin
 from lightning_sv.experiments.panel_checks import check_axes
 from lightning_sv.experiments.plan import check_arms
 from lightning_sv.experiments.results import PlannedFigure, count_seeds
-from lightning_sv.experiments.run_spec import ParsedRun, RunConfig, without_preset
+from lightning_sv.experiments.run_spec import ParsedRun, RunConfig, RunSpec, without_preset
 from lightning_sv.experiments.spec import ArmSpec, FigureSpec, PanelSpec
 from lightning_sv.plan.plan import plan_steps
 from lightning_sv.scale import ScaleOptions, ScaleStrategy, expand_preset
@@ -207,9 +208,9 @@ def compared_figure(arms: Sequence[RequestedArm], seeds: int) -> PlannedFigure:
         specs[arm.label] = replace(arm.spec, baseline=is_baseline)
     check_arms(planned)
 
-    panel = PanelSpec("Validation loss", specs)
     title = f"{', '.join(arm.label for arm in others)} against {first.label}"
     summary = f"{len(arms)} arms, {count_seeds(seeds)}."
+    panel = PanelSpec("Validation loss", specs)
     spec = FigureSpec("comparison", title, summary, [panel], section="A comparison of your own")
     return PlannedFigure(spec, (PlannedPanel(panel, tuple(planned)),))
 
@@ -223,17 +224,17 @@ def swept_figure(
         ConfigError: a value is not above 0 or repeated, or two arms are one
     """
     check_axes(axes)
-    seed_range = tuple(range(TUNING_SEED, TUNING_SEED + seeds))
     points = grid_points(axes)
+    seed_range = tuple(range(TUNING_SEED, TUNING_SEED + seeds))
     planned = []
-    for arm in arms:
-        for point in points:
-            config = arm.run.config
-            config = replace(config, keys={**config.keys, **point})
-            run_spec = config.parse().spec(arm.steps)
-            planned.append(replace(grid_arm(arm.label, point, run_spec), seeds=seed_range))
+    for arm, point in product(arms, points):
+        run_spec = _run_at(point, arm)
+        planned.append(replace(grid_arm(arm.label, point, run_spec), seeds=seed_range))
     check_arms(planned)
 
+    labels = ", ".join(arm.label for arm in arms)
+    names = " and ".join(key.rpartition(".")[2] for key in axes)
+    summary = f"{len(points)} points, {count_seeds(seeds)} each."
     settings = arms[0].run.model
     panel = PanelSpec(
         "Validation loss",
@@ -243,8 +244,12 @@ def swept_figure(
         schedule=settings.schedule.name,
         axes={key: {"sweep": list(values)} for key, values in axes.items()},
     )
-    names = " and ".join(key.rpartition(".")[2] for key in axes)
-    title = f"{names} of {', '.join(arm.label for arm in arms)}"
-    summary = f"{len(points)} points, {count_seeds(seeds)} each."
+    title = f"{names} of {labels}"
     spec = FigureSpec("sweep", title, summary, [panel], section="A sweep of your own")
     return PlannedFigure(spec, (PlannedPanel(panel, tuple(planned)),))
+
+
+def _run_at(point: Mapping[str, float], arm: RequestedArm) -> RunSpec:
+    """Return the configuration of an arm at a point of the grid."""
+    config = arm.run.config
+    return replace(config, keys={**config.keys, **point}).parse().spec(arm.steps)
