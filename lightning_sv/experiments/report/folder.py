@@ -46,13 +46,13 @@ def _has_report(out: Path) -> bool:
     results = out / RESULTS
     if not results.exists():
         return False
-    columns, _ = read_csv(results)
-    return not columns or "run" in columns
+    columns = read_csv(results).columns
+    return columns.empty or "run" in columns
 
 
 def reported_runs(out: Path) -> list[Path]:
     """Return the absolute run directories of the report in a folder; none without a report."""
     if not _has_report(out):
         return []
-    _, rows = read_csv(out / RESULTS)
-    return [(out / row["run"]).resolve() for row in rows.values()]
+    table = read_csv(out / RESULTS)
+    return [(out / run).resolve() for run in table.get("run", ())]

@@ -6,11 +6,9 @@ copying measurements, the scalars that its panel and its claims name, the share 
 and provenance, but no other scalars and no config.
 """
 
-import csv
 import logging
 import os
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isnan
 from pathlib import Path
@@ -32,7 +30,6 @@ log = logging.getLogger(__name__)
 
 #: file of a report with one row per run
 RESULTS = "results.csv"
-csv.field_size_limit(2**31 - 1)  # a curve of many validations is one cell
 #: start of a formula of a spreadsheet, also after apostrophes
 _FORMULA = r"(?='*[-=+@\t\r])"
 #: columns with values of the summary
@@ -142,23 +139,21 @@ def curve_text(curve: Curve) -> str:
 # Reading
 
 
-def read_csv(path: Path) -> tuple[tuple[str, ...], dict[int, dict[str, str]]]:
-    """Return the columns of a CSV file, and line -> row.
+def read_csv(path: Path) -> pd.DataFrame:
+    """Return a CSV file as texts; an empty frame if the file is empty.
 
     Raises:
-        ConfigError: the number of cells of a line differs from the header
+        ConfigError: a line has more cells than the header
     """
-    rows: dict[int, dict[str, str]] = {}
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        reader = csv.DictReader(file)
-        for row in reader:
-            line = reader.line_num
-            if None in row or None in row.values():  # csv marks too many or too few cells this way
-                found = f"{path}, line {line}: the number of cells differs from the header"
-                raise ConfigError(f"{found}; restore the file.")
-            rows[line] = {key: re.sub(f"^'{_FORMULA}", "", cell) for key, cell in row.items()}
-        columns = tuple(reader.fieldnames or ())
-    return columns, rows
+    try:
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding_errors="replace")
+    except pd.errors.EmptyDataError:
+        return pd.DataFrame()
+    except pd.errors.ParserError as error:
+        raise ConfigError(f"{path} is damaged ({error}); restore the file.") from error
+    if not isinstance(frame.index, pd.RangeIndex):  # made by pandas of surplus cells of line 2
+        raise ConfigError(f"{path}, line 2, has more cells than the header; restore the file.")
+    return frame.replace(f"^'{_FORMULA}", "", regex=True)
 
 
 def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict[str, Run]:
@@ -187,12 +182,12 @@ def _read_report(path: Path) -> Iterator[Run]:
     if not path.is_file():
         expected = "the folder of a report, e.g. results/cpu."
         raise ConfigError(f"--results_from is {path}, which does not exist; expected {expected}")
-    columns, rows = read_csv(path)
-    for name in _NEEDED:
-        if name not in columns:
-            found = f"{path} has no column {name}"
-            raise ConfigError(f"--results_from: {found}; expected a report of this version.")
-    for line, row in rows.items():
+    table = read_csv(path)
+    lacking = [name for name in _NEEDED if name not in table]
+    if lacking:
+        found = f"{path} has no column {lacking[0]}"
+        raise ConfigError(f"--results_from: {found}; expected a report of this version.")
+    for line, row in enumerate(table.to_dict("records"), start=2):
         yield _run(row, f"--results_from: {path}, line {line}")
 
 
@@ -204,66 +199,44 @@ def _check_corpus(path: Path, run: Run, corpus_hash: str | None) -> None:
         raise ConfigError(f"{key} is {recorded[:12]}; expected {expected}")
 
 
-def _run(row: Mapping[str, str], where: str) -> Run:
+def _run(row: Mapping[Hashable, str], where: str) -> Run:
     """Return a row as a run without config."""
+    cells = {key: text for key, text in printable(dict(row)).items() if text}
+    needed = set(_NEEDED)
+    if cells.get("val_loss") == "nan":  # a diverged run has no summary with a tokenizer
+        needed.remove("tokenizer_sha256")
+    lacking = needed - cells.keys()
+    if lacking:
+        raise ConfigError(f"{where}: it has no {', '.join(sorted(lacking))}.")
     try:
-        summary = _summary(row)
-        curves = _take_curves(summary)
-        missing = _missing(summary)
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        summary, curves = _summary_and_curves(cells)
+    except (ValueError, TypeError) as error:
         raise ConfigError(f"{where}: it is not a row of a report ({error!r}).") from error
-    if missing is not None:
-        raise ConfigError(f"{where}: it has no {missing}.")
-    run = Run(Path(summary["run"]), summary["arm"], {}, summary, curves, recorded=True)
+    run = Run(Path(cells["run"]), cells["arm"], {}, summary, curves, recorded=True)
     fault = contradiction(run)
     if fault is not None:
         raise ConfigError(f"{where}: {fault}.")
     return run
 
 
-def _summary(row: Mapping[str, str]) -> dict[str, Any]:
-    """Return the cells with content, as values of their types."""
+def _summary_and_curves(cells: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Curve]]:
+    """Return the cells of a row as values of their types, and those with curves by tag."""
     types = SUMMARY_TYPES | {LATE_TRAIN_LOSS: float}
+    only_last = f"{cells['tokens']}:{cells['val_loss']}"  # of a report without curves
+    curves = {VAL_LOSS: read_curve(cells.get("curve", only_last))}
     summary = {}
-    for key, text in printable(dict(row)).items():
-        if text:
-            summary[key] = types.get(key, str)(text)
-    return summary
-
-
-def _take_curves(summary: dict[str, Any]) -> dict[str, Curve]:
-    """Remove the cells with curves from a summary, and return the curves by tag."""
-    only_last = f"{summary['tokens']}:{summary['val_loss']}"  # of a report without curves
-    curves = {VAL_LOSS: read_curve(summary.pop("curve", only_last))}
-    columns = [column for column, cell in summary.items() if _is_curve(column, cell)]
-    for column in columns:
-        curves[column] = read_curve(summary.pop(column))
-    return curves
-
-
-def _is_curve(column: str, cell: object) -> bool:
-    """Return True for `tokens:value tokens:value`; the mean of a scalar is a single number."""
-    return column not in _TEXTS and ":" in str(cell)
-
-
-def _missing(summary: Mapping[str, Any]) -> str | None:
-    """Return the first needed column without a value."""
-    needed = list(_NEEDED)
-    if isnan(summary.get("val_loss", 0.0)):  # a diverged run has no summary with a tokenizer
-        needed.remove("tokenizer_sha256")
-    for name in needed:
-        if name not in summary:
-            return name
-    return None
+    for column, text in cells.items():
+        if column == "curve":
+            continue
+        if column not in _TEXTS and ":" in text:  # the mean of a scalar is a single number
+            curves[column] = read_curve(text)
+        else:
+            summary[column] = types.get(column, str)(text)
+    return summary, curves
 
 
 def read_curve(text: str) -> Curve:
     """Return the curve of a text from `curve_text`."""
-    tokens = []
-    values = []
-    for point in text.split():
-        at, value = point.split(":")
-        tokens.append(int(at))
-        values.append(float(value))
+    tokens, values = zip(*(point.split(":") for point in text.split()), strict=True)
     rounded = np.array(values, dtype=np.float32)  # exactly the values of the event files again
     return Curve(np.array(tokens, dtype=np.int64), rounded.astype(np.float64))
