@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -97,26 +97,28 @@ def comparability_warnings(runs: Mapping[str, Run], requested: Sequence[str] = (
         requested: keys that may differ, because not all arms set them; with `trainer.max_steps`
             runs may also end at different tokens
     """
-    warnings = _config_warnings(runs, (*_OWN_KEYS, *requested))
-    allowed = {_DIFFERENT_TOKENS} if _LENGTH in requested else set()
-    warnings += _fact_warnings(runs, allowed)
+    warnings = []
+    for key, values in _differences(_configs(runs)):
+        if not _is_allowed(key, (*_OWN_KEYS, *requested)):
+            warnings.append(f"The configs differ in {key}: {values}.")
+    facts = pd.DataFrame([_facts(run) for run in runs.values()], list(runs))
+    if _LENGTH in requested:
+        facts = facts.drop(columns=_DIFFERENT_TOKENS)
+    for predicate, values in _differences(facts):
+        warnings.append(f"The runs {predicate}: {values}.")
     for name, run in runs.items():
         warnings += _resume_warnings(name, run)
     return warnings
 
 
-def _fact_warnings(runs: Mapping[str, Run], allowed: Collection[str]) -> list[str]:
-    """Return a warning per fact of the summaries that differs, with the runs of each value."""
-    facts = pd.DataFrame([_facts(run) for run in runs.values()])
-    names = pd.Series(list(runs))
-    warnings = []
-    for predicate in facts.columns[facts.nunique() > 1]:
-        if predicate in allowed:
-            continue
-        runs_by_value = names.groupby(facts[predicate], sort=False).agg(_name_list)
-        values = [f"{value} ({listed})" for value, listed in runs_by_value.items()]
-        warnings.append(f"The runs {predicate}: {'; '.join(values)}.")
-    return warnings
+def _differences(table: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    """Yield each column whose values differ between runs, and the runs of each value."""
+    names = table.index.to_series()
+    for column in sorted(table):
+        runs_by_value = names.groupby(table[column], sort=False).agg(_name_list)
+        if len(runs_by_value) > 1:
+            values = [f"{value} ({listed})" for value, listed in runs_by_value.items()]
+            yield column, "; ".join(values)
 
 
 def _facts(run: Run) -> dict[str, str]:
@@ -214,20 +216,11 @@ def _size_warnings(arms: Sequence[Arm]) -> Iterator[str]:
             yield f"the sizes of one law have data.{key} {' and '.join(values)}."
 
 
-def _config_warnings(runs: Mapping[str, Run], allowed: Sequence[str]) -> list[str]:
-    """Return a warning per key and value in which a config differs from the first one."""
+def _configs(runs: Mapping[str, Run]) -> pd.DataFrame:
+    """Return the configs by run and key; recorded runs have none."""
     leaves_of_runs = {name: _leaves(run) for name, run in runs.items() if not run.recorded}
     configs = pd.DataFrame(list(leaves_of_runs.values()), list(leaves_of_runs), dtype=object)
-    configs = configs.fillna("the default")  # a key that a config lacks is null
-    warnings = []
-    for key in sorted(configs):
-        if _is_allowed(key, allowed):
-            continue
-        (first, reference), *others = configs[key].drop_duplicates().items()
-        for name, value in others:
-            values = f"{reference} against {value}"
-            warnings.append(f"The configs differ in {key}: {values} ({first}, {name}).")
-    return warnings
+    return configs.fillna("the default")  # a key that a config lacks is null
 
 
 def _is_allowed(key: str, allowed: Sequence[str]) -> bool:

@@ -227,7 +227,7 @@ def test_compare_different_corpora_refused_configs_warned(tmp_path: Path) -> Non
     found, _ = run(tmp_path / "config", "--hidden.key", "differs", seeds=1, arms=(LLAMA, faster))
     assert "one seed: unified" in found.panels[0].notes[-1]
     (warning,) = found.warnings
-    assert "hidden.key: llama against hg+dnp+or+iwd (llama, run 0, unified, run 0)" in warning
+    assert "hidden.key: llama (llama, run 0); hg+dnp+or+iwd (unified, run 0)" in warning
 
 
 @pytest.mark.parametrize(("arms", "words", "key"), [
