@@ -173,7 +173,7 @@ class PaperCommand:
         """Evaluate the runs that exist; return the exit code."""
         runs = self._runs(None)
         requests = requests_of(self.figures)
-        has_run = any(runs.is_recorded(*run) or runs.dir(*run).is_dir() for run in requests)
+        has_run = any(runs.is_recorded(run) or runs.dir(run).is_dir() for run in requests)
         if not has_run:
             hint = "Remove --no_train, or set --out to their folder."
             raise ConfigError(f"paper: {self.out} has no run of these figures. {hint}")

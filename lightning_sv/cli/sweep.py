@@ -6,9 +6,8 @@ from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import pandas as pd
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from lightning_sv.cli.names import resolve_names
 from lightning_sv.cli.prepare import prepare_for_run
@@ -17,7 +16,6 @@ from lightning_sv.experiments.arms import Series
 from lightning_sv.experiments.claims.claim_types import optimum_words
 from lightning_sv.experiments.compare import output_of, sweep
 from lightning_sv.experiments.kinds.base import LoadedPanel
-from lightning_sv.experiments.kinds.grid import grid_points
 from lightning_sv.experiments.sources.from_cli import (
     check_data,
     parse_arm,
@@ -32,8 +30,6 @@ from lightning_sv.settings.sections import leaves
 
 #: key that a sweep may vary -> option with its values; the first one that is set is across tables
 AXES = {"model.optim.lr": "lr", "model.backbone.init_std": "init_std"}
-#: between the axes in the first column of a table
-_AXIS_SEPARATOR = " \\ "
 
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
@@ -112,39 +108,26 @@ def _axes(options: Namespace, words: Sequence[str]) -> dict[str, list[float]]:
 def _print_tables(panel: LoadedPanel, axes: Mapping[str, Sequence[float]], out: Path) -> None:
     console = Console()
     for series in panel.series:
-        console.print(_loss_table(series, axes))
+        heading = f"{series.label}: val loss, nats per token"
+        table = _loss_table(series, axes).to_string()
+        console.print(f"{heading}\n{table}", markup=False, highlight=False, soft_wrap=True)
         sentence = _optimum_sentence(series, axes)
         console.print(sentence, markup=False, highlight=False, style="bold", soft_wrap=True)
     console.print(str(out / "report.html"), markup=False, highlight=False, soft_wrap=True)
 
 
-def _loss_table(series: Series, axes: Mapping[str, Sequence[float]]) -> Table:
-    """Return mean losses: one row per initial std, one column per learning rate.
+def _loss_table(series: Series, axes: Mapping[str, Sequence[float]]) -> pd.DataFrame:
+    """Return mean losses as texts: a column per learning rate, a row per initial std.
 
     A single setting has one row.
     """
-    across, *down = axes
-    columns = sorted(axes[across])
-    table = Table(title=escape(f"{series.label}: val loss, nats per token"), title_justify="left")
-    heading = _AXIS_SEPARATOR.join(AXES[key] for key in (*down, across))
-    table.add_column(heading, no_wrap=True)
-    for value in columns:
-        table.add_column(f"{value:g}", justify="right", no_wrap=True)
-
-    means = {arm.point: float(arm.losses.mean()) for arm in series.arms}
-    for row in grid_points({key: sorted(axes[key]) for key in down}):
-        settings = tuple(row.values())
-        label = _AXIS_SEPARATOR.join(f"{value:g}" for value in settings)
-        cells = [_loss_cell(means, (value, *settings)) for value in columns]
-        table.add_row(label, *cells)
-    return table
-
-
-def _loss_cell(means: Mapping[tuple[float, ...], float], point: tuple[float, ...]) -> str:
-    if point not in means:
-        return "diverged"
-    text = f"{means[point]:.4f}"
-    return f"[bold]{text}[/bold]" if means[point] == min(means.values()) else text
+    losses = {arm.point: f"{arm.losses.mean():.4f}" for arm in series.arms}
+    values = [sorted(axis) for axis in axes.values()]
+    points = pd.MultiIndex.from_product(values, names=[AXES[key] for key in axes])
+    cells = pd.Series([losses.get(point, "diverged") for point in points], points)
+    if len(axes) == 1:
+        return cells.to_frame("val loss").T
+    return cells.unstack(level=0)
 
 
 def _optimum_sentence(series: Series, axes: Iterable[str]) -> str:

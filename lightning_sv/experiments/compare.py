@@ -82,7 +82,7 @@ def _has_other_runs(out: Path, figure: PlannedFigure, runs: RunStore) -> bool:
     have a run in common, so one equal run does not make the report one of this figure.
     """
     reported = {run.name for run in reported_runs(out)}
-    requested = {runs.dir(*request).name for request in figure.requests()}
+    requested = {request.name for request in figure.requests()}
     return not reported <= requested
 
 

@@ -59,7 +59,7 @@ def _read_arm(planned: PlannedArm, runs: RunStore, unfinished: Collection[str]) 
     for request in planned.requests:
         if request.name in unfinished:
             continue
-        run = runs.read(*request)
+        run = runs.read(request)
         if math.isfinite(run.val_loss):
             ended[request.seed] = run
         else:
@@ -108,7 +108,7 @@ def _changed_source(panel: PlannedPanel, runs: RunStore) -> list[str]:
     """Warn about own modules whose source is not that of the runs."""
     changed: set[str] = set()
     for request in panel.requests:
-        changed |= runs.changed_modules(*request)
+        changed |= runs.changed_modules(request)
     if not changed:
         return []
     names = ", ".join(sorted(changed))

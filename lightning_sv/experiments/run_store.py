@@ -15,7 +15,6 @@ from rich.console import Console
 from lightning_sv.atomic import read_json
 from lightning_sv.experiments.arms import RunRequest
 from lightning_sv.experiments.results import PlannedFigure, requests_of
-from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.runs.directory import (
     COMMAND,
     SUMMARY_TYPES,
@@ -49,32 +48,25 @@ class RunStore:
     launcher: Sequence[str] = LAUNCHER
     recorded: Mapping[str, Run] = field(default_factory=dict)
 
-    def dir(self, run_spec: RunSpec, seed: int) -> Path:
+    def dir(self, request: RunRequest) -> Path:
         """Return the directory of one run."""
-        return self.job(run_spec, seed).run_dir
+        return self.out / "runs" / request.name
 
-    def job(self, run_spec: RunSpec, seed: int) -> Job:
+    def job(self, request: RunRequest) -> Job:
         """Return the run as a child process."""
+        run_spec, seed = request
         args = (*run_spec.args, "--seed_everything", str(seed))
-        run_dir = self.out / "runs" / run_spec.run_name(seed)
         title = f"{run_spec.title}, seed {seed}"
-        return Job(title, tuple(self.launcher), args, run_dir, self.context or {})
+        return Job(title, tuple(self.launcher), args, self.dir(request), self.context or {})
 
-    def is_recorded(self, run_spec: RunSpec, seed: int) -> bool:
+    def is_recorded(self, request: RunRequest) -> bool:
         """Return True if a recording replaces the run, whose directory has no complete run."""
-        job = self.job(run_spec, seed)
-        return job.name in self.recorded and not is_complete(job.run_dir)
+        return request.name in self.recorded and not is_complete(self.dir(request))
 
     def missing(self, requests: Sequence[RunRequest]) -> list[Job]:
         """Return the runs that are neither complete, diverged nor recorded."""
-        jobs = []
-        for request in requests:
-            if self.is_recorded(*request):
-                continue
-            job = self.job(*request)
-            if not self._has_ended(job):
-                jobs.append(job)
-        return jobs
+        jobs = [self.job(request) for request in requests if not self.is_recorded(request)]
+        return [job for job in jobs if not self._has_ended(job)]
 
     def _has_ended(self, job: Job) -> bool:
         """Return True if a run is complete or diverged, and was trained in this context."""
@@ -82,42 +74,41 @@ class RunStore:
             job.state()  # refuses a run of a different context
         return is_complete(job.run_dir) or is_diverged(job.run_dir)
 
-    def changed_modules(self, run_spec: RunSpec, seed: int) -> set[str]:
+    def changed_modules(self, request: RunRequest) -> set[str]:
         """Return the own modules of a run whose source was different, or is not recorded."""
-        modules = modules_of_settings(run_spec.settings)
+        modules = modules_of_settings(request.run_spec.settings)
         if not modules:
             return set()
-        if self.is_recorded(run_spec, seed):  # results.csv has no hashes of modules
+        if self.is_recorded(request):  # results.csv has no hashes of modules
             return modules
-        job = self.job(run_spec, seed)
+        job = self.job(request)
         command = job.run_dir / COMMAND
         if not command.is_file():  # it is not trained yet
             return set()
 
         hashes_then = read_json(command, "train the run again.").get("files", {})
         hashes_now = job.record()["files"]
-        changed = set()
-        for name in modules:
-            if hashes_then.get(name, "not recorded") != hashes_now.get(name):
-                changed.add(name)
-        return changed
+        as_now = {name for name in modules if hashes_then.get(name, "") == hashes_now.get(name)}
+        return modules - as_now
 
-    def read(self, run_spec: RunSpec, seed: int) -> Run:
+    def read(self, request: RunRequest) -> Run:
         """Read a run that is complete, recorded or diverged.
 
         The last loss of a diverged run is NaN.
         """
-        job = self.job(run_spec, seed)
-        if self.is_recorded(run_spec, seed):
+        run_spec, seed = request
+        run_dir = self.dir(request)
+        if self.is_recorded(request):
             config = {"data": run_spec.settings["data"], "seed_everything": seed}
-            return replace(self.recorded[job.name], dir=job.run_dir, config=config)
-        if is_diverged(job.run_dir):
-            return _read_diverged(job.run_dir, run_spec, seed)
-        return read_run(job.run_dir)
+            return replace(self.recorded[request.name], dir=run_dir, config=config)
+        if is_diverged(run_dir):
+            return _read_diverged(run_dir, request)
+        return read_run(run_dir)
 
 
-def _read_diverged(run_dir: Path, run_spec: RunSpec, seed: int) -> Run:
+def _read_diverged(run_dir: Path, request: RunRequest) -> Run:
     """Return a diverged run, which has no summary, with a loss of NaN at its last step."""
+    run_spec, seed = request
     data = run_spec.settings["data"]
     event = read_stop(run_dir)
     steps = event["step"] + 1  # with the step that failed
@@ -164,33 +155,22 @@ def train_missing(
         hint = "The same command reuses them and resumes the others."
         console.print(f"Stopped. Finished runs are kept. {hint}")
         raise
-    return _without_diverged(jobs, failed)
-
-
-def _without_diverged(jobs: Sequence[Job], failed: Mapping[str, str]) -> dict[str, str]:
-    """Return the failed jobs that did not diverge, in the order of the jobs."""
-    reasons = {}
-    for job in jobs:
-        has_failed = job.name in failed
-        if has_failed and not is_diverged(job.run_dir):
-            reasons[job.name] = failed[job.name]
-    return reasons
+    failures = [job for job in jobs if job.name in failed]
+    return {job.name: failed[job.name] for job in failures if not is_diverged(job.run_dir)}
 
 
 def _print_state(
     requests: Sequence[RunRequest], missing: int, runs: RunStore, console: Console
 ) -> None:
     """Print the number of complete runs, and the diverged ones."""
-    recorded = [request for request in requests if runs.is_recorded(*request)]
+    recorded = list(filter(runs.is_recorded, requests))
     state = f"{len(requests) - missing} of {len(requests)} runs are complete"
     if recorded:
         state += f", {len(recorded)} of them as recorded"
     console.print(state, markup=False)
     for request in requests:
-        if runs.is_recorded(*request):
-            continue
-        job = runs.job(*request)
-        if is_diverged(job.run_dir):
+        job = runs.job(request)
+        if not runs.is_recorded(request) and is_diverged(job.run_dir):
             hint = f"remove {job.run_dir} to train it again"
             console.print(f"{job.title} diverged; {hint}", markup=False)
 

@@ -86,13 +86,13 @@ def requests_of_arm(figure: PlannedFigure, label: str) -> list[RunRequest]:
 
 def remove(runs: RunStore, requests: Iterable[RunRequest]) -> None:
     for request in requests:
-        (runs.dir(*request) / "summary.json").unlink()
+        (runs.dir(request) / "summary.json").unlink()
 
 
 def diverge(runs: RunStore, requests: Iterable[RunRequest]) -> None:
     for request in requests:
         remove(runs, [request])
-        (runs.dir(*request) / "nonfinite.jsonl").write_text('{"step": 5}\n')
+        (runs.dir(request) / "nonfinite.jsonl").write_text('{"step": 5}\n')
 
 
 def job(run_dir: Path, *, torch: str = "2.13.0", launcher: tuple[str, ...] = FAKE) -> Job:
@@ -259,7 +259,7 @@ def test_evaluate_diverged_runs_are_left_out_and_recorded(conf: Path, tmp_path: 
     assert failed == {} and printed.count(" diverged; remove ") == 2
     # a run may also end with a loss that is not finite
     (first, _) = requests_of_arm(grid, "unified, lr 0.004, init_std 0.02")
-    ended = runs.dir(*first)
+    ended = runs.dir(first)
     summary = json.loads((ended / "summary.json").read_text()) | {"val_loss": math.nan}
     (ended / "summary.json").write_text(json.dumps(summary))
     write_scalars(ended, "val/loss", [(10_000, math.nan)], wall_time=3.0)
