@@ -42,14 +42,9 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         axes.axhline(panel.level, color=GREY, linewidth=1, zorder=1)
     for place, line in enumerate(panel.lines):
         _draw_line(axes, line, place)
-    if "x" in panel.scale:
-        axes.set_xscale("log")
-    if "y" in panel.scale:
-        axes.set_yscale("log")
-    if panel.limits is not None:
-        axes.set_ylim(*panel.limits)
-    if panel.x_limits is not None:
-        axes.set_xlim(*panel.x_limits)
+    for axis in panel.scale:
+        axes.set(**{f"{axis}scale": "log"})
+    axes.set(xlim=panel.x_limits, ylim=panel.limits)  # None leaves them to matplotlib
     axes.set(xlabel=panel.x, ylabel=panel.y, title=panel.title)
     set_style(axes)
     if any(line.label for line in panel.lines):
