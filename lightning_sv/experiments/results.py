@@ -3,11 +3,13 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 
-from lightning_sv.experiments.arms import RunRequest
+from lightning_sv.experiments.arms import RunRequest, runs_of
 from lightning_sv.experiments.kinds.base import LoadedPanel, PlannedPanel
 from lightning_sv.experiments.spec import FigureSpec
+from lightning_sv.runs.events import Run
 from lightning_sv.statistics.verdicts import VerdictWord
 
 
@@ -71,12 +73,6 @@ class PlannedFigure:
     budget: str = ""
     paper_scale: bool = False
 
-    @property
-    def tokens_per_param(self) -> tuple[float, float]:
-        """Lowest and highest training tokens per activated parameter of its runs."""
-        ratios = [run_spec.tokens_per_param for run_spec, _ in self.requests()]
-        return min(ratios, default=0.0), max(ratios, default=0.0)
-
     def requests(self) -> list[RunRequest]:
         """Return each required run once, seed by seed."""
         return requests_of([self])
@@ -90,7 +86,6 @@ class PlannedFigure:
             tuple(panels),
             warnings=tuple(warnings),
             command=command,
-            tokens_per_param=self.tokens_per_param,
             budget=self.budget,
             paper_scale=self.paper_scale,
         )
@@ -103,7 +98,6 @@ class Figure:
     Attributes:
         panels: panels in the order of the paper; after the evaluation the available ones
         command: command that repeats the figure
-        tokens_per_param: lowest and highest training tokens per activated parameter of its runs
         paper_scale: if True, models and tokens are those of the paper
     """
 
@@ -112,18 +106,20 @@ class Figure:
     verdicts: tuple[Verdict, ...] = ()
     warnings: tuple[str, ...] = ()
     command: str = ""
-    tokens_per_param: tuple[float, float] = (0.0, 0.0)
     budget: str = ""
     paper_scale: bool = False
 
     def tokens_per_param_text(self) -> str:
-        """Return training tokens per parameter as text; empty if they are unknown.
+        """Return the training tokens per parameter of its runs as text; empty if they are unknown.
 
         The highest number follows the lowest if it is 10% more.
         """
-        lowest, highest = self.tokens_per_param
-        if highest == 0:
+        arms = chain.from_iterable(panel.arms for panel in self.panels)
+        ratios = list(filter(None, map(tokens_per_param, runs_of(arms))))
+        if not ratios:
             return ""
+        lowest = min(ratios)
+        highest = max(ratios)
         if highest > 1.1 * lowest:  # parameters of strategies differ by 1%
             return f"{lowest:.3g} to {highest:.3g}"
         return f"{lowest:.3g}"
@@ -137,6 +133,12 @@ class Figure:
         if len(panels_with_it) > 1:
             return f"{verdict.panel}: {verdict.claim}"
         return verdict.claim
+
+
+def tokens_per_param(run: Run) -> float | None:
+    """Return training tokens per activated parameter; None if the summary has no parameters."""
+    parameters = run.summary.get("activated_parameters") or run.summary.get("parameters")
+    return run.tokens / parameters if parameters else None
 
 
 def panels_of(figures: Sequence[Figure]) -> Iterator[tuple[Figure, LoadedPanel]]:

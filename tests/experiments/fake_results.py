@@ -138,6 +138,4 @@ def figure() -> Figure:
     specs = [panel.spec for panel in panels]
     spec = FigureSpec("placement", title, summary, specs, paper, section="Section 4.1")
     warnings = ("The configs differ in model.optim.lr: 1 against 2.",)
-    return Figure(
-        spec, panels, verdicts, warnings, "lightning-sv paper placement --scale 'a b'", (6.7, 6.7)
-    )
+    return Figure(spec, panels, verdicts, warnings, "lightning-sv paper placement --scale 'a b'")

@@ -7,8 +7,7 @@ from itertools import chain
 import pandas as pd
 
 from lightning_sv.experiments.arms import runs_of
-from lightning_sv.experiments.report.results_csv import tokens_per_param
-from lightning_sv.experiments.results import Figure, panels_of
+from lightning_sv.experiments.results import Figure, panels_of, tokens_per_param
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.provenance import Provenance
 from lightning_sv.statistics.verdicts import ALPHA, NOT_RESOLVED, NOT_TESTABLE

@@ -20,7 +20,7 @@ import pandas as pd
 from lightning_sv.atomic import atomic_path
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.arms import Arm
-from lightning_sv.experiments.results import Figure, panels_of
+from lightning_sv.experiments.results import Figure, panels_of, tokens_per_param
 from lightning_sv.experiments.spec import PanelSpec
 from lightning_sv.runs.directory import SUMMARY_TYPES, printable
 from lightning_sv.runs.events import LATE_TRAIN_LOSS, Curve, Run, contradiction
@@ -99,12 +99,6 @@ def _run_cells(arm: Arm, run: Run, out: Path) -> dict[str, Any]:
         "run": os.path.relpath(run.dir, out),
         "curve": curve_text(run.curve(VAL_LOSS)),
     }
-
-
-def tokens_per_param(run: Run) -> float | None:
-    """Return training tokens per activated parameter; None if the summary has no parameters."""
-    parameters = run.summary.get("activated_parameters") or run.summary.get("parameters")
-    return run.tokens / parameters if parameters else None
 
 
 def _clipped_cell(run: Run) -> dict[str, float]:

@@ -13,7 +13,6 @@ from lightning_sv.experiments.arms import Arm, runs_of
 from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.pairs import Pair
-from lightning_sv.experiments.report.results_csv import tokens_per_param
 from lightning_sv.experiments.results import Figure, count_seeds
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.directory import SUMMARY, event_files, is_diverged, runs_in
@@ -66,13 +65,7 @@ def own_figure(
     ]
     title = ", ".join(arm.label for arm in arms)
     spec = FigureSpec("runs", title, _summary(arms), [panel.spec], section="Your own runs")
-    return Figure(
-        spec,
-        reported_panels(panel),
-        warnings=tuple(warnings),
-        command=command,
-        tokens_per_param=_range_of_tokens_per_param(runs),
-    )
+    return Figure(spec, reported_panels(panel), warnings=tuple(warnings), command=command)
 
 
 def _find_runs(dirs: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
@@ -123,12 +116,6 @@ def _runs_by_arm(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, dict[i
             both = f"{other.dir} and {run.dir} are both {label!r} with seed {seed}"
             raise ConfigError(f"{both}; {hint}")
     return arms
-
-
-def _range_of_tokens_per_param(runs: Iterable[Run]) -> tuple[float, float]:
-    """Return the lowest and the highest number of tokens per parameter; 0 if no run has one."""
-    known = list(filter(None, map(tokens_per_param, runs)))
-    return min(known, default=0.0), max(known, default=0.0)
 
 
 def _arms(runs_by_arm: Mapping[str, Mapping[int, Run]], baseline: str) -> list[Arm]:
