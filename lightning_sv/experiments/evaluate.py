@@ -32,19 +32,14 @@ def load_figure(planned: PlannedFigure, runs: RunStore) -> Figure:
 def load_panels(planned: Sequence[PlannedPanel], runs: RunStore) -> tuple[LoadedPanel, ...]:
     """Load the runs of the panels of one figure."""
     shared = Pool()
-    arms_of_panels = []
-    pools = []
+    read = []
     for panel in planned:
         all_arms = _read_arms(panel, runs)
-        pool = panel.kind.pool(shared)
+        pool = Pool() if panel.kind.has_own_pool else shared
         add_to_pool(pool, all_arms)
-        arms_of_panels.append(all_arms)
-        pools.append(pool)
-
-    loaded = []
-    for panel, all_arms, pool in zip(planned, arms_of_panels, pools, strict=True):
-        loaded.append(_load_panel(panel, all_arms, pool, runs))
-    return tuple(loaded)
+        read.append((panel, all_arms, pool))
+    # only now, because the pool must have the arms of all panels before a difference is computed
+    return tuple(_load_panel(panel, all_arms, pool, runs) for panel, all_arms, pool in read)
 
 
 def _read_arms(planned: PlannedPanel, runs: RunStore) -> tuple[Arm, ...]:

@@ -19,7 +19,6 @@ from lightning_sv.experiments.claims.decide import statement, verdicts
 from lightning_sv.experiments.claims.pooling import FINAL, LossAt, Pool
 from lightning_sv.experiments.evaluate import decide_claims
 from lightning_sv.experiments.kinds.base import KINDS, LOSS_CLAIMS, LoadedPanel, add_to_pool
-from lightning_sv.experiments.kinds.table import throughput_table
 from lightning_sv.experiments.report.claims import estimate_text
 from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.experiments.run_spec import RunSpec
@@ -282,8 +281,8 @@ def test_cost_and_memory_are_ratios_of_the_second_half(kind: str) -> None:
     found = judge(kind, *arms, margin=1.2)
     assert found.verdict == HOLDS
     assert interval_of(found) == pytest.approx((1.1, 1.1, 1.1))
-    rows = throughput_table(arms).to_numpy().tolist()
-    assert rows[1] == ["b", pytest.approx(1e4), pytest.approx(2.0), "not stated", 4]
+    rows = KINDS["table"].table(panel_of([], *arms)).to_numpy().tolist()
+    assert rows[1] == ["b", "1e+04", "2", "not stated", "4"]
 
 
 def test_lower_is_the_ratio_of_last_values() -> None:
@@ -477,7 +476,7 @@ def test_pool_of_a_panel_is_without_the_runs_of_a_grid() -> None:
     alone = curves.difference(*curves.arms)
     shared = Pool()
     for kind, arms in (("curves", curves.all_arms), ("grid", (wide(), flat()))):
-        add_to_pool(KINDS[kind].pool(shared), arms)
+        add_to_pool(Pool() if KINDS[kind].has_own_pool else shared, arms)
     assert replace(curves, pool=shared).difference(*curves.arms) == alone
 
 

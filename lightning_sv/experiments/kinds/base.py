@@ -117,12 +117,6 @@ class PanelKind:
         """Return the arms that are compared, with the runs of the seeds that all of them have."""
         return on_shared_seeds(self.kept(all_arms))
 
-    def pool(self, shared: Pool) -> Pool:
-        """Return the pool of the arms of a panel, given that of its figure."""
-        if self.has_own_pool:
-            return Pool()
-        return shared
-
     def lines(self, panel: "LoadedPanel") -> list[tuple[Series, DifferenceLine]]:
         """Return each series with the line of its difference to the baseline against size."""
         return []

@@ -144,6 +144,7 @@ class LengthsKind(ModelsKind):
     def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw the difference to the baseline at each length."""
         # matplotlib is slow to import
-        from lightning_sv.experiments.report.scaling_plots import LENGTHS, gap_plot
+        from lightning_sv.experiments.report.scaling_plots import gap_plot
 
-        return Drawing([gap_plot(panel, LENGTHS)])
+        points = "training tokens per parameter"
+        return Drawing([gap_plot(panel, "lengths", "length of training", points)])

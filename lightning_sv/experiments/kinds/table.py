@@ -1,7 +1,5 @@
 """Throughput and memory of runs, without a plot."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
 
@@ -20,33 +18,21 @@ class TableKind(PanelKind):
     has_own_pool = True
 
     def table(self, panel: LoadedPanel) -> pd.DataFrame:
-        """Return one row per arm, as text."""
-        return throughput_table(panel.arms).map(_cell_text)
+        """Return tokens per second, peak memory and micro-batch of each arm.
+
+        The first two are medians of the second half of each run.
+        """
+        return pd.DataFrame([_cells(arm) for arm in panel.arms])
 
 
-def _cell_text(cell: str | float) -> str:
-    if isinstance(cell, float):
-        return f"{cell:.4g}"
-    return str(cell)
-
-
-def throughput_table(arms: Sequence[Arm]) -> pd.DataFrame:
-    """Return tokens per second, peak memory and micro-batch of each arm.
-
-    The first two are medians of the second half of each run.
-    """
-    rows = []
-    for arm in arms:
-        rows.append(
-            {
-                "strategy": arm.label,
-                "tokens per second": _late_median(arm, _SPEED),
-                "peak memory, GiB": _late_median(arm, _MEMORY),
-                "micro-batch": config_value(arm.runs[0].config, "data.micro_batch") or "not stated",
-                "runs": len(arm.runs),
-            }
-        )
-    return pd.DataFrame(rows, dtype=object)
+def _cells(arm: Arm) -> dict[str, str]:
+    return {
+        "strategy": arm.label,
+        "tokens per second": f"{_late_median(arm, _SPEED):.4g}",
+        "peak memory, GiB": f"{_late_median(arm, _MEMORY):.4g}",
+        "micro-batch": str(config_value(arm.runs[0].config, "data.micro_batch") or "not stated"),
+        "runs": str(len(arm.runs)),
+    }
 
 
 def _late_median(arm: Arm, tag: str) -> float:

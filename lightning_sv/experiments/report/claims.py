@@ -9,12 +9,6 @@ from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.statistics.paired import percent
 from lightning_sv.statistics.verdicts import count_pairs, interval_text, times
 
-#: headings of `claim_table`
-CLAIM_COLUMNS = [
-    "figure", "claim", "verdict", "corrected", "p", "in words",
-    "ours, nats per token unless said", "the paper's",
-]  # fmt: skip
-
 
 def verdict_frame(figures: Sequence[Figure]) -> pd.DataFrame:
     """Return one row per claim, with all numbers of its verdict."""
@@ -27,20 +21,20 @@ def verdict_frame(figures: Sequence[Figure]) -> pd.DataFrame:
 def claim_table(figure: Figure) -> pd.DataFrame:
     """Return one row per claim of a figure, as texts."""
     rows = [_claim_cells(figure, verdict) for verdict in figure.verdicts]
-    return pd.DataFrame(rows, columns=CLAIM_COLUMNS, dtype=object)
+    return pd.DataFrame(rows, dtype=object)
 
 
-def _claim_cells(figure: Figure, verdict: Verdict) -> list[str]:
-    return [
-        figure.spec.title,
-        figure.statement(verdict),
-        verdict.verdict,
-        verdict.corrected or "",
-        _p_text(verdict),
-        verdict.sentence,
-        estimate_text(verdict),
-        verdict.paper or "not stated",
-    ]
+def _claim_cells(figure: Figure, verdict: Verdict) -> dict[str, str]:
+    return {
+        "figure": figure.spec.title,
+        "claim": figure.statement(verdict),
+        "verdict": verdict.verdict,
+        "corrected": verdict.corrected or "",
+        "p": _p_text(verdict),
+        "in words": verdict.sentence,
+        "ours, nats per token unless said": estimate_text(verdict),
+        "the paper's": verdict.paper or "not stated",
+    }
 
 
 def _p_text(verdict: Verdict) -> str:

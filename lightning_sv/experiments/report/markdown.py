@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from lightning_sv.experiments.report.claims import CLAIM_COLUMNS, claim_table
+from lightning_sv.experiments.report.claims import claim_table
 from lightning_sv.experiments.report.content import Section, without_empty_columns
 from lightning_sv.experiments.results import Figure
 from lightning_sv.markdown_text import markdown_text
@@ -44,8 +44,8 @@ def markdown_report(
 
 
 def _all_claims(figures: Sequence[Figure]) -> pd.DataFrame:
-    claims = pd.concat([pd.DataFrame(columns=CLAIM_COLUMNS), *map(claim_table, figures)])
-    return without_empty_columns(claims.drop(columns=_DETAILS))
+    claims = pd.concat(map(claim_table, figures))
+    return without_empty_columns(claims.drop(columns=_DETAILS, errors="ignore"))
 
 
 def _figure_blocks(figure: Figure, sections: Sequence[Section]) -> list[str]:
@@ -55,7 +55,7 @@ def _figure_blocks(figure: Figure, sections: Sequence[Section]) -> list[str]:
     about = f"{spec.section}. {spec.summary} Training tokens per parameter: {ratios}."
     blocks = [_paragraph(about)]
     blocks += [f"> **Warning:** {markdown_text(warning)}" for warning in figure.warnings]
-    claims = without_empty_columns(claim_table(figure).drop(columns="figure"))
+    claims = without_empty_columns(claim_table(figure).drop(columns="figure", errors="ignore"))
     if not claims.empty:
         blocks.append(_table(claims))
     if spec.paper:

@@ -1,6 +1,6 @@
 """Plots of losses and differences against the size of the model or the length of training."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,29 +47,16 @@ def _loss_plot(panel: LoadedPanel) -> Plot:
     return finished("sizes", panel.title, axes, "means of the seeds")
 
 
-@dataclass(frozen=True)
-class PointWords:
-    """Words of a plot of differences against the points of series.
-
-    Attributes:
-        name: name of its file
-        by: what the points are
-        axis: label of the x axis
-        ticks: if True, the axis has a tick at each point
-    """
-
-    name: str
-    by: str
-    axis: str
-    ticks: bool = False
-
-
-SIZES = PointWords("gap", "size", "parameters")
-LENGTHS = PointWords("lengths", "length of training", "training tokens per parameter", ticks=True)
-
-
-def gap_plot(panel: LoadedPanel, words: PointWords = SIZES) -> Plot:
+def gap_plot(
+    panel: LoadedPanel, name: str = "gap", by: str = "size", points: str = "parameters"
+) -> Plot:
     """Plot the difference to the baseline at each point.
+
+    Args:
+        panel: panel of series
+        name: name of the file
+        by: what the points are, in the title
+        points: label of the x axis
 
     Raises:
         NotTestableError: the baseline lacks runs
@@ -81,17 +68,15 @@ def gap_plot(panel: LoadedPanel, words: PointWords = SIZES) -> Plot:
     axes.axhline(0, color=style.GREY, linewidth=1, zorder=1)  # behind the curves
     for place, (series, look) in enumerate(others):
         # side by side, so that intervals do not overlap
-        points = np.array(baseline.values) * 1.03**place
-        _draw_gaps(axes, panel, baseline, series, points, look)
+        places = np.array(baseline.values) * 1.03**place
+        _draw_gaps(axes, panel, baseline, series, places, look)
 
     style.set_log_axis(axes, "x", style.human_tokens)
-    if words.ticks:
-        axes.set_xticks(baseline.values, map(style.human_tokens, baseline.values))
-    axes.set_title(f"The difference by {words.by}\n{panel.title}")
-    axes.set(xlabel=words.axis, ylabel=f"difference to {baseline.label}, nats per token")
+    axes.set_title(f"The difference by {by}\n{panel.title}")
+    axes.set(xlabel=points, ylabel=f"difference to {baseline.label}, nats per token")
     count = len(baseline.arms[0].runs)
     legend = "one pair: no interval" if count == 1 else f"95% interval of {count} pairs"
-    return finished(words.name, f"{panel.title}, difference to {baseline.label}", axes, legend)
+    return finished(name, f"{panel.title}, difference to {baseline.label}", axes, legend)
 
 
 def _draw_gaps(
@@ -99,7 +84,7 @@ def _draw_gaps(
     panel: LoadedPanel,
     baseline: Series,
     series: Series,
-    points: NDArray[np.float64],
+    places: NDArray[np.float64],
     look: style.Look,
 ) -> None:
     """Draw the difference at each point with its interval."""
@@ -109,4 +94,4 @@ def _draw_gaps(
     half = np.nan_to_num([difference.smallest_resolvable for difference in differences])
     label = f"{series.name}  {means[-1]:+.3f} at {style.human_tokens(baseline.values[-1])}"
     marks: dict[str, Any] = {"marker": "o", "color": look.colour, "linestyle": look.line}
-    axes.errorbar(points, means, half, capsize=3, label=label, **marks)
+    axes.errorbar(places, means, half, capsize=3, label=label, **marks)
