@@ -251,12 +251,8 @@ def on_one_grid(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.
         raise NotTestableError(
             f"The runs share no part of training: {apart} {last:,}; compare runs of one budget."
         )
-    grids = []
-    for curve in curves:
-        is_shared = (first <= curve.tokens) & (curve.tokens <= last)
-        if is_shared.any():
-            grids.append(curve.tokens[is_shared])
-    tokens = min(grids, key=len)
+    shared = [tokens[(first <= tokens) & (tokens <= last)] for tokens, _ in curves]
+    tokens = min(filter(len, shared), key=len)
     return tokens, np.stack([np.interp(tokens, *curve) for curve in curves])
 
 

@@ -274,6 +274,8 @@ class LoadedPanel(_Panel):
     def _pairs_and_reasons(self) -> tuple[list[Pair], list[str]]:
         pairs: list[Pair] = []
         lost: list[str] = []
+        if not self.kind.has_pairs:
+            return pairs, lost
         for a, b in self._arms_with_baselines():
             try:
                 difference = self.difference(b, a, confidence=TWO_SIDED)
@@ -284,13 +286,10 @@ class LoadedPanel(_Panel):
         return pairs, lost
 
     def _arms_with_baselines(self) -> Iterator[tuple[Arm, Arm]]:
-        """Yield the baseline of its size and the arm, for each arm that is compared."""
-        if not self.kind.has_pairs:
-            return
+        """Yield the baseline of its size and the arm, for each other arm."""
         baselines = {arm.size: arm for arm in self.arms if arm.baseline}
         for arm in self.arms:
-            has_baseline = arm.size in baselines
-            if has_baseline and not arm.baseline:
+            if arm.size in baselines and not arm.baseline:
                 yield baselines[arm.size], arm
 
 
