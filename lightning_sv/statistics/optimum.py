@@ -94,32 +94,26 @@ def _fit(values: Array, y: Array, lowest: int, planned: Array) -> Optimum:
     varied = np.ptp(places, axis=0) > 0
     z = (x - x[lowest])[:, varied]
     fit = _fit_paraboloid(z[near], y[near], is_cross=_is_cross(z))
+    _check_is_between(fit.minimum, z[near])
     best = values[lowest].copy()
     best[varied] *= np.exp(fit.minimum)
-    _check_minimum(fit.minimum, z[near], z, best)
+    _check_is_near_a_run(fit.minimum, z, best)
 
     errors = np.zeros(len(best))
     errors[varied] = fit.errors
     return Optimum(tuple(best.tolist()), tuple(errors.tolist()), fit.loss, fit.se, fit.df)
 
 
-def _check_minimum(minimum: Array, fitted: Array, z: Array, best: Array) -> None:
-    """Check that a minimum (K,) is between the points of its fit, and near a run.
-
-    Args:
-        minimum: minimum of the fit
-        fitted: (n, K) points of the fit
-        z: (N, K) all points
-        best: settings at the minimum
-
-    Raises:
-        _NoFitError: it is not
-    """
+def _check_is_between(minimum: Array, fitted: Array) -> None:
+    """Refuse a minimum (K,) beyond the fitted points (n, K) on an axis."""
     is_below = minimum < fitted.min(axis=0)
     is_above = minimum > fitted.max(axis=0)
     if (is_below | is_above).any():
         raise _NoFitError("the fit's minimum lies beyond the points around the lowest one")
 
+
+def _check_is_near_a_run(minimum: Array, z: Array, best: Array) -> None:
+    """Refuse a minimum (K,), with the settings `best`, that is far from all points (N, K)."""
     distances = abs(z - minimum).max(axis=1, initial=0.0)
     if distances.min() > math.log(FAR) + 1e-9:
         at = ", ".join(f"{value:.3g}" for value in best)
