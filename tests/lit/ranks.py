@@ -24,6 +24,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.callbacks import TrainingMonitor, write_scalars
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError
+from lightning_sv.lit.checkpoint.shared_folder import check_shared_folder
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.generate import generate
 from lightning_sv.lit.text_samples import TextSamples
@@ -120,6 +121,28 @@ def own_trainer(out: str, corpus: str) -> None:
     assert written.keys() >= {"sharpness/seconds", "memory/peak_gib"} and metrics == [
         written
     ] * len(metrics)
+
+
+def folders(out: str) -> None:
+    """A shared folder is left empty. The same path on a disk of each node, and a file system without
+    links, are refused on all ranks."""
+    fabric = L.Fabric(accelerator="cpu", devices=int(str(RANKS)), strategy="ddp")
+    fabric.launch()
+    strategy: Any = fabric.strategy
+    shared = Path(out, "run/checkpoints")
+    check_shared_folder(strategy, shared)
+    fabric.barrier()
+    assert list(shared.iterdir()) == []
+    with (
+        patch.object(Path, "symlink_to", side_effect=PermissionError),
+        pytest.raises(ConfigError, match="^run_dir is"),
+    ):
+        check_shared_folder(strategy, shared)
+    disk = Path(out, f"disk-{RANK}")
+    disk.mkdir()
+    os.chdir(disk)
+    with pytest.raises(ConfigError, match="^run_dir is run;"):
+        check_shared_folder(strategy, Path("run/checkpoints"))
 
 
 def sampled_text(corpus: str) -> None:

@@ -101,6 +101,10 @@ def test_write_sharded_without_a_shard_of_a_node_is_refused(
     assert not path.exists()
 
 
+def test_check_shared_folder_refuses_what_cannot_hold_a_checkpoint(tmp_path: Path) -> None:
+    launch("tests.lit.ranks", "folders", str(tmp_path), logs=tmp_path)
+
+
 def test_every_reader_refuses_a_damaged_shard(
     run: Path, args: list[str], tmp_path: Path, refused: Refused
 ) -> None:

@@ -15,6 +15,7 @@ from lightning_sv.callbacks.run_state import callbacks_of, tokens_seen
 from lightning_sv.callbacks.steps import StepTrigger, validates_now
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.sharded_write import link_last
+from lightning_sv.lit.checkpoint.shared_folder import check_shared_folder
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.signals import StopSignals, any_rank
@@ -63,6 +64,8 @@ class LastCheckpoint(Checkpoint):
         self._saved_step = trainer.global_step
         if trainer.is_global_zero:
             _remove_partial(self.path.parent)
+        if _writes_shards(trainer.strategy):
+            check_shared_folder(trainer.strategy, self.path.parent)
         for logger in _run_loggers(trainer):
             logger.mark_start(tokens_seen(trainer) + 1)
 
