@@ -6,7 +6,7 @@ has arbitrary values after FSDP2 has given it memory. Each check names the class
 what to do.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -38,72 +38,84 @@ def check_parameterization(kind: type[ScaleVector]) -> None:
     keep_random_state = torch.random.fork_rng(devices=[])
     with unset_fake_temporarily(), on_cpu, keep_random_state, torch.enable_grad():
         for batch_dims in ((), (2,)):
-            fault = next(_faults(kind, batch_dims), None)
-            if fault is not None:
-                name = f"the parameterization {kind.__module__}:{kind.__qualname__}"
-                raise ConfigError(f"{name} {fault}")
+            _check(kind, batch_dims)
 
 
-def _faults(kind: type[ScaleVector], batch_dims: Sequence[int]) -> Iterator[str]:
-    """Yield what is wrong; each check relies on those before it."""
+def _check(kind: type[ScaleVector], batch_dims: Sequence[int]) -> None:
+    """Check one vector; each check relies on those before it."""
     try:
         vector = kind(WIDTH, "input", batch_dims)
     except ValueError:
         return  # the class rejects the width, which the model will report
     except Exception as error:
-        wanted = "an __init__(d, role, batch_dims=()) that passes them to super().__init__"
-        yield f"cannot be built ({error}); expected {wanted}."
-        return
+        expected = "an __init__(d, role, batch_dims=()) that passes them to super().__init__"
+        raise _fault(kind, f"cannot be built ({error}); expected {expected}.") from error
 
+    _check_tensors(vector)
     ones = torch.ones(*batch_dims, WIDTH)
-    yield from _faults_of_tensors(vector)
-    yield from _faults_of_unset(vector, ones)
-
-    vector.reset_parameters()
-    start = vector()
-    if (start - ones).abs().max() > TOLERANCE:
-        hint = "Override reset_parameters too, which its base class defines."
-        yield f"starts at a gamma of {start.flatten()[0]:.4g}; expected 1. {hint}"
-    if start.requires_grad:
-        start.sum().backward()
-    for key, parameter in vector.named_parameters():
-        if parameter.requires_grad and parameter.grad is None:
-            hint = "compute gamma in forward from the parameter itself, without detach() or .data."
-            yield f"gives {key} no gradient; {hint}"
-
-    target = torch.linspace(0.5, 1.5, WIDTH).expand_as(ones)
-    yield from _faults_of_inverse(vector, target)
+    _check_unset(vector, ones)
+    _check_start(vector, ones)
+    _check_gradients(vector)
+    _check_inverse(vector, torch.linspace(0.5, 1.5, WIDTH).expand_as(ones))
 
 
-def _faults_of_tensors(vector: ScaleVector) -> Iterator[str]:
-    """Yield faults of buffers and parameters, which FSDP2 would leave without values or refuse."""
+def _fault(kind: type[ScaleVector], found: str) -> ConfigError:
+    return ConfigError(f"the parameterization {kind.__module__}:{kind.__qualname__} {found}")
+
+
+def _check_tensors(vector: ScaleVector) -> None:
+    """Refuse buffers and parameters that FSDP2 would leave without values or refuse."""
+    kind = type(vector)
     for key, value in {**dict(vector.named_buffers()), **vars(vector)}.items():
         if isinstance(value, Tensor):
             hint = "expected parameters and numbers alone. Compute constants in forward."
-            yield f"is a class with the tensor {key}; {hint}"
+            raise _fault(kind, f"is a class with the tensor {key}; {hint}")
     trainable = {key: p for key, p in vector.named_parameters() if p.requires_grad}
     if not trainable:
-        yield "has no trainable nn.Parameter; create one in __init__."
+        raise _fault(kind, "has no trainable nn.Parameter; create one in __init__.")
     for key, parameter in trainable.items():
         if parameter.ndim == 0:
-            yield f"has the scalar {key}; expected shape (*batch_dims, 1), for FSDP2."
+            expected = "shape (*batch_dims, 1), for FSDP2."
+            raise _fault(kind, f"has the scalar {key}; expected {expected}")
 
 
-def _faults_of_unset(vector: ScaleVector, ones: Tensor) -> Iterator[str]:
+def _check_unset(vector: ScaleVector, ones: Tensor) -> None:
     """Fill the parameters with nan, as FSDP2 leaves any value in them, and set gamma to 1."""
     with torch.no_grad():
         for parameter in vector.parameters():
             parameter.fill_(torch.nan)
-    yield from _faults_of_inverse(vector, ones)
+    _check_inverse(vector, ones)
     for key, parameter in vector.named_parameters():
         if parameter.isnan().any():
             why = "which set_gamma leaves unset; FSDP2 creates it without values"
             hint = "Set every parameter in set_gamma, without random numbers."
-            yield f"has {key}, {why}. {hint}"
+            raise _fault(type(vector), f"has {key}, {why}. {hint}")
 
 
-def _faults_of_inverse(vector: ScaleVector, target: Tensor) -> Iterator[str]:
+def _check_start(vector: ScaleVector, ones: Tensor) -> None:
+    """Check that gamma is 1 at initialization."""
+    vector.reset_parameters()
+    gamma = vector()
+    if (gamma - ones).abs().max() > TOLERANCE:
+        found = f"starts at a gamma of {gamma.flatten()[0]:.4g}; expected 1"
+        hint = "Override reset_parameters too, which its base class defines."
+        raise _fault(type(vector), f"{found}. {hint}")
+
+
+def _check_gradients(vector: ScaleVector) -> None:
+    """Check that gamma depends on every trained parameter."""
+    gamma = vector()
+    if gamma.requires_grad:
+        gamma.sum().backward()
+    for key, parameter in vector.named_parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            hint = "compute gamma in forward from the parameter itself, without detach() or .data."
+            raise _fault(type(vector), f"gives {key} no gradient; {hint}")
+
+
+def _check_inverse(vector: ScaleVector, target: Tensor) -> None:
     """Set gamma to `target` and compare."""
+    kind = type(vector)
     try:
         vector.set_gamma(target.clone())
         gamma = vector().detach()
@@ -114,15 +126,15 @@ def _faults_of_inverse(vector: ScaleVector, target: Tensor) -> Iterator[str]:
     except Exception as error:
         hint = "write under @torch.no_grad() and let each parameter's shape begin with batch_dims."
         where = f"set_gamma or forward with batch_dims {vector.batch_dims}"
-        yield f"fails in {where} ({error}); {hint}"
-        return
+        raise _fault(kind, f"fails in {where} ({error}); {hint}") from error
 
     if gamma.shape != target.shape:
-        wanted = f"(*batch_dims, d), here {tuple(target.shape)}: each expert has its own vector"
-        yield f"returns a gamma of shape {tuple(gamma.shape)}; expected {wanted}."
+        expected = f"(*batch_dims, d), here {tuple(target.shape)}: each expert has its own vector"
+        found = f"returns a gamma of shape {tuple(gamma.shape)}"
+        raise _fault(kind, f"{found}; expected {expected}.")
     distance = (gamma - target).abs().nan_to_num(torch.inf).flatten()
     if distance.max() > TOLERANCE:
         worst = distance.argmax()
         call = f"set_gamma({target.flatten()[worst]:.4g})"
         hint = "set_gamma must set the parameters so that forward returns gamma."
-        yield f"returns {gamma.flatten()[worst]:.4g} after {call}; {hint}"
+        raise _fault(kind, f"returns {gamma.flatten()[worst]:.4g} after {call}; {hint}")
