@@ -3,6 +3,7 @@
 import math
 import statistics
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -54,55 +55,57 @@ def lanczos(
     """
     expect(n_steps >= 1, "n_steps of lanczos", n_steps, "at least 1.")
     n_steps = min(n_steps, size(product.parameters))
+    eps = rounding(product.parameters)
     basis = Basis(product.parameters, n_steps)
-    matrix = _Tridiagonal(rounding(product.parameters))
     start = gaussian(product.parameters, seeded(generator))
     basis.append(start, norm(start))
+    # Q^T H Q is tridiagonal: these entries, and those above and below them
+    diagonal: list[float] = []
+    off_diagonal: list[float] = []
+    asymmetry = 0.0
     accurate_steps = 0
     while True:
         image = product(basis[-1])
-        if matrix.off_diagonal:
-            matrix.record_asymmetry(inner(basis[-2], image))
-        matrix.diagonal.append(inner(basis[-1], image))
-        if not math.isfinite(matrix.diagonal[-1]):  # overflow
+        entry = inner(basis[-1], image)
+        if not math.isfinite(entry):  # overflow
             return Estimate(math.nan, math.nan, len(basis))
+        if off_diagonal:
+            above = inner(basis[-2], image)
+            asymmetry = max(asymmetry, abs(above - off_diagonal[-1]))
+        diagonal.append(entry)
 
         remainder = basis.reject(image)
         beta = norm(remainder)
-        theta, error = matrix.largest_eigenvalue(beta)
-        is_accurate = error <= rtol * abs(theta)
+        ritz = _largest_ritz_value(diagonal, off_diagonal, beta, eps)
+        is_accurate = ritz.error <= rtol * abs(ritz.theta)
         accurate_steps = accurate_steps + 1 if is_accurate else 0
         # A remainder of rounding size: the basis spans an invariant subspace, so its eigenvalues
         # are exact.
-        is_invariant = beta <= matrix.floor
+        is_invariant = beta <= ritz.rounding
         if accurate_steps == 2 or len(basis) == n_steps or is_invariant:
-            return Estimate(theta, error + matrix.asymmetry, len(basis))
-        matrix.off_diagonal.append(beta)
+            return Estimate(ritz.theta, ritz.error + asymmetry, len(basis))
+        off_diagonal.append(beta)
         basis.append(remainder, beta)
 
 
-class _Tridiagonal:
-    """Q^T H Q of the Lanczos method: `diagonal`, and `off_diagonal` above and below it."""
+class _RitzValue(NamedTuple):
+    """An eigenvalue theta of Q^T H Q, its error, and the rounding error of all of them."""
 
-    def __init__(self, eps: float):
-        self.eps = eps
-        self.diagonal: list[float] = []
-        self.off_diagonal: list[float] = []
-        self.asymmetry = 0.0
-        self.floor = 0.0
+    theta: float
+    error: float
+    rounding: float
 
-    def record_asymmetry(self, above: float) -> None:
-        """Compare an entry above the diagonal with that below it, the last of `off_diagonal`."""
-        self.asymmetry = max(self.asymmetry, abs(above - self.off_diagonal[-1]))
 
-    def largest_eigenvalue(self, beta: float) -> tuple[float, float]:
-        """Return theta and its error, from the remainder's length; set `floor`, its rounding."""
-        main = torch.tensor(self.diagonal, dtype=torch.float64)
-        off = torch.tensor(self.off_diagonal, dtype=torch.float64)
-        theta, ritz = torch.linalg.eigh(main.diag() + off.diag(1) + off.diag(-1))
-        self.floor = (self.eps * theta.abs().max()).item()
-        error = beta * ritz[-1, -1].abs().item() + self.floor
-        return theta[-1].item(), error
+def _largest_ritz_value(
+    diagonal: list[float], off_diagonal: list[float], beta: float, eps: float
+) -> _RitzValue:
+    """Return the largest eigenvalue of a tridiagonal matrix; beta is the remainder's length."""
+    main = torch.tensor(diagonal, dtype=torch.float64)
+    off = torch.tensor(off_diagonal, dtype=torch.float64)
+    theta, vectors = torch.linalg.eigh(main.diag() + off.diag(1) + off.diag(-1))
+    rounding_error = (eps * theta.abs().max()).item()
+    residual = beta * vectors[-1, -1].abs().item()
+    return _RitzValue(theta[-1].item(), residual + rounding_error, rounding_error)
 
 
 @dataclass(frozen=True)
