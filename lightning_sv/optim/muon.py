@@ -45,22 +45,22 @@ def orthogonalize(update: Tensor, dtype: torch.dtype) -> Tensor:
 
     x = update.to(dtype)
     if update.ndim > 2:
-        x = x.flatten(end_dim=-3)
+        x = x.flatten(end_dim=-3)  # (matrices, m, n)
     is_tall = update.shape[-2] > update.shape[-1]
-    if is_tall:  # the smaller Gram matrix
-        x = x.mT
-    x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=NS_EPS)
+    x = _newton_schulz(x.mT).mT if is_tall else _newton_schulz(x)
+    return x.reshape(update.shape)
 
+
+def _newton_schulz(x: Tensor) -> Tensor:
+    """Iterate on one or several matrices (..., m, n), m <= n: X X^T is the smaller Gram matrix."""
+    add_product = torch.addmm if x.ndim == 2 else torch.baddbmm  # baddbmm is slower for one
     a, b, c = NS_COEFFICIENTS
-    add_product = torch.addmm if update.ndim == 2 else torch.baddbmm  # baddbmm is slower for one
+    x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=NS_EPS)
     for _ in range(NS_STEPS):
         gram = x @ x.mT
         polynomial = add_product(gram, gram, gram, beta=b, alpha=c)  # b G + c G^2
         x = add_product(x, polynomial, x, beta=a)
-
-    if is_tall:
-        x = x.mT
-    return x.reshape(update.shape)
+    return x
 
 
 def _orthogonalize_sharded(update: Tensor, dtype: torch.dtype) -> Tensor:
