@@ -62,23 +62,45 @@ class NamedCorpus:
 
 @dataclass(frozen=True)
 class Resolved:
-    """Words of a command with files instead of names.
+    """A command line with files instead of names.
 
     Attributes:
-        words: arguments of `fit`, once the corpus is prepared
-        to_prepare: the same with the text of the corpus, which need not be prepared
+        before: words before the first name
+        layers: place in `_ORDER` -> words of a config file, for all names but that of the corpus
+        after: other words after the first name
         corpus: the corpus that `--data` names, if any
     """
 
-    words: list[str]
-    to_prepare: list[str]
+    before: list[str]
+    layers: dict[str, Sequence[str]]
+    after: list[str]
     corpus: NamedCorpus | None
+
+    @property
+    def words(self) -> list[str]:
+        """Arguments of `fit`, once the corpus is prepared."""
+        return self._with(self.corpus.layer if self.corpus else ())
+
+    @property
+    def to_prepare(self) -> list[str]:
+        """The same with the text of the corpus, which need not be prepared."""
+        return self._with(self.corpus.prepare if self.corpus else ())
 
     @property
     def parseable(self) -> list[str]:
         """The words that a parser accepts before the corpus is prepared."""
         is_prepared = self.corpus is None or self.corpus.is_prepared
         return self.words if is_prepared else self.to_prepare
+
+    def _with(self, words_of_corpus: Sequence[str]) -> list[str]:
+        """Return all words; a later layer may depend on earlier ones."""
+        layers = dict(self.layers)
+        if self.corpus is not None:
+            layers[self.corpus.place] = words_of_corpus
+        words = list(self.before)
+        for place in _ORDER:
+            words += layers.get(place, ())
+        return words + self.after
 
 
 def resolve_names(words: Sequence[str]) -> Resolved:
@@ -91,25 +113,15 @@ def resolve_names(words: Sequence[str]) -> Resolved:
         ConfigError: an unknown name, two names for one key, or a text folder without text
     """
     names, before, after = _split(words)
-    if not names:
-        return Resolved(list(words), list(words), None)
     if "model" in names:
         names = DEFAULTS | names
-    layers = _layers(names)
     if "scale" in names:
         after = ["--model.scale", names["scale"], *after]
-    if "data" not in names:
-        selected = [*before, *_ordered(layers), *after]
-        return Resolved(selected, selected, None)
-
-    corpus = find_corpus(names["data"])
-    selected = _ordered(layers | {corpus.place: corpus.layer})
-    with_text = _ordered(layers | {corpus.place: corpus.prepare})
-    return Resolved([*before, *selected, *after], [*before, *with_text, *after], corpus)
+    corpus = find_corpus(names["data"]) if "data" in names else None
+    return Resolved(before, _layers(names), after, corpus)
 
 
 def _layers(names: Mapping[str, str]) -> dict[str, Sequence[str]]:
-    """Return the words of the config files of all names but that of the corpus."""
     layers: dict[str, Sequence[str]] = {}
     if "model" in names:
         layers["base"] = _layer(".", "base")
@@ -118,14 +130,6 @@ def _layers(names: Mapping[str, str]) -> dict[str, Sequence[str]]:
         if name:
             layers[option] = _layer(option, name)
     return layers
-
-
-def _ordered(layers: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the words of all layers; a later layer may depend on earlier ones."""
-    words: list[str] = []
-    for option in _ORDER:
-        words += layers.get(option, ())
-    return words
 
 
 def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:

@@ -17,12 +17,10 @@ def stems(words: list[str]) -> list[str]:
     stems = []
     for word in words:
         path = Path(word)
-        is_layer = path.suffix == ".yaml" and "conf" in path.parts
-        stems.append(
-            "/".join([*path.parts[path.parts.index("conf") + 1 : -1], path.stem])
-            if is_layer
-            else word
-        )
+        if path.suffix == ".yaml" and "conf" in path.parts:
+            place = path.parts.index("conf") + 1
+            word = str(Path(*path.parts[place:-1], path.stem))
+        stems.append(word)
     return [word for word in stems if word != "--config"]
 
 
@@ -53,17 +51,9 @@ LETTERS = ["data/letters/corpus.yaml", "--data.corpus.dir", "data/letters"]
         ("--model tiny", [*BASE, "data/stdlib", "model/tiny"]),
         (
             "--a b --model=tiny --scale llama --probes=copying --c",
-            [
-                "--a",
-                "b",
-                *BASE,
-                "data/stdlib",
-                "model/tiny",
-                "probes/copying",
-                "--model.scale",
-                "llama",
-                "--c",
-            ],
+            argv("--a b")
+            + [*BASE, "data/stdlib", "model/tiny", "probes/copying"]
+            + argv("--model.scale llama --c"),
         ),
         ("--model tiny --data './my notes/'", [*BASE, "model/tiny", *OWN]),
         ("--config x --data letters", ["x", *LETTERS]),
