@@ -51,9 +51,12 @@ LETTERS = ["data/letters/corpus.yaml", "--data.corpus.dir", "data/letters"]
         ("--model tiny", [*BASE, "data/stdlib", "model/tiny"]),
         (
             "--a b --model=tiny --scale llama --probes=copying --c",
-            argv("--a b")
-            + [*BASE, "data/stdlib", "model/tiny", "probes/copying"]
-            + argv("--model.scale llama --c"),
+            [
+                *argv("--a b"),
+                *BASE,
+                *("data/stdlib", "model/tiny", "probes/copying"),
+                *argv("--model.scale llama --c"),
+            ],
         ),
         ("--model tiny --data './my notes/'", [*BASE, "model/tiny", *OWN]),
         ("--config x --data letters", ["x", *LETTERS]),
