@@ -6,13 +6,12 @@ from lightning_sv.optim.groups import (
     ParameterGroup,
     clip_by_role,
     full_tensor,
-    group_table,
     matrix_rate,
     parameter_roles,
-    parameter_table,
     role_groups,
 )
 from lightning_sv.optim.schedule import ScheduleConfig
+from lightning_sv.optim.tables import group_table, parameter_table
 from lightning_sv.optim.tuned import tuned_lr
 
 __all__ = [

@@ -117,8 +117,8 @@ class ScaleStrategy:
     decay: str = "wd"
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            _row(field.name, getattr(self, field.name))
+        for axis in AXES:
+            _check_word(axis, getattr(self, axis))
 
     @classmethod
     def parse(cls, text: "str | ScaleStrategy") -> "ScaleStrategy":
@@ -236,20 +236,26 @@ def _words_by_axis(text: str) -> dict[str, str]:
 
 def _row(axis: str, word: str) -> Any:
     """Return the row of a word in the table of its axis, or your own `package.module:Name`."""
-    if ":" in word:
-        row = import_name(word, _WORD)
-        if _axis_of_row(row) != axis:
-            raise ConfigError(f"word {word!r} of the strategy is not a {axis}; {_known()}.")
-    else:
-        expect_known(axis, word, AXES[axis])
-        row = AXES[axis][word]
+    return import_name(word, _WORD) if ":" in word else AXES[axis][word]
 
+
+def _check_word(axis: str, word: str) -> None:
+    """Check that a word belongs to an axis, and that your own row can be used.
+
+    Raises:
+        ConfigError: it is unknown, a row of a different axis, or a class that breaks the contract
+            of `ScaleVector`
+    """
+    if ":" not in word:
+        expect_known(axis, word, AXES[axis])
+    row = _row(axis, word)
+    if ":" in word and _axis_of_row(row) != axis:
+        raise ConfigError(f"word {word!r} of the strategy is not a {axis}; {_known()}.")
     if axis == "placement" and word in FOLDED:
         expected = f"a name other than {' '.join(FOLDED)}"
         raise ConfigError(f"PLACEMENTS has {word!r}; expected {expected}. Rename the row.")
     if axis == "parameterization" and row.__module__ != ScaleVector.__module__:
         check_parameterization(row)
-    return row
 
 
 def _axis_of(word: str, text: str) -> str:

@@ -22,8 +22,9 @@ from lightning_sv.corpus import CorpusConfig
 from lightning_sv.corpus.sources import document as document_module
 from lightning_sv.corpus.sources import formats as formats_module
 from lightning_sv.corpus.sources.document import Document, NotUtf8Error, Source, SplitDocuments
-from lightning_sv.corpus.sources.formats import ZSTD, needs
+from lightning_sv.corpus.sources.formats import ZSTD
 from lightning_sv.corpus.sources.kinds import SOURCES
+from lightning_sv.corpus.sources.packages import needs
 from lightning_sv.errors import ConfigError
 
 

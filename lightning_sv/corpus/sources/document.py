@@ -89,6 +89,37 @@ def _check_size(raw: bytes, where: str) -> None:
         raise ConfigError(f"{found}; split it, or write its parts as lines of a .jsonl file.")
 
 
+def record_text(record: Any, where: str, text_field: str) -> Any:
+    """Return the value of the text's key.
+
+    Raises:
+        ConfigError: the record is not a JSON object, or lacks the key
+    """
+    if not isinstance(record, dict):
+        hint = f"write one object with a {text_field!r} key per line."
+        raise ConfigError(f"{where}: expected a JSON object; {hint}")
+    if text_field not in record:
+        found = f"{where}: has no {text_field!r} among {sorted(record)}"
+        raise ConfigError(f"{found}; set text_field to the text's key.")
+    return record[text_field]
+
+
+def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document]:
+    """Yield the document of a text without its byte order mark; none if it is empty or null.
+
+    Raises:
+        ConfigError: the value is no text
+    """
+    if value is None:
+        return
+    if not isinstance(value, str):
+        found = f"{where}: {text_field!r} is of type {type(value).__name__}"
+        raise ConfigError(f"{found}; expected text. Change text_field.")
+    text = value.removeprefix(BYTE_ORDER_MARK)
+    if text:
+        yield Document.from_text(text, where)
+
+
 @dataclass(frozen=True)
 class Slice:
     """A piece of a source that is read on its own.

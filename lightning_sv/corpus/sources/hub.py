@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from lightning_sv.corpus.config import CorpusConfig
-from lightning_sv.corpus.sources.document import Document, Slice, Source
-from lightning_sv.corpus.sources.files import file_states
-from lightning_sv.corpus.sources.formats import (
-    FileReader,
-    needs,
-    open_parquet,
+from lightning_sv.corpus.sources.document import (
+    Document,
+    Slice,
+    Source,
     record_text,
-    row_groups,
     text_documents,
 )
+from lightning_sv.corpus.sources.files import file_states
+from lightning_sv.corpus.sources.packages import needs
+from lightning_sv.corpus.sources.parquet import read_parquet, row_groups
 from lightning_sv.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,6 @@ class HubReader:
 
     def __init__(self, config: CorpusConfig) -> None:
         self.config = config
-        self._files = FileReader(config)
 
     def read(self, piece: Slice) -> Iterator[Document]:
         """Yield one document per row."""
@@ -127,8 +126,7 @@ class HubReader:
 
     def _parquet_rows(self, piece: Slice) -> Iterator[Document]:
         with _open(piece.name) as file:
-            table = open_parquet(file, piece.name, self.config.text_field)
-            yield from self._files.rows(table, piece)
+            yield from read_parquet(file, piece, self.config.text_field)
 
     def _streamed_rows(self, piece: Slice) -> Iterator[Document]:
         config = self.config

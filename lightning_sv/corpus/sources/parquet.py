@@ -1,0 +1,65 @@
+"""Documents from the rows of Parquet files."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from lightning_sv.corpus.sources.document import Document, Slice, decoded, text_documents
+from lightning_sv.corpus.sources.packages import needs
+from lightning_sv.errors import ConfigError
+
+#: rows that are in memory at once
+_ROWS = 1024
+
+
+def open_parquet(file: Any, name: str, text_field: str) -> Any:
+    """Open a Parquet file that has the text's column."""
+    needs("pyarrow", name)
+    table = needs("pyarrow.parquet", name).ParquetFile(file, pre_buffer=True)
+    names = table.schema_arrow.names
+    if text_field not in names:
+        found = f"{name}: has no column {text_field!r} among {names}"
+        raise ConfigError(f"{found}; set text_field to one.")
+    return table
+
+
+def row_groups(name: str, state: str, file: Any, text_field: str, part_bytes: int) -> list[Slice]:
+    """Return slices of consecutive row groups, of about `part_bytes` of text each."""
+    table = open_parquet(file, name, text_field)
+    column = table.schema.names.index(text_field)
+    slices: list[Slice] = []
+    start = 0
+    n_bytes = 0
+    for group in range(table.num_row_groups):
+        n_bytes += table.metadata.row_group(group).column(column).total_uncompressed_size
+        is_last = group == table.num_row_groups - 1
+        if is_last or n_bytes >= part_bytes:
+            slices.append(Slice(name, start, group + 1, n_bytes, state))
+            start = group + 1
+            n_bytes = 0
+    return slices
+
+
+def read_parquet(file: Any, piece: Slice, text_field: str) -> Iterator[Document]:
+    """Yield one document per row of the slice's row groups."""
+    table = open_parquet(file, piece.name, text_field)
+    stop = table.num_row_groups if piece.stop is None else piece.stop
+    groups = list(range(piece.start, stop))
+    before = range(piece.start)
+    row = sum(table.metadata.row_group(group).num_rows for group in before)
+    for batch in table.iter_batches(batch_size=_ROWS, row_groups=groups, columns=[text_field]):
+        for value in _undecoded(batch.column(0)).to_pylist():
+            row += 1
+            where = f"{piece.name}, row {row}"
+            text = decoded(value, where) if isinstance(value, bytes) else value
+            yield from text_documents(text, where, text_field)
+
+
+def _undecoded(column: Any) -> Any:
+    """Return a column of text as bytes, because its text need not be UTF-8; any other as it is."""
+    import pyarrow
+
+    kind = column.type
+    if pyarrow.types.is_dictionary(kind):
+        kind = kind.value_type
+    is_text = kind in (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
+    return column.cast(pyarrow.large_binary()) if is_text else column
