@@ -4,7 +4,7 @@ A preparation, in the order in which files are used:
 
 prepare         plan, encode and publish a corpus, or return the one that exists
 config          its settings
-sources         documents from files, a hub, or installed packages, in slices
+sources         documents from files, a hub, or installed packages, in slices; their split
 tokenizer       trained on the text, or given
 job             the plan, in the folder of the parts: source, tokenizer, parts
 work            encoding of as many parts as the limit of the corpus needs, in processes
@@ -19,6 +19,7 @@ Reading it:
 
 validate        checks before training
 remote          a copy of a corpus in an object store
+sequences       the sequences of a split
 sampler         the order of a run, the same for any number of devices
 """
 
@@ -27,7 +28,7 @@ from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.corpus.prepare import prepare
 from lightning_sv.corpus.remote import is_remote, local_folder
 from lightning_sv.corpus.sampler import Epochs, RankShare, TokenLoader
-from lightning_sv.corpus.shards import Sequences, open_split
+from lightning_sv.corpus.sequences import Sequences, open_split
 from lightning_sv.corpus.tokenizer import Tokenizer
 from lightning_sv.corpus.validate import check_corpus
 

@@ -15,8 +15,9 @@ from lightning_sv.atomic import read_json, remove, write_atomically
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.parts import Encoding, Part, plan_parts
 from lightning_sv.corpus.progress import phase
-from lightning_sv.corpus.sources.document import Slice, Source, SplitDocuments
+from lightning_sv.corpus.sources.document import Slice, Source
 from lightning_sv.corpus.sources.kinds import READERS, SOURCES
+from lightning_sv.corpus.sources.split import SplitDocuments
 from lightning_sv.corpus.tokenizer import END_OF_TEXT, Tokenizer, bpe_size, open_tokenizer
 from lightning_sv.errors import ConfigError
 

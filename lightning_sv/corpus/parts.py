@@ -27,7 +27,8 @@ import numpy as np
 
 from lightning_sv.atomic import atomic_path
 from lightning_sv.corpus.config import CorpusConfig
-from lightning_sv.corpus.sources.document import Document, Reader, Slice, Source, split_document
+from lightning_sv.corpus.sources.document import Document, Reader, Slice, Source
+from lightning_sv.corpus.sources.split import split_document
 from lightning_sv.corpus.tokenizer import Tokenizer
 from lightning_sv.errors import ConfigError
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, SequentialSampler
 
-from lightning_sv.corpus.shards import Sequences
+from lightning_sv.corpus.sequences import Sequences
 from lightning_sv.errors import ConfigError, RunError, expect
 
 

@@ -1,4 +1,4 @@
-"""Token shards in litdata's format: written, and read as sequences of seq_len + 1 ids."""
+"""Token shards in litdata's format: documents in order, cut into files, with an index."""
 
 import json
 from bisect import bisect
@@ -6,20 +6,28 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset
 
 from lightning_sv.atomic import atomic_path, file_sha256
-from lightning_sv.corpus.manifest import SPLITS, Manifest, Shard
-from lightning_sv.corpus.remote import local_folder
-from lightning_sv.corpus.validate import check_corpus, index_of
-from lightning_sv.errors import expect, expect_known
+from lightning_sv.corpus.manifest import Shard
+from lightning_sv.errors import expect
 
-Split = Literal["train", "val"]
+# litdata's names of 1-D NumPy arrays of these types. Other formats are rejected: some are pickles.
+_DATA_FORMATS = {"uint16": ["no_header_numpy:5"], "uint32": ["no_header_numpy:6"]}
+# Settings of litdata's index of uncompressed shards, one 1-D NumPy array per document.
+_INDEX = {
+    "chunk_size": None,
+    "compression": None,
+    "compression_batch_size": None,
+    "compression_level": None,
+    "data_spec": '[1, {"type": null, "context": null, "children_spec": []}]',
+    "encryption": None,
+    "ipc_compression": None,
+    "item_loader": "TokensLoader",
+    "types": "json",
+}
 
 
 @dataclass(frozen=True)
@@ -86,15 +94,15 @@ def write_shard(
         tokens: tokens of the documents, in several arrays
     """
     sizes = np.concatenate([np.zeros(1, np.int64), *documents])
-    header = 4 * (len(sizes) + 1)
-    offsets = header + np.cumsum(sizes)
+    n_documents = len(sizes) - 1
+    offsets = header_bytes(n_documents) + np.cumsum(sizes)
     found = f"{offsets[-1]:,} bytes in one document"
     expect(offsets[-1] < 1 << 32, "chunk_bytes", found, "less than 4 GiB.")
     largest = 0
     n_tokens = 0
     with atomic_path(path) as partial:
         with partial.open("wb") as file:
-            file.write(np.uint32(len(sizes) - 1).tobytes())
+            file.write(np.uint32(n_documents).tobytes())
             file.write(offsets.astype(np.uint32).tobytes())
             for ids in tokens:
                 file.write(np.ascontiguousarray(ids).data)
@@ -104,7 +112,7 @@ def write_shard(
     return {
         "bytes": int(offsets[-1]),
         "sha256": digest,
-        "documents": len(sizes) - 1,
+        "documents": n_documents,
         "tokens": n_tokens,
         "largest_token": largest,
     }
@@ -116,53 +124,21 @@ def write_index(folder: Path, shards: Sequence[Shard], chunk_bytes: int, dtype: 
     (folder / "index.json").write_text(json.dumps(index, sort_keys=True))
 
 
-def open_split(dir: str | Path, split: Split, *, seq_len: int) -> "Sequences":
-    """Open one split of a prepared corpus.
-
-    Args:
-        dir: folder of the corpus, or its address in an object store, such as s3://bucket/corpus
-        split: 'train' or 'val'
-        seq_len: predicted tokens per sequence; items have shape (seq_len + 1,), to be cut into
-            inputs and targets
-
-    Raises:
-        ConfigError: the corpus is missing or damaged, or no shard has a sequence of seq_len + 1
-            tokens
-    """
-    expect_known("split", split, SPLITS)
-    dir = local_folder(dir)
-    manifest = Manifest.load(dir)
-    # Setup checks the hashes once; sizes are checked here, which is fast.
-    check_corpus(manifest, dir, seq_len=seq_len, checksums=False)
-    n = manifest.splits[split].sequences(seq_len)
-    return Sequences(dir.resolve() / split, seq_len, n, manifest.corpus_hash)
+def index_of(shards: Sequence[Shard], chunk_bytes: int, dtype: str) -> dict[str, Any]:
+    """Return the content of litdata's index of some shards."""
+    chunks = [
+        {
+            "chunk_bytes": shard.bytes,
+            "chunk_size": shard.documents,
+            "dim": shard.tokens,
+            "filename": Path(shard.file).name,
+        }
+        for shard in shards
+    ]
+    config = _INDEX | {"chunk_bytes": chunk_bytes, "data_format": _DATA_FORMATS[dtype]}
+    return {"chunks": chunks, "config": config}
 
 
-class Sequences(Dataset[Tensor]):
-    """Sequences of one split in the order of its shards, int64 of shape (seq_len + 1,).
-
-    `open_split` opens them. litdata maps the shards in place, without a copy, cache or lock files.
-    """
-
-    def __init__(self, folder: Path, seq_len: int, n: int, corpus_hash: str):
-        self.seq_len = seq_len
-        self.corpus_hash = corpus_hash
-        self._n = n
-        from litdata import StreamingDataset
-        from litdata.streaming.item_loader import TokensLoader
-
-        self._stream = StreamingDataset(
-            str(folder),
-            item_loader=TokensLoader(block_size=seq_len + 1),
-            shuffle=False,
-            drop_last=False,
-        )
-
-    def __len__(self) -> int:
-        return self._n
-
-    def __getitem__(self, number: int) -> Tensor:
-        """Read one sequence; `IndexError` beyond the last."""
-        if not 0 <= number < self._n:
-            raise IndexError(f"sequence {number} of {self._n}")
-        return torch.from_numpy(self._stream[int(number)].astype(np.int64))
+def header_bytes(documents: int) -> int:
+    """Return the bytes before the tokens: number of documents, offsets and the end, in uint32."""
+    return 4 * (documents + 2)

@@ -7,7 +7,6 @@ checked during setup.
 
 import hashlib
 import json
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from lightning_sv.atomic import file_sha256, locked, read_json, regular, write_a
 from lightning_sv.corpus.config import LAYER
 from lightning_sv.corpus.manifest import CHECKSUM, SPLITS, Manifest, Shard
 from lightning_sv.corpus.progress import SHOWN_BYTES, in_threads
+from lightning_sv.corpus.shards import header_bytes, index_of
 from lightning_sv.corpus.tokenizer import read_file, tokenizer_file
 from lightning_sv.errors import ConfigError
 
@@ -26,35 +26,6 @@ STAMP = "verified.json"
 # Wait at most this long for a different process that hashes: half of the time that other ranks wait
 # for this one.
 _WAIT_S = 300.0
-# litdata's names of 1-D NumPy arrays of these types. Other formats are rejected: some are pickles.
-_DATA_FORMATS = {"uint16": ["no_header_numpy:5"], "uint32": ["no_header_numpy:6"]}
-# Settings of litdata's index of uncompressed shards, one 1-D NumPy array per document.
-_INDEX = {
-    "chunk_size": None,
-    "compression": None,
-    "compression_batch_size": None,
-    "compression_level": None,
-    "data_spec": '[1, {"type": null, "context": null, "children_spec": []}]',
-    "encryption": None,
-    "ipc_compression": None,
-    "item_loader": "TokensLoader",
-    "types": "json",
-}
-
-
-def index_of(shards: Sequence[Shard], chunk_bytes: int, dtype: str) -> dict[str, Any]:
-    """Return the content of litdata's index of some shards."""
-    chunks = [
-        {
-            "chunk_bytes": shard.bytes,
-            "chunk_size": shard.documents,
-            "dim": shard.tokens,
-            "filename": Path(shard.file).name,
-        }
-        for shard in shards
-    ]
-    config = _INDEX | {"chunk_bytes": chunk_bytes, "data_format": _DATA_FORMATS[dtype]}
-    return {"chunks": chunks, "config": config}
 
 
 def check_corpus(
@@ -186,7 +157,9 @@ class _Corpus:
         """Check the bytes of a shard: its header and its tokens."""
         path = self.file(shard.file)
         size = path.stat().st_size
-        expected = _header_bytes(shard) + np.dtype(self.manifest.dtype).itemsize * shard.tokens
+        expected = (
+            header_bytes(shard.documents) + np.dtype(self.manifest.dtype).itemsize * shard.tokens
+        )
         if not size == shard.bytes == expected:
             raise self.damaged(f"{path} has {size:,} bytes; expected {expected:,}")
 
@@ -231,16 +204,13 @@ class _Corpus:
         path = self.root / shard.file
         if file_sha256(path) != shard.sha256:
             raise self.damaged(f"{path} does not match its sha256 in manifest.json")
-        tokens = np.memmap(path, self.manifest.dtype, mode="r", offset=_header_bytes(shard))
+        tokens = np.memmap(
+            path, self.manifest.dtype, mode="r", offset=header_bytes(shard.documents)
+        )
         largest = tokens.max()
         if largest >= self.manifest.vocab_size:
             raise self.damaged(f"{path} has token {largest}, outside the vocabulary")
         return shard.bytes
-
-
-def _header_bytes(shard: Shard) -> int:
-    """Return the bytes before the tokens: number of documents, offsets and the end, in uint32."""
-    return 4 * (shard.documents + 2)
 
 
 def _read_stamp(path: Path) -> Any:

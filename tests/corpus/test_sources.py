@@ -21,10 +21,11 @@ import pytest
 from lightning_sv.corpus import CorpusConfig
 from lightning_sv.corpus.sources import document as document_module
 from lightning_sv.corpus.sources import formats as formats_module
-from lightning_sv.corpus.sources.document import Document, NotUtf8Error, Source, SplitDocuments
+from lightning_sv.corpus.sources.document import Document, NotUtf8Error, Source
 from lightning_sv.corpus.sources.formats import ZSTD
 from lightning_sv.corpus.sources.kinds import SOURCES
 from lightning_sv.corpus.sources.packages import needs
+from lightning_sv.corpus.sources.split import SplitDocuments
 from lightning_sv.errors import ConfigError
 
 

@@ -1,7 +1,7 @@
-"""Documents, sources of text, and the split of their documents."""
+"""Documents, and sources of text."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,13 +13,9 @@ from lightning_sv.errors import ConfigError
 MAX_DOCUMENT_BYTES = 1 << 30
 #: U+FEFF, which some editors write at the start of a file
 BYTE_ORDER_MARK = "\ufeff"
-#: For fewer documents than this, the end of each document is held out.
-FEW = 16
 
 #: name of a file -> its bytes, mtime_ns and sha256
 FileStates = dict[str, dict[str, Any]]
-#: start of the name of a document that is the held-out end of one
-END_OF = "the end of "
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,96 +185,3 @@ def file_times(path: Path) -> dict[str, int]:
     """Return the size of a file and the time of its last modification."""
     status = path.stat()
     return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
-
-
-class SplitDocuments:
-    """Iterate over documents, each with True if it is in validation, any number of times.
-
-    Exact duplicates are dropped, by a hash per document in memory, so this is for the start of a
-    large source. A document's own hash decides its split (`Document.held_out`), independent of
-    other documents. For fewer than `FEW` documents, or if a split would be empty, the end of each
-    document is validation: val_fraction of it, plus the rest of its first line.
-
-    Args:
-        read: starts a new pass over the documents; it is read until both splits have a document
-        max_bytes: stop before the document that would exceed this many UTF-8 bytes; None for no
-            limit
-        val_fraction: fraction of the documents held out, or of each
-
-    Attributes:
-        cuts: if True, documents are cut, with the end of each in validation
-
-    Raises:
-        ConfigError: there is no document, or none has more than one character
-    """
-
-    def __init__(
-        self, read: Callable[[], Iterator[Document]], max_bytes: int | None, val_fraction: float
-    ) -> None:
-        self.read = read
-        self.max_bytes = max_bytes
-        self.val_fraction = val_fraction
-        self.cuts = self._needs_cuts()
-
-    def _needs_cuts(self) -> bool:
-        """Return True for few documents, or an empty split; read no further than needed."""
-        longest = 0
-        n_documents = 0
-        sides = set()
-        for document in self._unique():
-            n_documents += 1
-            longest = max(longest, len(document.text))
-            sides.add(document.held_out(self.val_fraction))
-            if n_documents >= FEW and len(sides) == 2:
-                return False
-        self._check_can_cut(n_documents, longest)
-        return True
-
-    def _check_can_cut(self, n_documents: int, longest: int) -> None:
-        if not n_documents and self.max_bytes:
-            raise ConfigError(f"there is no document within max_bytes={self.max_bytes}; raise it.")
-        if not n_documents:
-            raise ConfigError("there is no document; add some.")
-        if longest < 2:
-            raise ConfigError("no document has more than a single character; add text.")
-
-    def __iter__(self) -> Iterator[tuple[Document, bool]]:
-        for document in self._unique():
-            yield from split_document(document, self.val_fraction, cuts=self.cuts)
-
-    def _unique(self) -> Iterator[Document]:
-        seen: set[bytes] = set()
-        n_bytes = 0
-        for document in self.read():
-            if document.digest in seen:
-                continue
-            n_bytes += document.n_bytes
-            if self.max_bytes is not None and n_bytes > self.max_bytes:
-                return
-            seen.add(document.digest)
-            yield document
-
-
-def split_document(
-    document: Document, val_fraction: float, *, cuts: bool
-) -> Iterator[tuple[Document, bool]]:
-    """Yield a document with True if it is in validation; with `cuts` its start and its end."""
-    if cuts:
-        yield from _cut(document, val_fraction)
-    else:
-        yield document, document.held_out(val_fraction)
-
-
-def _cut(document: Document, val_fraction: float) -> Iterator[tuple[Document, bool]]:
-    """Yield the start of a text and its last val_fraction, cut at a line start if one is near."""
-    text = document.text
-    where = document.where
-    size = max(1, round(val_fraction * len(text)))
-    size = min(size, len(text) - 1)
-    cut = len(text) - size
-    line_end = text.rfind("\n", max(1, cut - size), cut)
-    if line_end >= 0:
-        cut = line_end + 1
-    yield Document.from_text(text[:cut], where), False
-    if size:
-        yield Document.from_text(text[cut:], f"{END_OF}{where}"), True
