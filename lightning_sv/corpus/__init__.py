@@ -4,6 +4,7 @@ A preparation, in the order in which files are used:
 
 prepare         plan, encode and publish a corpus, or return the one that exists
 config          its settings
+existing        a corpus that exists already: is it the one of these settings?
 sources         documents from files, a hub, or installed packages, in slices; their split
 tokenizer       trained on the text, or given
 job             the plan, in the folder of the parts: source, tokenizer, parts

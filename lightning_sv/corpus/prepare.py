@@ -1,28 +1,20 @@
 """Preparation of a corpus: plan its parts, encode them, drop duplicates, write shards, publish."""
 
-import json
-import logging
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from lightning_sv.atomic import file_sha256, locked, remove
+from lightning_sv.atomic import locked, remove
 from lightning_sv.corpus.assemble import publish
-from lightning_sv.corpus.config import LAYER, CorpusConfig
+from lightning_sv.corpus.config import CorpusConfig
+from lightning_sv.corpus.existing import existing_corpus
 from lightning_sv.corpus.job import FILENAME as JOB
-from lightning_sv.corpus.job import GROWING, Job, open_job, parts_folder
-from lightning_sv.corpus.manifest import FILENAME, Manifest
+from lightning_sv.corpus.job import Job, open_job, parts_folder
+from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.corpus.parts import PART_BYTES
 from lightning_sv.corpus.remote import is_remote
 from lightning_sv.corpus.selection import Selection
-from lightning_sv.corpus.sources.files import changed_file
-from lightning_sv.corpus.tokenizer import open_tokenizer, tokenizer_file
-from lightning_sv.corpus.validate import check_corpus
 from lightning_sv.corpus.work import encode_enough
 from lightning_sv.errors import ConfigError, expect
-
-log = logging.getLogger(__name__)
 
 
 def prepare(
@@ -76,12 +68,12 @@ def usable_cores() -> int:
 def _prepare(
     config: CorpusConfig, target: Path, workers: int, part_bytes: int, *, shown: bool
 ) -> Manifest:
-    manifest = _existing(config, target)  # without the lock, for a folder that is read-only
+    manifest = existing_corpus(config, target)  # without the lock, for a folder that is read-only
     if manifest is not None:
         _remove_left_parts(config, target)
         return manifest
     with locked(target, f"prepare of {target}"):
-        manifest = _existing(config, target)
+        manifest = existing_corpus(config, target)
         if manifest is not None:  # another process has prepared it while this one waited
             return manifest
         job = open_job(config, target, part_bytes, shown=shown)
@@ -105,68 +97,3 @@ def _remove_left_parts(config: CorpusConfig, target: Path) -> None:
     folder = parts_folder(target)
     if config.max_tokens is None and (folder / JOB).is_file():
         remove(folder)
-
-
-def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
-    """Return the corpus in `target` if it matches the config, or None if there is none."""
-    if _is_vacant(target):
-        return None
-    if not (target / FILENAME).is_file():
-        found = f"{config.dir}, which contains no prepared corpus"
-        expected = "a new folder. Choose a different one, or delete it."
-        raise ConfigError(f"dir is {found}; expected {expected}")
-
-    manifest = Manifest.load(target)
-    changed = _changed_settings(config, manifest)
-    only_grows = changed.keys() == {GROWING} and (parts_folder(target) / JOB).is_file()
-    if only_grows:
-        return None
-
-    found = f"dir={config.dir} has a corpus"
-    again = "delete it to prepare it again, or choose a different dir."
-    if changed:
-        raise ConfigError(f"{found} with other settings ({_listed(changed)}); {again}")
-    check_corpus(manifest, target, checksums=False)
-    if _has_other_tokenizer(config, manifest):
-        reason = f"whose tokenizer {config.tokenizer}, or its end-of-text token, has changed since"
-        raise ConfigError(f"{found} {reason}; {again}")
-    file = changed_file(manifest)
-    if file is not None:
-        words = f"fit --config {config.dir}/{LAYER} --data.corpus.dir {config.dir}"
-        hint = f"To train on it unchanged, use {words}."
-        raise ConfigError(f"{found} whose text has changed since ({file}); {again} {hint}")
-    return manifest
-
-
-def _is_vacant(target: Path) -> bool:
-    """Return True if a path does not exist, or is an empty folder."""
-    if not target.exists():
-        return True
-    return target.is_dir() and not any(target.iterdir())
-
-
-def _changed_settings(config: CorpusConfig, manifest: Manifest) -> dict[str, tuple[Any, Any]]:
-    """Return key -> (value of the prepared corpus, value of the config) where they differ."""
-    changed = {}
-    for key, now in config.settings().items():
-        then = manifest.settings.get(key)
-        if then != now:
-            changed[key] = (then, now)
-    return changed
-
-
-def _listed(changed: Mapping[str, tuple[Any, Any]]) -> str:
-    settings = []
-    for key, (then, now) in changed.items():
-        settings.append(f"{key}={json.dumps(then)}, expected {json.dumps(now)}")
-    return "; ".join(settings)
-
-
-def _has_other_tokenizer(config: CorpusConfig, manifest: Manifest) -> bool:
-    """Return True if the config's tokenizer file, or its end token, differs from a corpus's."""
-    file = tokenizer_file(config.tokenizer)
-    if file is None or not file.is_file():
-        return False
-    if file_sha256(file) != manifest.tokenizer_sha256:
-        return True
-    return open_tokenizer(config.tokenizer, config.eot).eot != manifest.eot

@@ -10,26 +10,14 @@ from rich.progress import (
     BarColumn,
     Progress,
     SpinnerColumn,
-    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
-from rich.text import Text
 
 # Above this size, hashing takes more than a second or two and shows a progress bar.
 SHOWN_BYTES = 2 << 30
-
-
-class _SpeedColumn(TransferSpeedColumn):
-    """Bytes per second; empty instead of `?` while it is not known."""
-
-    def render(self, task: Task) -> Text:
-        """Return the text of the column."""
-        if task.finished_speed is None and task.speed is None:
-            return Text("")
-        return super().render(task)
 
 
 @contextmanager
@@ -42,7 +30,7 @@ def phase(name: str, total: float, *, shown: bool = True) -> Iterator[Callable[.
         SpinnerColumn(),
         TextColumn(f"{name:<16}"),
         BarColumn(),
-        _SpeedColumn(),
+        TransferSpeedColumn(),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),

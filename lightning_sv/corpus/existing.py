@@ -1,0 +1,89 @@
+"""A corpus that exists, compared with the settings, tokenizer and text of a preparation."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lightning_sv.atomic import file_sha256
+from lightning_sv.corpus.config import LAYER, CorpusConfig
+from lightning_sv.corpus.job import FILENAME as JOB
+from lightning_sv.corpus.job import GROWING, parts_folder
+from lightning_sv.corpus.manifest import FILENAME, Manifest
+from lightning_sv.corpus.sources.files import changed_file
+from lightning_sv.corpus.tokenizer import open_tokenizer, tokenizer_file
+from lightning_sv.corpus.validate import check_corpus
+from lightning_sv.errors import ConfigError
+
+
+def existing_corpus(config: CorpusConfig, target: Path) -> Manifest | None:
+    """Return the corpus in `target`; None if there is none, or if it grows or shrinks.
+
+    Raises:
+        ConfigError: the folder has other content, or a corpus of other settings, tokenizer or text
+    """
+    if _is_vacant(target):
+        return None
+    if not (target / FILENAME).is_file():
+        found = f"{config.dir}, which contains no prepared corpus"
+        expected = "a new folder. Choose a different one, or delete it."
+        raise ConfigError(f"dir is {found}; expected {expected}")
+
+    manifest = Manifest.load(target)
+    changed = _changed_settings(config, manifest)
+    has_parts = (parts_folder(target) / JOB).is_file()
+    if has_parts and changed.keys() == {GROWING}:
+        return None
+    _check_settings(config, changed)
+    check_corpus(manifest, target, checksums=False)
+    _check_tokenizer(config, manifest)
+    _check_text(config, manifest)
+    return manifest
+
+
+def _is_vacant(target: Path) -> bool:
+    """Return True if a path does not exist, or is an empty folder."""
+    if not target.exists():
+        return True
+    return target.is_dir() and not any(target.iterdir())
+
+
+def _changed_settings(config: CorpusConfig, manifest: Manifest) -> dict[str, tuple[Any, Any]]:
+    """Return key -> (value of the prepared corpus, value of the config) where they differ."""
+    changed = {}
+    for key, now in config.settings().items():
+        then = manifest.settings.get(key)
+        if then != now:
+            changed[key] = (then, now)
+    return changed
+
+
+def _check_settings(config: CorpusConfig, changed: dict[str, tuple[Any, Any]]) -> None:
+    settings = []
+    for key, (then, now) in changed.items():
+        settings.append(f"{key}={json.dumps(then)}, expected {json.dumps(now)}")
+    if settings:
+        raise _different(config, f"with other settings ({'; '.join(settings)})")
+
+
+def _check_tokenizer(config: CorpusConfig, manifest: Manifest) -> None:
+    """Check the file of the config's tokenizer, if it has one, and its end token."""
+    file = tokenizer_file(config.tokenizer)
+    if file is None or not file.is_file():
+        return
+    has_changed = file_sha256(file) != manifest.tokenizer_sha256
+    if has_changed or open_tokenizer(config.tokenizer, config.eot).eot != manifest.eot:
+        found = f"whose tokenizer {file}, or its end-of-text token, has changed since"
+        raise _different(config, found)
+
+
+def _check_text(config: CorpusConfig, manifest: Manifest) -> None:
+    file = changed_file(manifest)
+    if file is not None:
+        words = f"fit --config {config.dir}/{LAYER} --data.corpus.dir {config.dir}"
+        hint = f"To train on it unchanged, use {words}."
+        raise _different(config, f"whose text has changed since ({file})", hint)
+
+
+def _different(config: CorpusConfig, found: str, hint: str = "") -> ConfigError:
+    again = "delete it to prepare it again, or choose a different dir."
+    return ConfigError(f"dir={config.dir} has a corpus {found}; {again} {hint}".rstrip())
