@@ -8,7 +8,7 @@ the operations in between are linear in it: attention averages v's channels, the
 up's.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -103,25 +103,38 @@ def fold_weights(model: Backbone, *, into_norms: bool = False) -> Folded:
     With `into_norms` a shared input-side vector stays in its norm, as in standard models.
     """
     _expect_backbone(model)
-    kept_vectors: set[ScaleVector | None] = set()
-    if into_norms:
-        kept_vectors = {group.norm.scale for group in _groups(model).values()}
-
     weights = _plain_weights(model)
-    outputs: dict[str, Tensor | None] = {}
-    for path, branch, (scale_in, scale_out) in scaled_linears(model):
-        weight = weights[f"{path}.weight"]  # (*batch_dims, d_out, d_in)
-        if scale_in is not None and scale_in not in kept_vectors:
+    gammas = _gammas(model)
+    groups = _groups(model)
+    if into_norms:
+        _fold_inputs(model, weights, kept={group.norm.scale for group in groups.values()})
+    else:
+        _fold_inputs(model, weights, kept=set())
+        gammas |= dict.fromkeys(f"{path}.norm" for path in groups)
+    outputs = _fold_outputs(model, weights)
+    return Folded(weights, gammas, outputs)
+
+
+def _fold_inputs(
+    model: Backbone, weights: dict[str, Tensor], kept: Set[ScaleVector | None]
+) -> None:
+    """Fold the vectors before matrices into these, except those that norms keep."""
+    for path, _, (scale_in, _) in scaled_linears(model):
+        if scale_in is not None and scale_in not in kept:
+            weight = weights[f"{path}.weight"]  # (*batch_dims, d_out, d_in)
             weight *= scale_in().unsqueeze(-2)  # (*batch_dims, 1, d_in)
+
+
+def _fold_outputs(model: Backbone, weights: dict[str, Tensor]) -> dict[str, Tensor | None]:
+    """Fold the vectors after matrices; return those after norms as in `Folded.outputs`."""
+    outputs: dict[str, Tensor | None] = {}
+    for path, branch, (_, scale_out) in scaled_linears(model):
         if branch.norm_width is not None:
             outputs[path] = _fold_behind_norm(path, branch.norm_width, scale_out, weights)
         elif scale_out is not None:
+            weight = weights[f"{path}.weight"]  # (*batch_dims, d_out, d_in)
             weight *= scale_out().unsqueeze(-1)  # (*batch_dims, d_out, 1)
-
-    gammas = _gammas(model)
-    if not into_norms:  # these are parts of the weights now
-        gammas |= dict.fromkeys(f"{path}.norm" for path in _groups(model))
-    return Folded(weights, gammas, outputs)
+    return outputs
 
 
 def _plain_weights(model: Backbone) -> dict[str, Tensor]:

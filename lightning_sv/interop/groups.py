@@ -10,7 +10,7 @@ So names are compared without the parts that wrappers add.
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import Any
 
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.own_code import find
 from lightning_sv.roles import ModelParameter, Roles, weight_decay_roles
-from lightning_sv.scale.strategy import DECAYS, ScaleStrategy
+from lightning_sv.roles.types import decayed_roles
+from lightning_sv.scale.strategy import ScaleStrategy
 
 #: name parts that DDP, torch.compile, FSDP and activation checkpointing add
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -99,7 +99,7 @@ def decayed_names(
     if not isinstance(policy, str):
         wanted = "a word such as 'iwd'. Give the model's inputs as example=."
         raise ConfigError(f"policy is {type(policy).__name__}; expected {wanted}")
-    find(DECAYS, policy, "policy")  # before the trace, which takes seconds
+    decayed_roles(policy)  # checked before the trace, which takes seconds
     if not isinstance(roles, Roles | None):
         raise ConfigError(f"roles is {roles!r}; expected the result of weight_decay_roles.")
     parameters = _trained_parameters(model, example, roles)
@@ -160,28 +160,19 @@ def _decays_of_strategies(model: nn.Module) -> Iterator[str]:
 
 
 def _matched(names: list[str], roles: Roles) -> dict[str, ModelParameter]:
-    """Return the parameters of `names`, by equal names, or by names without wrappers."""
+    """Return the parameters of `names`, by equal names, or by names without wrappers.
+
+    Raises:
+        ConfigError: two names in the roles are equal without wrappers
+    """
     known = {row.name: row for row in roles.parameters}
     if known.keys() >= set(names):
         return {name: known[name] for name in names}
-    in_roles = _by_unwrapped_name(known)
-    in_model = _by_unwrapped_name(names)
-    return {name: known[in_roles[short]] for short, name in in_model.items() if short in in_roles}
-
-
-def _by_unwrapped_name(names: Iterable[str]) -> dict[str, str]:
-    """Return name without wrappers -> name.
-
-    Raises:
-        ConfigError: two names are then equal
-    """
-    found: dict[str, str] = {}
-    for name in names:
-        first = found.setdefault(unwrapped(name), name)
-        if first != name:
-            what = f"roles cannot tell {first} and {name} apart without the parts of wrappers"
-            raise ConfigError(f"{what}; expected the roles of the model as it is now.")
-    return found
+    short = {unwrapped(name): row for name, row in known.items()}
+    if len(short) < len(known):
+        what = "roles has names that differ in parts of wrappers alone"
+        raise ConfigError(f"{what}; expected the roles of the model as it is now.")
+    return {name: short[unwrapped(name)] for name in names if unwrapped(name) in short}
 
 
 def unwrapped(name: str) -> str:

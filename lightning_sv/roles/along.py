@@ -105,12 +105,10 @@ class _Place:
         axis = frozenset({self.axis})
         if user.op == "cat" or self._is_channels_of(user):
             return axis
-        if user.is_view:
-            repeated = {i for i, step in enumerate(user.stride) if step == 0}
-            return moved(self.value, user, axis) - repeated  # repeated heads are no channels
-        if user.moves or _keeps_values(user, self.value, followed):
-            return moved(self.value, user, axis)
-        return frozenset()
+        if not user.moves and not _keeps_values(user, self.value, followed):
+            return frozenset()
+        repeated = {i for i, step in enumerate(user.stride) if step == 0}
+        return moved(self.value, user, axis) - repeated  # repeated heads are no channels
 
     def _is_channels_of(self, user: Node) -> bool:
         """Return True for a convolution of each channel, a sum over positions."""
@@ -133,7 +131,10 @@ def users_along(start: Node, axis: int) -> Iterator[UseAlong]:
     waiting = deque([_Place(start, axis)])
     while waiting:
         place = waiting.popleft()
-        for use in _uses_at(place, length, followed):
+        for read in place.value.users:
+            use = _use_by(read.node, place, length, followed)
+            if use is None:
+                continue
             yield use
             following = _place_after(use, place, length)
             if following is not None and following.value not in followed:
@@ -151,23 +152,21 @@ def _place_after(use: UseAlong, place: _Place, length: int) -> _Place | None:
     return following if keeps_length or is_joined else None
 
 
-def _uses_at(place: _Place, length: int, followed: set[Node]) -> Iterator[UseAlong]:
-    """Yield the uses of a value, but for parts that are others of its concatenation.
+def _use_by(user: Node, place: _Place, length: int, followed: Collection[Node]) -> UseAlong | None:
+    """Return the use of a value by an operation; None for other parts of its concatenation.
 
     The followed value has `length` positions of the axis, fewer than the place if it is
     concatenated with others.
     """
+    if not place.is_split_by(user):
+        begin = place.begin + place.length_before(user)
+        return UseAlong(user, False, place.axes_in(user, followed), begin)
+    if place.size == length:
+        return UseAlong(user, True, frozenset(), place.begin)
     own_block = Block(place.begin, place.begin + length)
-    is_joined = place.size > length
-    for use in place.value.users:
-        user = use.node
-        if not place.is_split_by(user):
-            begin = place.begin + place.length_before(user)
-            yield UseAlong(user, False, place.axes_in(user, followed), begin)
-        elif not is_joined:
-            yield UseAlong(user, True, frozenset(), place.begin)
-        elif _takes_block(user, place.size, own_block):  # the value alone again
-            yield UseAlong(user, False, place.axes_in(user, followed), begin=0)
+    if _takes_block(user, place.size, own_block):  # the value alone again
+        return UseAlong(user, False, place.axes_in(user, followed), begin=0)
+    return None
 
 
 def _takes_block(part: Node, n: int, block: Block) -> bool:

@@ -137,14 +137,18 @@ def _chooses_rows(node: Node) -> bool:
     if node.op not in CHOICES_OF_ROWS and node.op != "slice":
         return False
     table, *indices = node.values  # the table is the first input of these operations
-    columns = table.shape[-1:]
-    keeps_columns = columns != (1,) and node.shape[-1:] == columns
-    has_rows = max(node.shape[:-1], default=0) > 1
-    if not keeps_columns or not has_rows:
+    if not _has_rows_of(node, table):
         return False
     if node.op == "slice":
         return node.shape != table.shape
     return all(index.is_const for index in indices)
+
+
+def _has_rows_of(value: Node, table: Node) -> bool:
+    """Return True for a value of several rows, each with all columns of a table."""
+    columns = table.shape[-1:]
+    has_rows = max(value.shape[:-1], default=0) > 1
+    return has_rows and columns != (1,) and value.shape[-1:] == columns
 
 
 def _main_source(operand: Node) -> Node:

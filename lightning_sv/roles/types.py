@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal, TypeVar, get_args
 
-from lightning_sv.errors import ConfigError
-from lightning_sv.own_code import find
-from lightning_sv.scale.strategy import DECAYS, Decay
+from lightning_sv.scale.strategy import ScaleStrategy
 
 #: in the order of priority for parameters with several uses
 ModelRole = Literal[
@@ -74,9 +72,6 @@ def agreed(values: Collection[T]) -> T | None:
 @cache
 def decayed_roles(policy: str) -> frozenset[str]:
     """Return the roles that take part in weight decay under 'wd', 'iwd', 'owd' or 'nowd'."""
-    row = find(DECAYS, policy, "policy")
-    if not isinstance(row, Decay):
-        known = " ".join(DECAYS)
-        raise ConfigError(f"policy is {policy}; expected a Decay, or one of {known}.")
-    multipliers = {"multiplier"} if "output" in row.roles else set()
-    return WEIGHTS | row.roles | multipliers
+    of_vectors = ScaleStrategy(decay=policy).decayed_roles
+    multipliers = {"multiplier"} if "output" in of_vectors else set()
+    return WEIGHTS | of_vectors | multipliers

@@ -177,18 +177,25 @@ def _head_names(norms: Sequence[TracedNorm]) -> list[str]:
 def _check(model: nn.Module) -> None:
     """Check that the weights of a model are those in its modules' code."""
     name = type(model).__name__
-    for module in model.modules():  # first, because a built vector is inside of an applied one
-        if isinstance(module, Scaled) or APPLIED in vars(module):
-            hint = "call fold_applied(model) first. A LightningModule applies it in __init__."
-            raise ConfigError(f"this {name} already has a strategy; {hint}")
-    for module in model.modules():
+    modules = list(model.modules())
+    if any(map(_has_strategy, modules)):  # first: a built vector is inside of an applied one
+        hint = "call fold_applied(model) first. A LightningModule applies it in __init__."
+        raise ConfigError(f"this {name} already has a strategy; {hint}")
+    for module in modules:
         _check_kind(module, name)
     for key, parameter in model.named_parameters():
-        has_values = not parameter.is_meta and not is_fake(parameter)
         wanted = "one with weights. Load or initialize them first."
-        expect(has_values, "model", f"without values ({key})", wanted)
+        expect(_has_values(parameter), "model", f"without values ({key})", wanted)
     if getattr(model, "is_quantized", False):
         raise ConfigError(f"this {name} is quantized; apply the strategy before quantization.")
+
+
+def _has_strategy(module: nn.Module) -> bool:
+    return isinstance(module, Scaled) or APPLIED in vars(module)
+
+
+def _has_values(parameter: nn.Parameter) -> bool:
+    return not parameter.is_meta and not is_fake(parameter)
 
 
 def _check_kind(module: nn.Module, name: str) -> None:

@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lightning_sv.interop.apply.parts import Layout, layout_of
+from lightning_sv.interop.apply.parts import parts_of
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.consumers import Consumer
 from lightning_sv.roles.graph import Node, Use, plain
 from lightning_sv.roles.ops import CONVOLUTIONS, NORMS, SUMS
-from lightning_sv.roles.types import ModelRole, agreed
+from lightning_sv.roles.types import ModelParameter, ModelRole, agreed
 
 
 class TracedBranch(NamedTuple):
@@ -119,21 +119,36 @@ class Matrices:
         products = self.traced.products[name]
         transposed = row.in_axis != len(row.shape) - 1
         d_out = row.shape[-1 if transposed else -2]
-        layout = _layout(products, d_out)
+        # all its products must show the same parts
+        parts = agreed({parts_of(product, d_out) for product in products})
         outputs = self._outputs(products)
         is_normalized = not outputs.isdisjoint(self._norm_inputs.complete)
-        has_norm_of_part = not outputs.isdisjoint(self._norm_inputs.in_part)
-        is_one = len(row.shape) == 2 and len(layout.parts) == 1
-        has_several = layout.mixed or (is_one and has_norm_of_part and not is_normalized)
         return TracedBranch(
             weight=name,
             transposed=transposed,
-            parts=layout.parts,
-            mixed=has_several and row.role != "router",  # scores meet their own choice of experts
+            parts=parts or (d_out,),
+            mixed=self._is_mixed(row, parts, outputs),
             normalized=is_normalized,
             head_width=row.head_width,
             role=row.role,
         )
+
+    def _is_mixed(
+        self, row: ModelParameter, parts: tuple[int, ...] | None, outputs: set[Node]
+    ) -> bool:
+        """Return True if a weight has several matrices that cannot be separated.
+
+        A norm that reads a part of its result shows that, too.
+        """
+        if row.role == "router":  # scores meet their own choice of experts
+            return False
+        if parts is None:
+            return True
+        is_one = len(row.shape) == 2 and len(parts) == 1
+        reads = self._norm_inputs
+        has_norm_of_all = not outputs.isdisjoint(reads.complete)
+        has_norm_of_part = not outputs.isdisjoint(reads.in_part)
+        return is_one and has_norm_of_part and not has_norm_of_all
 
     def _outputs(self, products: list[Use]) -> set[Node]:
         """Return the products, also without moves, casts and constant factors."""
@@ -184,9 +199,3 @@ def _read_by_norms(traced: TracedModel) -> Iterator[tuple[Node, Node]]:
             yield norms.base(node.first), node.first
         elif norms.is_statistic(node) and not any(map(norms.is_statistic, node.values)):
             yield norms.powers[node].x, node.first
-
-
-def _layout(products: list[Use], d_out: int) -> Layout:
-    """Return the matrices in a weight, which all its products must show alike."""
-    layouts = {layout_of(product, d_out) for product in products}
-    return agreed(layouts) or Layout((d_out,), mixed=True)

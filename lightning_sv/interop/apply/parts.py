@@ -13,14 +13,12 @@ other are different matrices.
 
 from collections.abc import Collection, Iterable
 from itertools import pairwise
-from typing import NamedTuple
 
 from lightning_sv.roles.along import Block, UseAlong, block_of, users_along
 from lightning_sv.roles.graph import DATA, PARAM, Node, Use, users_in_order
 from lightning_sv.roles.ops import (
     ATTENTION,
     CHOICES_OF_ROWS,
-    CONVOLUTIONS,
     PRODUCTS,
     SOFTMAX,
     SUMS,
@@ -32,38 +30,33 @@ _JOINS = frozenset({"cat", "stack", "copy"})
 _SINGLES = frozenset({"unbind", "select"})
 #: operations that take blocks of an axis
 _BLOCKS = frozenset({"split", "split_with_sizes", "slice"})
-_PRODUCTS = ATTENTION | (PRODUCTS.keys() - set(CONVOLUTIONS))
 _MEETING = SUMS | _JOINS
 _KEEPING_PARTS = _JOINS | ATTENTION | SOFTMAX
 
 
-class Layout(NamedTuple):
-    """Matrices in one weight.
+#: blocks that are joined again
+_Group = frozenset[Block]
 
-    Attributes:
-        parts: their widths
-        mixed: whether there are several that are not blocks of rows
+
+def parts_of(use: Use, d_out: int) -> tuple[int, ...] | None:
+    """Return the widths of the matrices in a weight of `d_out` rows, from its use in a product.
+
+    None if there are several that are not blocks of rows.
     """
-
-    parts: tuple[int, ...]
-    mixed: bool
-
-
-def layout_of(use: Use, d_out: int) -> Layout:
-    """Return the matrices in a weight of `d_out` rows, from its use in a product."""
     product = use.node
     _, last = PRODUCTS[product.op]
     is_last = use.argument == last
     axis = len(product.shape) - (1 if is_last else 2)
     n = product.shape[axis]
-    if n != d_out:  # a longer axis has stacked matrices, each with its own vectors
-        return Layout((d_out,), mixed=n < d_out)
+    if n < d_out:
+        return None
+    if n > d_out:  # stacked matrices, each with its own vectors
+        return (d_out,)
     try:
         cuts = _cuts(product, axis)
     except _NoBlocksError:
-        return Layout((d_out,), mixed=True)
-    parts = tuple(high - low for low, high in pairwise(sorted(cuts)))
-    return Layout(parts, mixed=len(parts) == 1 and _meets_itself(product))
+        return None
+    return tuple(high - low for low, high in pairwise(sorted(cuts)))
 
 
 class _NoBlocksError(Exception):
@@ -93,7 +86,7 @@ def _cuts(value: Node, axis: int, *, stacked: bool = False) -> set[int]:
             parts.append(use.user)
         else:
             cuts |= _cuts_of_choice(use.user, axis, n)
-    return cuts | _Groups(parts, n).cuts()
+    return cuts | _cuts_between(_groups(parts, n))
 
 
 def _cuts_of_choice(user: Node, axis: int, n: int) -> set[int]:
@@ -122,70 +115,68 @@ def _takes_apart(view: Node, axis: int) -> bool:
     """Return True if the pass splits an axis and does not join its parts again."""
     parts = []
     for use in users_along(view, axis):
-        if use.splits and use.user.op not in CHOICES_OF_ROWS:
-            parts.append(use.user)
-    return _Groups(parts, view.shape[axis]).are_several
+        if not use.splits:
+            continue
+        if use.user.op in CHOICES_OF_ROWS:
+            return True  # of positions that the graph does not have
+        parts.append(use.user)
+    return len(_groups(parts, view.shape[axis])) > 1
 
 
-class _Groups:
-    """Blocks of an axis of size n, with those that are joined again in one group.
+def _groups(parts: Iterable[Node], n: int) -> list[_Group]:
+    """Return the blocks of an axis of size n, in groups that are joined again.
 
     Blocks are followed through views, elementwise operations and attention, until they meet in a
     product.
     """
+    blocks_in = {part: frozenset({block_of(part, n)}) for part in parts}
+    groups = list(blocks_in.values())
+    for user in users_in_order(blocks_in):
+        read = {blocks_in[value] for value in user.values if value in blocks_in}
+        meets = len(read) > 1
+        follows = user.op in _MEETING if meets else _keeps_part(user, blocks_in)
+        if follows:
+            blocks_in[user] = _Group().union(*read)
+            groups.append(blocks_in[user])
+    return _merged(groups)
 
-    def __init__(self, parts: Iterable[Node], n: int) -> None:
-        self._groups: dict[Block, frozenset[Block]] = {}
-        blocks_in: dict[Node, frozenset[Block]] = {}
-        for part in parts:
-            block = block_of(part, n)
-            self._groups[block] = frozenset({block})
-            blocks_in[part] = self._groups[block]
-        self._follow(blocks_in)
 
-    def _follow(self, blocks_in: dict[Node, frozenset[Block]]) -> None:
-        """Join blocks that meet; `blocks_in` are value -> the blocks in it."""
-        for user in users_in_order(blocks_in):
-            read = {blocks_in[value] for value in user.values if value in blocks_in}
-            all_read = frozenset[Block]().union(*read)
-            meets = len(read) > 1
-            follows = user.op in _MEETING if meets else _keeps_part(user, blocks_in)
-            if not follows:
-                continue
-            blocks_in[user] = all_read
-            if meets:
-                self._join(all_read)
+def _merged(groups: Iterable[_Group]) -> list[_Group]:
+    """Return the unions of groups that have a block in common."""
+    merged: list[_Group] = []
+    for group in groups:
+        overlapping = [other for other in merged if other & group]
+        merged = [other for other in merged if not other & group]
+        merged.append(group.union(*overlapping))
+    return merged
 
-    def _join(self, blocks: Iterable[Block]) -> None:
-        joined = frozenset[Block]().union(*(self._groups[block] for block in blocks))
-        self._groups |= dict.fromkeys(joined, joined)
 
-    @property
-    def are_several(self) -> bool:
-        """True if not all parts are joined again."""
-        return len(set(self._groups.values())) > 1
+def _cuts_between(groups: list[_Group]) -> set[int]:
+    """Return where a block begins next to another that is in a different group.
 
-    def cuts(self) -> set[int]:
-        """Return where a block begins next to another that is in a different group.
+    Raises:
+        _NoBlocksError: several groups have every other channel, or so
+    """
+    group_of: dict[Block, _Group] = {}
+    for group in groups:
+        group_of |= dict.fromkeys(group, group)
+    has_steps = any(block.step > 1 for block in group_of)
+    if has_steps and len(groups) > 1:
+        raise _NoBlocksError
 
-        Raises:
-            _NoBlocksError: several groups have every other channel, or so
-        """
-        has_steps = any(block.step > 1 for block in self._groups)
-        if has_steps and self.are_several:
-            raise _NoBlocksError
-        found = set()
-        for block, group in self._groups.items():
-            before = self._groups_before(block)
-            if before and group not in before:
-                found.add(block.begin)
-        return found
+    cuts = set()
+    for block, group in group_of.items():
+        before = _nearest_before(block, group_of)
+        if before and group.isdisjoint(before):
+            cuts.add(block.begin)
+    return cuts
 
-    def _groups_before(self, block: Block) -> list[frozenset[Block]]:
-        """Return the groups of the blocks that end last before this one begins."""
-        earlier = [other for other in self._groups if other.end <= block.begin]
-        last_end = max((other.end for other in earlier), default=0)
-        return [self._groups[other] for other in earlier if other.end == last_end]
+
+def _nearest_before(block: Block, blocks: Iterable[Block]) -> list[Block]:
+    """Return the blocks that end last before this one begins."""
+    earlier = [other for other in blocks if other.end <= block.begin]
+    last_end = max((other.end for other in earlier), default=0)
+    return [other for other in earlier if other.end == last_end]
 
 
 def _keeps_part(user: Node, parts: Collection[Node]) -> bool:
@@ -196,48 +187,3 @@ def _keeps_part(user: Node, parts: Collection[Node]) -> bool:
     if user.op in PRODUCTS:
         return PARAM not in kinds_of_others
     return user.pointwise and DATA not in kinds_of_others
-
-
-def _meets_itself(product: Node) -> bool:
-    """Return True if parts of a product are two arguments of attention, or of a later product.
-
-    One matrix may be read twice, as shared queries and keys, but not in parts. Unfused attention
-    multiplies queries by keys, then the weights by values.
-    """
-    values = {product}
-    parts: set[Node] = set()
-    for user in users_in_order(values):
-        if not _stays_one(user, values):
-            continue
-        read = values.intersection(user.values)
-        reads_part = not parts.isdisjoint(read)
-        if reads_part and len(read) > 1 and user.op in _PRODUCTS:
-            return True
-        if reads_part or _takes_part(user, read):
-            parts.add(user)
-        values.add(user)
-    return False
-
-
-def _takes_part(user: Node, values: Collection[Node]) -> bool:
-    """Return True for a view or a choice of rows that is smaller than a value that it reads."""
-    selects = user.moves or user.op in CHOICES_OF_ROWS
-    return selects and any(user.size < value.size for value in values)
-
-
-def _stays_one(user: Node, values: set[Node]) -> bool:
-    """Return True unless a value meets a matrix, or other activations as their factor.
-
-    A factor, such as a gate, counts as one matrix; so do channels joined with others.
-    """
-    kinds_of_others = user.kinds_outside(values)
-    if user.op in _PRODUCTS:
-        return PARAM not in kinds_of_others
-    meets_data = DATA in kinds_of_others
-    return not meets_data or not (user.op == "mul" or _joins_channels(user))
-
-
-def _joins_channels(user: Node) -> bool:
-    """Return True for a concatenation along the last axis."""
-    axis = int(user.scalars.get("dim", 0))
-    return user.op == "cat" and axis in (-1, len(user.shape) - 1)

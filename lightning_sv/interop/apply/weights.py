@@ -51,10 +51,8 @@ class ComputedTensor(Tensor):
     ) -> Any:
         """Run a function on the tensor itself, because autograd refers to it; refuse changes."""
         kwargs = kwargs or {}
-        name = func.__name__
-        changes = func == _SET_DATA or _CHANGES.fullmatch(name)
         first = next(iter((*args, *kwargs.values())))  # nn.init passes a keyword
-        if changes and isinstance(first, cls):
+        if _changes_first(func) and isinstance(first, cls):
             hint = "Call fold_applied(model) before LoRA's merge and other changes of weights."
             what = "because it is computed from a matrix and scale vectors"
             raise RunError(f"cannot assign to this weight, {what}. {hint}")
@@ -62,11 +60,18 @@ class ComputedTensor(Tensor):
             out = func(*args, **kwargs)
         if func == _GET_DATA:
             return _computed(out)
-        return tree_map_only(Tensor, _computed_view, out) if name in _VIEWS else out
+        if func.__name__ in _VIEWS:
+            return tree_map_only(Tensor, _computed_view, out)
+        return out
 
 
 _GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def _changes_first(func: Any) -> bool:
+    """Return True for a function that changes its first argument in place."""
+    return func == _SET_DATA or _CHANGES.fullmatch(func.__name__) is not None
 
 
 def _computed(weight: Tensor) -> Tensor:
