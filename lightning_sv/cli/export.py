@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,8 @@ def run(argv: list[str]) -> int:
     name = f"{model.config.name}, {trained.label}"
     end = tokenizer.decode([tokenizer.eot])
     masked = bool(config_value(trained.config, "model.mask_documents"))
-    text = model_card(name, end, _facts(trained, model), foldable(model), masked)
-    done = export(model, tokenizer, options.dir, context=trained.seq_len, card=text, masked=masked)
+    card = partial(model_card, name, end, _facts(trained, model), foldable(model), masked)
+    done = export(model, tokenizer, options.dir, context=trained.seq_len, card=card, masked=masked)
     if options.json:
         print(json_text({"dir": str(options.dir), **done._asdict()}, indent=None))
         return 0

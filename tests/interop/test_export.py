@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ from lightning_sv.interop.hf.card import model_card
 from lightning_sv.interop.hf.tokenizer import fast_tokenizer
 from lightning_sv.runs.checkpoint import load_backbone
 from tests.conftest import GEMMA, MOE, Answer, Refused
+
+
+def no_card(kind: str, load: str) -> str:
+    return ""
 
 
 def test_export_plain_run_is_llama_with_same_text(
@@ -147,7 +152,7 @@ def test_export_folder_has_version_4_keys(
 ) -> None:
     """Without the keys version 4 takes its defaults in silence; `make test-hf4` runs it."""
     model = Backbone(replace(config, **sizes, vocab_size=300, rope_theta=5e5))
-    save.export(model, Tokenizer.load(corpus), tmp_path / "command", context=16, card="")
+    save.export(model, Tokenizer.load(corpus), tmp_path / "command", context=16, card=no_card)
     to_hugging_face(model).save_pretrained(tmp_path / "function")
     for folder in ("command", "function"):
         written = json.loads((tmp_path / folder / "config.json").read_text())
@@ -162,7 +167,9 @@ def test_export_refused_model_stays_float32(
 ) -> None:
     model = Backbone(replace(config, vocab_size=300, post_norm=True))
     with pytest.raises(ValueError, match="post_norm"):
-        save.export(model, Tokenizer.load(corpus), tmp_path / "new/folder/out", context=16, card="")
+        save.export(
+            model, Tokenizer.load(corpus), tmp_path / "new/folder/out", context=16, card=no_card
+        )
     assert {p.dtype for p in model.parameters()} == {torch.float32} and not list(tmp_path.iterdir())
 
 
@@ -175,7 +182,7 @@ def test_export_full_disk_leaves_nothing(
     monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", full)
     with pytest.raises(RunError, match=str(tmp_path / "out")):
         model = Backbone(replace(config, vocab_size=300))
-        save.export(model, Tokenizer.load(corpus), tmp_path / "out", context=16, card="")
+        save.export(model, Tokenizer.load(corpus), tmp_path / "out", context=16, card=no_card)
     assert not list(tmp_path.iterdir())
 
 
@@ -218,16 +225,16 @@ def test_export_ragged_experts_load_as_card_says(
     product to use."""
     model = Backbone(replace(config, n_expert=6, n_expert_active=2, vocab_size=300), "hg+dp")
     hostile = "a|{kind}\n<b>[x](y)"
-    text = model_card(f"mixture {hostile}", "a`b", {"text": hostile}, foldable(model))
-    done = save.export(model, Tokenizer.load(corpus), tmp_path / "out", context=16, card=text)
+    made = partial(model_card, f"mixture {hostile}", "a`b", {"text": hostile}, foldable(model))
+    done = save.export(model, Tokenizer.load(corpus), tmp_path / "out", context=16, card=made)
     assert done.kind == "Qwen2MoeForCausalLM" and done.difference < 1e-5
     card = (tmp_path / "out/README.md").read_text()
     assert 'from_pretrained("path/to/this/folder", experts_implementation="eager")' in card
-    escaped = "a\\|(kind) &lt;b&gt;\\[x\\](y)"
+    escaped = "a\\|{kind} &lt;b&gt;\\[x\\](y)"
     assert (
-        f"# mixture {escaped}\n" in text and f"| text | {escaped} |" in text
+        f"# mixture {escaped}\n" in card and f"| text | {escaped} |" in card
     )  # neither Markdown nor a placeholder
-    assert "ends with `` a`b ``," in text
+    assert "ends with `` a`b ``," in card
 
 
 def test_export_card_names_no_folders(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ can be false.
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder"{{load}})
-model = AutoModelForCausalLM.from_pretrained("path/to/this/folder"{{load}})
+tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder"{load})
+model = AutoModelForCausalLM.from_pretrained("path/to/this/folder"{load})
 prompt = tokenizer("def ", return_tensors="pt")
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=40)[0]))
 ```
@@ -30,7 +30,7 @@ print(tokenizer.decode(model.generate(**prompt, max_new_tokens=40)[0]))
 
 | | |
 | --- | --- |
-| class | `{{kind}}` |
+| class | `{kind}` |
 {rows}
 
 {folding}
@@ -43,19 +43,28 @@ def model_card(
     facts: Mapping[str, object],
     foldings: Sequence[Folding],
     masked: bool = False,
+    *,
+    kind: str,
+    load: str,
 ) -> str:
-    """Return the text of README.md for `export`, which fills in {kind} and {load}.
+    """Return the text of README.md.
 
-    Texts are escaped, because they come from the run. Facts that are None are omitted.
+    `kind` is the class of the model, `load` the code of further arguments that load it. Texts are
+    escaped, because they come from the run. Facts that are None are omitted.
     """
-    end_token = _without_fields(markdown_code(end))
+    end_token = markdown_code(end)
     texts = f"A text begins and ends with {end_token}, as in training."
     if masked:
         attended = "the model attends to one text only, as in training."
         texts = f"A text ends with {end_token}, and {attended}"
-    heading = _without_fields(markdown_text(name))
-    rows = "\n".join(_rows(facts))
-    return _CARD.format(name=heading, texts=texts, rows=rows, folding=_folding(foldings))
+    return _CARD.format(
+        name=markdown_text(name),
+        kind=kind,
+        load=load,
+        texts=texts,
+        rows="\n".join(_rows(facts)),
+        folding=_folding(foldings),
+    )
 
 
 def _rows(facts: Mapping[str, object]) -> Iterator[str]:
@@ -70,12 +79,7 @@ def _cell(value: object) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.4f}"
-    return _without_fields(markdown_text(str(value)))
-
-
-def _without_fields(text: str) -> str:
-    """Replace the braces of a text, because `export` fills in {kind} and {load}."""
-    return text.replace("{", "(").replace("}", ")")
+    return markdown_text(str(value))
 
 
 def _folding(foldings: Sequence[Folding]) -> str:

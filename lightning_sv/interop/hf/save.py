@@ -1,5 +1,6 @@
 """Export to a folder for transformers: weights, config, tokenizer, model card."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +50,7 @@ def export(
     folder: str | Path,
     *,
     context: int,
-    card: str,
+    card: Callable[..., str],
     masked: bool = False,
 ) -> Exported:
     """Write a folder for transformers atomically, after comparing its logits with the model's.
@@ -59,7 +60,7 @@ def export(
         tokenizer: tokenizer of its corpus
         folder: new or empty folder
         context: sequence length of the training
-        card: text of README.md, with {kind} for the class and {load} for the arguments that load it
+        card: function of `kind` and `load` that returns README.md, as `model_card`
         masked: as in `fast_tokenizer`
 
     Raises:
@@ -75,7 +76,7 @@ def export(
     load = ", trust_remote_code=True" if kind.is_remote_code() else ""
     for key, value in ways.items():
         load += f', {key}="{value}"'
-    text = card.replace("{kind}", kind.__name__).replace("{load}", load)
+    text = card(kind=kind.__name__, load=load)
 
     with atomic_path(final) as partial:
         _save(theirs, partial, final)
