@@ -20,9 +20,12 @@ from lightning_sv.roles.linear import Axes, LinearValues
 from lightning_sv.roles.norms import ScaledValue
 
 _KNOWN = ops.MIXING | ops.PRODUCTS.keys() | ops.ROWS.keys() | ops.TERMS.keys()
-_SUMS_OF_ROWS = ops.ROWS.keys() | ops.TERMS.keys()
-#: no axis has the vector's channels
-_MIXED: Axes = frozenset()
+
+
+UNKNOWN_HINT = (
+    "trace a plain model (no quantization, no fused kernel), "
+    "or give weight_decay_roles its role in known."
+)
 
 
 class UnknownConsumerError(ConfigError):
@@ -62,34 +65,33 @@ def consumers(
     """
     walk = _LinearWalk(scaled, name)
     yield from walk.consumers()
-    for value in walk.unread.axes.keys() & outputs:
+    for value in walk.unread.intersection(outputs):
         yield Consumer(value)
 
 
 class _LinearWalk:
     """Walk from the scaled values along everything that is linear in their vector.
 
-    There are two kinds of linear values. Those that no matrix has read yet need a consumer. Those
-    behind a matrix concern the matrix alone, but a sum of both kinds is linear, and needs one:
+    Values that no matrix has read yet need a consumer. Those behind a matrix concern the matrix
+    alone, but a sum of both kinds is linear, and needs one:
 
         y = gamma * xhat        unread
         conv(y)                 linear, behind a matrix; its relu would not matter
         y + conv(y)             unread again
 
     Attributes:
-        unread: values that need a consumer, with the axes of the vector's channels
-        linear: these and the values behind matrices; without axes, because matrices mix channels
+        linear: values that are linear in the vector, of both kinds
+        unread: those that need a consumer
     """
 
     def __init__(self, scaled: Iterable[ScaledValue], name: str) -> None:
-        starts = {start.value: _channels(start) for start in scaled}
-        self.unread = LinearValues(starts)
-        self.linear = LinearValues(dict.fromkeys(starts, _MIXED))
+        self.linear = LinearValues({start.value: _channels(start) for start in scaled})
+        self.unread = set(self.linear.axes)
         self.name = name
 
     def consumers(self) -> Iterator[Consumer]:
         """Yield the consumers in the order of the pass; first the values returned unchanged."""
-        for start in list(self.unread.axes):
+        for start in list(self.linear.axes):
             if not start.users:
                 yield Consumer(start)
         for user in users_in_order(self.linear.axes):  # inputs are decided first
@@ -99,31 +101,26 @@ class _LinearWalk:
 
     def _consumers_in(self, user: Node) -> Iterator[Consumer]:
         """Yield what consumes values in one operation; record its result if that is linear."""
-        others: list[Use] = []
-        for use in self.unread.uses_in(user):
+        uses = self.linear.uses_in(user)
+        reads_unread = False
+        for use in uses:
+            if use.value not in self.unread:
+                continue
             if use.matrix is None:
-                others.append(use)
+                reads_unread = True
             else:
                 yield Consumer(user, use.matrix, self._is_along_channels(use))
 
-        if not others:  # it reads values through matrices, or behind them
-            if self._is_linear(user):
-                self.linear.axes[user] = _MIXED
+        axes = self.linear.axes_after(uses)
+        if axes is not None:
+            self.linear.axes[user] = axes
+        if not reads_unread:
             return
-        axes = self._axes_after(others)
-        if axes is None:
+        if axes is not None:
+            self.unread.add(user)
+        else:
             self._check_known(user)
             yield Consumer(user)
-            return
-        self.unread.axes[user] = axes
-        self.linear.axes[user] = _MIXED
-
-    def _axes_after(self, uses: list[Use]) -> Axes | None:
-        """Return the axes of the channels in the result of these uses; None if not linear."""
-        axes = self.unread.axes_after(uses)
-        if axes is None and self._is_linear(uses[0].node):
-            return _MIXED
-        return axes
 
     def _check_known(self, user: Node) -> None:
         is_of_torch = "::" not in user.op
@@ -132,10 +129,8 @@ class _LinearWalk:
         if is_known and user.op not in ops.QUANTIZES:
             return
         what = f"{self.name} scales a value read by {user.op!r}"
-        plain = "trace a plain model (no quantization, no fused kernel)"
-        hint = f"{plain}, or give weight_decay_roles its role in known."
         raise UnknownConsumerError(
-            f"{what}, and it is unknown whether that is a linear map; {hint}"
+            f"{what}, and it is unknown whether that is a linear map; {UNKNOWN_HINT}"
         )
 
     def _is_along_channels(self, use: Use) -> bool:
@@ -144,17 +139,8 @@ class _LinearWalk:
         allowed = {axis}
         if use.node.op in ops.BATCHED and len(use.value.shape) == 3:
             allowed.add(0)  # one vector per matrix
-        channels = self.unread.axes[use.value]
+        channels = self.linear.axes[use.value]
         return axis in channels and channels <= allowed
-
-    def _is_linear(self, user: Node) -> bool:
-        """Return True if a result is linear in the vector, with channels mixed by matrices."""
-        uses = self.linear.uses_in(user)
-        if user.op in ops.PRODUCTS:
-            return len(uses) == 1 and user.reads_only(self.linear.axes)
-        if user.moves or user.op in _SUMS_OF_ROWS:
-            return self.linear.axes_after(uses) is not None
-        return False
 
 
 def _channels(scaled: ScaledValue) -> Axes:

@@ -7,6 +7,7 @@ values. What an operation does to it depends on the operation's table in `ops`:
     ROWS       index, cat, scatter                     rows keep their channels
     TERMS      y + y', a * y, where(mask, y, y')       each term has gamma once, or is fixed
     PRODUCTS   a @ y over positions                    an average with fixed weights
+               W @ y, conv(y)                          linear, but the channels are mixed
     MEANS      y.mean(positions)                       the other axes keep their channels
 """
 
@@ -17,13 +18,15 @@ from lightning_sv.roles.types import agreed
 
 #: axes of a value
 Axes = frozenset[int]
+#: no axis has the vector's channels: each entry is linear in all of them
+MIXED: Axes = frozenset()
 
 
 class LinearValues:
     """Values that are linear in a vector.
 
     Attributes:
-        axes: value -> the axes of the vector's channels; none if they are mixed
+        axes: value -> the axes of the vector's channels, or `MIXED`
     """
 
     def __init__(self, axes: dict[Node, Axes]) -> None:
@@ -41,7 +44,7 @@ class LinearValues:
         if user.moves:
             return moved(first.value, user, axes)
         if user.op in ops.PRODUCTS:
-            return self._axes_of_average(uses)
+            return self._axes_of_product(uses)
         if user.op in ops.ROWS:
             return self._axes_of_rows(user, uses)
         if user.op in ops.TERMS:
@@ -50,16 +53,20 @@ class LinearValues:
             return _axes_of_mean(user, axes)
         return None
 
-    def _axes_of_average(self, uses: list[Use]) -> Axes | None:
+    def _axes_of_product(self, uses: list[Use]) -> Axes | None:
+        """Return the axes in an average of positions, or `MIXED` in the product of a matrix."""
         first = uses[0]
-        is_average = len(uses) == 1 and self._is_average(first)
-        return self.axes[first.value] if is_average else None
+        if len(uses) > 1:
+            return None
+        if self._is_average(first):
+            return self.axes[first.value]
+        return MIXED if first.node.reads_only(self.axes) else None
 
     def _axes_of_rows(self, user: Node, uses: list[Use]) -> Axes | None:
         """Return the axes in rows of linear values; None if one of these is an index."""
         arguments = {use.argument for use in uses}
         is_index = not arguments.issubset(ops.ROWS[user.op])
-        return None if is_index else self._agreed(uses)
+        return None if is_index else self._shared_axes(uses)
 
     def _is_average(self, use: Use) -> bool:
         """Return True for a sum of a value's positions, with fixed weights."""
@@ -68,16 +75,14 @@ class LinearValues:
         return is_product and sums_positions and use.other_operand.kind != DATA
 
     def _axes_of_sum(self, user: Node, uses: list[Use]) -> Axes | None:
-        axes = self._agreed(uses)
-        if axes is None:
-            return None
+        axes = self._shared_axes(uses)
         terms = ops.TERMS[user.op]
         is_linear = all(self._is_linear_term(user, term, axes) for term in terms)
         return axes if is_linear else None
 
-    def _agreed(self, uses: list[Use]) -> Axes | None:
-        """Return the axes of the channels of all values in their result; None if they differ."""
-        return agreed({self._place(use) for use in uses})
+    def _shared_axes(self, uses: list[Use]) -> Axes:
+        """Return the axes of the channels of all values in their result; `MIXED` if they differ."""
+        return agreed({self._place(use) for use in uses}) or MIXED
 
     def _place(self, use: Use) -> Axes:
         """Return the axes of a value's channels in the result of a use."""

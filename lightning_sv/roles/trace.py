@@ -158,12 +158,10 @@ class Tracer(TorchDispatchMode):
         """Record the new tensors of a call, and those that it wrote."""
         read = {_storage(tensor) for _, tensor in tensors}
         written = [(name, tensor) for name, tensor in tensors if name in call.op.written]
-        targets = {id(tensor) for _, tensor in written}
-        for i, tensor in enumerate(results):
-            if id(tensor) in targets:  # a result that is the written argument itself
-                continue
-            is_view = _storage(tensor) in read
-            node = self._result(call, tensor, i, is_view=is_view)
+        targets = {id(tensor) for _, tensor in written}  # x.add_(y) returns x itself
+        new = [(i, tensor) for i, tensor in enumerate(results) if id(tensor) not in targets]
+        for i, tensor in new:
+            node = self._result(call, tensor, i, is_view=_storage(tensor) in read)
             self._record_new(tensor, node)
         for name, tensor in written:
             node = self._result(call, tensor)
