@@ -7,7 +7,7 @@ A parameter can have several uses: a tied embedding is also the head. Its role i
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import nn
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.roles.along import head_width
 from lightning_sv.roles.classify import LearnedUse, first_rule, uses_of_parameters
-from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers
+from lightning_sv.roles.consumers import UNKNOWN_HINT, Consumer, UnknownConsumerError, consumers
 from lightning_sv.roles.dataflow import Dataflow, value_at
 from lightning_sv.roles.declared import declared_roles
 from lightning_sv.roles.example_inputs import example_of
@@ -47,7 +47,9 @@ def weight_decay_roles(
             reached a parameter and its siblings (names that differ only in numbers) disagree; the
             message names it
     """
-    return TracedModel(model, example, known, every=True).roles
+    traced = TracedModel(model, example, known)
+    _check_used(traced.unused)
+    return traced.roles
 
 
 class TracedModel:
@@ -57,7 +59,6 @@ class TracedModel:
         model: any module
         example: as in `weight_decay_roles`
         known: roles by name, which take precedence over the trace
-        every: if False, vectors that the pass does not use, such as mask tokens, have role 'other'
 
     Attributes:
         inputs: (args, kwargs) of the pass
@@ -65,9 +66,11 @@ class TracedModel:
         scaled: scale vector -> the values that it scales
         products: matrix -> its uses in products with data
         roles: the result
+        unused: trained vectors, such as mask tokens, that have role 'other' because neither the
+            pass nor siblings show another
 
     Raises:
-        ConfigError: as `weight_decay_roles`
+        ConfigError: as `weight_decay_roles`, but for `unused`
     """
 
     def __init__(
@@ -75,8 +78,6 @@ class TracedModel:
         model: nn.Module,
         example: Any = None,
         known: Mapping[str, ModelRole] | None = None,
-        *,
-        every: bool = False,
     ):
         self.model = model
         self.inputs = example_of(model, example)  # checks the model
@@ -93,8 +94,9 @@ class TracedModel:
             self._note(use)
 
         # one role per parameter; those that the pass does not use get one from others like them
-        used = self._used_parameters()
-        self.roles = Roles(self._completed(used, every=every))
+        self.unused: list[ModelParameter] = []
+        self.roles = Roles(self._completed(self._used_parameters()))
+        _check_used([row for row in self.unused if max(row.shape, default=1) < row.size])
 
     def _used_parameters(self) -> dict[str, ModelParameter]:
         """Return the classification of the parameters that the pass uses, by name."""
@@ -121,9 +123,7 @@ class TracedModel:
         if use.names <= self._declared.keys():
             return
         found = f"{', '.join(sorted(use.names))} is combined with activations in {use.node.op!r}"
-        plain = "trace a plain model (no quantization, no fused kernel)"
-        hint = f"{plain}, or give weight_decay_roles its role in known."
-        raise ConfigError(f"parameter {found}, an unknown operation; {hint}")
+        raise ConfigError(f"parameter {found}, an unknown operation; {UNKNOWN_HINT}")
 
     def _note_role(self, use: LearnedUse, role: ModelRole) -> None:
         is_product_with_data = use.is_operand and not use.node.is_learned
@@ -224,9 +224,7 @@ class TracedModel:
         """Return the width of a matrix's heads; None if its products disagree."""
         return agreed({head_width(product.node) for product in self.products.get(name, ())})
 
-    def _completed(
-        self, used: Mapping[str, ModelParameter], *, every: bool
-    ) -> tuple[ModelParameter, ...]:
+    def _completed(self, used: Mapping[str, ModelParameter]) -> tuple[ModelParameter, ...]:
         """Return all parameters; those without tokens get the role of their siblings."""
         siblings: dict[str, list[ModelParameter]] = defaultdict(list)
         for name, parameter in used.items():
@@ -235,21 +233,21 @@ class TracedModel:
         for name, tensor in self.named.items():
             row = used.get(name) or _of_siblings(name, tensor, siblings[family(name)])
             if row is None:
-                self._check_unused(name, tensor, every=every)
-                row = _unused(name, tensor)
+                shape = tuple(tensor.shape)
+                row = ModelParameter(name, shape, "other", trained=tensor.requires_grad)
+                if row.trained:
+                    self.unused.append(row)
             rows.append(row)
         return tuple(rows)
 
-    @staticmethod
-    def _check_unused(name: str, parameter: nn.Parameter, *, every: bool) -> None:
-        """Refuse a trained parameter without a role; without `every` only one that is no vector."""
-        is_vector = max(parameter.shape, default=1) == parameter.numel()
-        if not parameter.requires_grad or (is_vector and not every):
-            return
+
+def _check_used(unused: Iterable[ModelParameter]) -> None:
+    """Refuse trained parameters without a role."""
+    for row in unused:
         why = "is not used in the traced forward pass, and its siblings have no common role"
-        roles = f"give weight_decay_roles its role in known={{{name!r}: ...}}"
+        roles = f"give weight_decay_roles its role in known={{{row.name!r}: ...}}"
         remedies = f"pass an example that reaches it, freeze it for apply_strategy, or {roles}."
-        raise ConfigError(f"parameter {name} {why}; {remedies}")
+        raise ConfigError(f"parameter {row.name} {why}; {remedies}")
 
 
 def _given_roles(
@@ -278,8 +276,3 @@ def _of_siblings(
         return None
     shape = tuple(parameter.shape)
     return replace(siblings[0], name=name, shape=shape, trained=parameter.requires_grad)
-
-
-def _unused(name: str, parameter: nn.Parameter) -> ModelParameter:
-    shape = tuple(parameter.shape)
-    return ModelParameter(name, shape, "other", trained=parameter.requires_grad)

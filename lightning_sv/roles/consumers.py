@@ -20,8 +20,7 @@ from lightning_sv.roles.linear import Axes, LinearValues
 from lightning_sv.roles.norms import ScaledValue
 
 _KNOWN = ops.MIXING | ops.PRODUCTS.keys() | ops.ROWS.keys() | ops.TERMS.keys()
-
-
+#: what helps if an operation is unknown
 UNKNOWN_HINT = (
     "trace a plain model (no quantization, no fused kernel), "
     "or give weight_decay_roles its role in known."
@@ -102,23 +101,18 @@ class _LinearWalk:
     def _consumers_in(self, user: Node) -> Iterator[Consumer]:
         """Yield what consumes values in one operation; record its result if that is linear."""
         uses = self.linear.uses_in(user)
-        reads_unread = False
-        for use in uses:
-            if use.value not in self.unread:
-                continue
-            if use.matrix is None:
-                reads_unread = True
-            else:
+        unread = [use for use in uses if use.value in self.unread]
+        for use in unread:
+            if use.matrix is not None:
                 yield Consumer(user, use.matrix, self._is_along_channels(use))
 
+        reads_as_it_is = any(use.matrix is None for use in unread)
         axes = self.linear.axes_after(uses)
         if axes is not None:
             self.linear.axes[user] = axes
-        if not reads_unread:
-            return
-        if axes is not None:
-            self.unread.add(user)
-        else:
+            if reads_as_it_is:
+                self.unread.add(user)
+        elif reads_as_it_is:
             self._check_known(user)
             yield Consumer(user)
 

@@ -289,7 +289,7 @@ def test_apply_strategy_state_loads_but_not_into_plain_model(
     with pytest.raises(RuntimeError, match=r"only supported through state_dict\(\)"):
         torch.save(model, tmp_path / "pickled")
     model.save_pretrained(tmp_path / "model")
-    model.save_pretrained(tmp_path / "state", True, model.state_dict())
+    model.save_pretrained(tmp_path / "state", state_dict=model.state_dict())
     copied = copy.deepcopy(model)
     perturb(copied)
     copied.save_pretrained(tmp_path / "copy")

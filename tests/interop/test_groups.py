@@ -235,16 +235,21 @@ class Pair(nn.Module):
 
 
 NO_NUMBERS = ("1e-3", -1e-9, float("nan"), float("inf"), None, [0.1])
-WRONG = {"lr": NO_NUMBERS, "weight_decay": NO_NUMBERS, "policy": ("idw", "hg+iwd")}
-NAMED = {"policy": "decay"}
+#: key of the error -> argument and its wrong values
+WRONG = {
+    "lr": ("lr", NO_NUMBERS),
+    "weight_decay": ("weight_decay", NO_NUMBERS),
+    "decay": ("policy", ("idw", "hg+iwd")),
+}
 
 
 @pytest.mark.parametrize("key", WRONG)
 def test_param_groups_wrong_value_refused(key: str) -> None:
     """Before the model is looked at; an optimizer would find out later, or never."""
-    for value in WRONG[key]:
-        with pytest.raises(ConfigError, match=f"^{NAMED.get(key, key)} "):
-            param_groups(nn.Linear(2, 2), **{"lr": 0.1, "weight_decay": 0.1, key: value})
+    argument, values = WRONG[key]
+    for value in values:
+        with pytest.raises(ConfigError, match=f"^{key} "):
+            param_groups(nn.Linear(2, 2), **{"lr": 0.1, "weight_decay": 0.1, argument: value})
 
 
 def test_param_groups_numpy_and_torch_numbers_accepted() -> None:

@@ -16,6 +16,7 @@ undo the strategy in silence.
 import warnings
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from typing import Any
 
 import torch
@@ -89,7 +90,8 @@ def apply_strategy(
     with torch.inference_mode(False), ExitStack() as undo:
         traced = TracedModel(model, example)
         norms = _found_norms(traced)
-        dp_at += _dp_of_preset(options, norms)
+        if options.placement_at:  # of unified-head-dp: dp at lm_head, our name of the head
+            dp_at += _head_names(norms)
         before = outputs_of(traced)
         placements = Placements(model, parsed, dp_at, norms)
         change = Change(model, placements, undo)
@@ -110,17 +112,6 @@ def _found_norms(traced: TracedModel) -> list[TracedNorm]:
         name = type(traced.model).__name__
         raise ConfigError(f"{name} has no norm; expected a model with norms for a strategy.")
     return norms
-
-
-def _dp_of_preset(options: ScaleOptions, norms: Sequence[TracedNorm]) -> list[str]:
-    """Return the names of the matrices that have `dp` in a preset, such as unified-head-dp.
-
-    A preset has our name of the output projection, which the model may call differently.
-    """
-    if not options.placement_at:
-        return []
-    assert options.placement_at == {"lm_head": "dp"}
-    return _head_names(norms)
 
 
 def _checked_outputs(traced: TracedModel, change: Change, before: list[Tensor]) -> list[Tensor]:
@@ -168,10 +159,8 @@ def _names_of_vectors(model: nn.Module) -> dict[str, int]:
 
 def _head_names(norms: Sequence[TracedNorm]) -> list[str]:
     """Return the last part of the name of the output projection, if it reads a norm."""
-    words: set[str] = set()
-    for norm in norms:
-        words.update(branch.word for branch in norm.branches if branch.role == "head")
-    return sorted(words)
+    branches = chain.from_iterable(norm.branches for norm in norms)
+    return sorted({branch.word for branch in branches if branch.role == "head"})
 
 
 def _check(model: nn.Module) -> None:
