@@ -263,8 +263,6 @@ def test_fit_refused_leaves_a_finished_run(
 ) -> None:
     run = shutil.copytree(run, tmp_path / "run")
     before = contents(run)
-    error = refused("fit", *run_args, "--ckpt_path", str(run / LAST), "--trainer.max_steps", "14")
-    assert "at step 12 of 12 of its cos schedule" in error and contents(run) == before
     assert "already contains a run" in refused("fit", *run_args, "--run_dir", str(run))
     assert contents(run) == before
     assert "ckpt_path is not set; expected a checkpoint" in refused("validate", *run_args)
