@@ -62,24 +62,22 @@ class Folding(NamedTuple):
 
 def foldable(model: Backbone) -> list[Folding]:
     """Return a row per scale vector: the matrix it folds into, or why it stays."""
+    return [row for _, row in foldings(model)]
+
+
+def foldings(model: Backbone) -> Iterator[tuple[ScaleVector, Folding]]:
+    """Yield the scale vectors with their rows of `foldable`."""
     _expect_backbone(model)
-    return [*_foldings_of_branches(model), *_foldings_of_norms(model)]
-
-
-def _foldings_of_branches(model: Backbone) -> Iterator[Folding]:
     for site, branch, (scale_in, scale_out) in scaled_linears(model):
         if scale_in is not None:
-            yield Folding(f"{site}.scale_in", site)
-        if scale_out is None:
-            continue
-        into = site if branch.norm_width is None else _reader(site)
-        why = "" if into else _STAYS[_last_part(site)]
-        yield Folding(f"{site}.scale_out", into, why)
-
-
-def _foldings_of_norms(model: Backbone) -> Iterator[Folding]:
-    for path, _ in output_norms(model):
-        yield Folding(f"{path}.scale", None, _STAYS[_last_part(path)])
+            yield scale_in, Folding(f"{site}.scale_in", site)
+        if scale_out is not None:
+            into = site if branch.norm_width is None else _reader(site)
+            why = "" if into else _STAYS[_last_part(site)]
+            yield scale_out, Folding(f"{site}.scale_out", into, why)
+    for path, norm in output_norms(model):
+        assert norm.scale is not None
+        yield norm.scale, Folding(f"{path}.scale", None, _STAYS[_last_part(path)])
 
 
 def _last_part(path: str) -> str:

@@ -154,8 +154,8 @@ def _has_rows_of(value: Node, table: Node) -> bool:
 def _main_source(operand: Node) -> Node:
     """Return the learned input that has as many elements as the result, by default the first."""
     learned = operand.learned_values
-    by_size = {value.size: value for value in reversed(learned)}
-    return by_size.get(operand.size, learned[0])
+    same_size = [value for value in learned if value.size == operand.size]
+    return (same_size or learned)[0]
 
 
 def _source_axes(source: Node, result: Node, axes: frozenset[int]) -> frozenset[int]:

@@ -123,10 +123,10 @@ class Tracer(TorchDispatchMode):
         value, as if the operation had read that in its argument.
         """
         storage = _storage(tensor)
-        previous = self._stored[storage].latest  # known, because the operation reads the tensor
-        if previous not in node.values:
-            node.read(argument, previous)
-            node.kind |= previous.kind
+        stored = self._stored.get(storage)  # unknown if the operation is set_
+        if stored is not None and stored.latest not in node.values:
+            node.read(argument, stored.latest)
+            node.kind |= stored.latest.kind
         self._stored[storage] = _Stored(node, {_geometry(tensor): node})
         self.nodes.append(node)
 

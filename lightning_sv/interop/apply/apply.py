@@ -121,7 +121,7 @@ def _checked_outputs(traced: TracedModel, change: Change, before: list[Tensor]) 
     """
     without_norms = outputs_of_vectors(traced, change.strategy)
     _check_preserved(traced, change.strategy, relative_difference(before, without_norms))
-    return outputs_of(traced) if change.outputs else without_norms
+    return outputs_of(traced) if change.has_output_norms else without_norms
 
 
 def _report(
@@ -134,7 +134,7 @@ def _report(
         vectors=tuple(vectors),
         notes=notes,
         difference=difference,
-        same_function=not change.outputs,
+        same_function=not change.has_output_norms,
         stacked=tuple(name for name, axes in vectors.items() if axes > 1),
         dp_at=tuple(dict.fromkeys(dp_at)),
     )

@@ -53,7 +53,7 @@ class Change:
     """Changes of a model by a strategy; closing `undo` restores the model exactly.
 
     Attributes:
-        outputs: path of a linear layer -> the norm of its output
+        has_output_norms: whether the output of a layer is normalized
         norms: vector that remains in its norm -> role and origin
     """
 
@@ -64,7 +64,7 @@ class Change:
         self.undo = undo
         self.named = placements.named
         self.eps = _norm_eps(model)
-        self.outputs: dict[str, OutputNorm] = {}
+        self.has_output_norms = False
         self.norms: dict[str, tuple[Role, float]] = {}
         self._trains = {name: parameter.requires_grad for name, parameter in self.named.items()}
         self._constants: dict[str, float | None] = {}
@@ -245,7 +245,7 @@ class Change:
         layer.add_module("output_norm", norm)
         self.undo.callback(layer.__delattr__, "output_norm")
         self.undo.callback(layer.register_forward_hook(output_norm_hook).remove)
-        self.outputs[path] = norm
+        self.has_output_norms = True
 
     def _vector(self, name: str, gamma: Tensor, role: Role) -> ScaleVector:
         """Return a vector with this gamma, on its device, frozen if the parameter `name` is."""

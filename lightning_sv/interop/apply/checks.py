@@ -8,7 +8,6 @@ Other code can undo a strategy without an error, so hooks of the model check two
 A constant vector is one that moved into the matrices behind it. Its norm keeps 1.
 """
 
-from collections import defaultdict
 from typing import Any
 
 import torch
@@ -74,18 +73,13 @@ def check_state(module: nn.Module, state: dict[str, Any], prefix: str, *rest: An
 def _constants(model: nn.Module) -> dict[str, float]:
     """Return the values of the constant vectors, by all names that the model has for them."""
     applied: Applied = vars(model)[APPLIED]
-    parameters: dict[str, nn.Parameter] = {}
-    names_of: dict[nn.Parameter, list[str]] = defaultdict(list)  # several if it is tied
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        parameters[unwrapped(name)] = parameter
-        names_of[parameter].append(unwrapped(name))
-
-    constants: dict[str, float] = {}
+    named = {unwrapped(name): p for name, p in model.named_parameters(remove_duplicate=False)}
+    values: dict[nn.Parameter, float] = {}
     for name, value in applied.constants.items():
-        vector = parameters.get(unwrapped(name))
+        vector = named.get(unwrapped(name))
         if vector is not None and value is not None:
-            constants |= dict.fromkeys(names_of[vector], value)
-    return constants
+            values[vector] = value
+    return {name: values[p] for name, p in named.items() if p in values}  # several if it is tied
 
 
 def _checked_constant(name: str, loaded: Tensor, constant: float) -> Tensor:
