@@ -94,10 +94,7 @@ class ScaleBuilder:
             d_in=d_in,
             branch=Branch(d_out, dnp_width=None, batch_dims=batch_dims),
             placement=placement,
-            has_siblings=False,
             owns_scale_in=placement.scale_in,
-            shares_heads=False,
-            sharers=(site,),
         )
         self._plans.append(plan)
         has_vectors = placement.scale_in or placement.scale_out
@@ -147,10 +144,9 @@ class ScaleBuilder:
                 d_in=d_in,
                 branch=branch,
                 placement=placement,
-                has_siblings=len(branches) > 1,
                 owns_scale_in=self.strategy.per_branch and placement.scale_in,
+                has_siblings=len(branches) > 1,
                 shares_heads=name in self.options.share_heads,
-                sharers=(name,),
             )
             plans.append(plan)
         self._check_placements(norm, plans)

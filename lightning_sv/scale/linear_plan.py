@@ -15,20 +15,21 @@ class LinearPlan:
         d_in: width of its input
         branch: what the model requests
         placement: parts of the branch that are present
-        has_siblings: if True, other branches read the same norm
         owns_scale_in: False if the norm owns the input-side vector, or there is none
+        has_siblings: if True, other branches read the same norm
         shares_heads: if True, the heads share one output-side vector
-        sharers: names of the branches that share its output-side vector, itself included
+        sharers: names of the branches that share its output-side vector, itself included; it does
+            not share one if there are fewer than two
     """
 
     name: str
     d_in: int
     branch: Branch
     placement: Placement
-    has_siblings: bool
     owns_scale_in: bool
-    shares_heads: bool
-    sharers: tuple[str, ...]
+    has_siblings: bool = False
+    shares_heads: bool = False
+    sharers: tuple[str, ...] = ()
 
     @property
     def norm_width(self) -> int | None:
