@@ -22,13 +22,15 @@ validate        checks before training
 remote          a copy of a corpus in an object store
 sequences       the sequences of a split
 sampler         the order of a run, the same for any number of devices
+loader          its batches, with a position that can be resumed
 """
 
 from lightning_sv.corpus.config import CorpusConfig
+from lightning_sv.corpus.loader import Epochs, TokenLoader
 from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.corpus.prepare import prepare
 from lightning_sv.corpus.remote import is_remote, local_folder
-from lightning_sv.corpus.sampler import Epochs, RankShare, TokenLoader
+from lightning_sv.corpus.sampler import RankShare
 from lightning_sv.corpus.sequences import Sequences, open_split
 from lightning_sv.corpus.tokenizer import Tokenizer
 from lightning_sv.corpus.validate import check_corpus

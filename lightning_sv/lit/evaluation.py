@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 
 from lightning_sv.callbacks.steps import is_at_end
 from lightning_sv.corpus import RankShare
-from lightning_sv.corpus.sampler import Batches, DeviceSampler, limited
+from lightning_sv.corpus.loader import Batches, limited
+from lightning_sv.corpus.sampler import DeviceSampler
 from lightning_sv.settings.data import DataConfig
 
 #: Minimum number of tokens per validation batch, rounded to sequences.

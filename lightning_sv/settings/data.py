@@ -20,8 +20,8 @@ from lightning_sv.corpus import (
     local_folder,
     open_split,
 )
+from lightning_sv.corpus.loader import limited
 from lightning_sv.corpus.manifest import FILENAME
-from lightning_sv.corpus.sampler import limited
 from lightning_sv.corpus.sources.files import changed_file
 from lightning_sv.errors import ConfigError, expect, expect_numbers
 
