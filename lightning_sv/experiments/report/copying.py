@@ -46,7 +46,8 @@ def parts_of(a: Arm, b: Arm) -> dict[str, PairedDifference]:
 def copying_table(panel: LoadedPanel) -> pd.DataFrame:
     """Return per arm: loss by kind, gain on a second copy, when the circuit forms, parts."""
     arms = baseline_first(panel.arms)
-    shares = {kind: _share(arms[0].runs[0], kind) for kind in TOKEN_KINDS}
+    first = arms[0]
+    shares = {kind: _share(first.runs[0], kind) for kind in TOKEN_KINDS}
     rows = []
     for arm in arms:
         row = {"arm": arm.name}
@@ -54,17 +55,11 @@ def copying_table(panel: LoadedPanel) -> pd.DataFrame:
             row[f"{kind}, {share:.0%} of tokens"] = f"{_mean_end(arm, COPYING + kind):.3f}"
         row["second copy − first"] = f"{_mean_end(arm, GAIN):.3f}"
         row["circuit forms after, M tokens"] = ", ".join(_time_formed(run) for run in arm.runs)
-        if arms[0].baseline:
-            row |= _part_cells(panel, arms[0], arm)
+        if first.baseline and arm is not first:
+            for kind, part in parts_of(*panel.paired(first, arm)).items():
+                row[f"difference by {kind}"] = f"{part.mean:+.4f}"
         rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def _part_cells(panel: LoadedPanel, baseline: Arm, arm: Arm) -> dict[str, str]:
-    if arm is baseline:
-        return {f"difference by {kind}": "" for kind in TOKEN_KINDS}
-    parts = parts_of(*panel.paired(baseline, arm))
-    return {f"difference by {kind}": f"{part.mean:+.4f}" for kind, part in parts.items()}
+    return pd.DataFrame(rows).fillna("")
 
 
 def _mean_end(arm: Arm, tag: str) -> float:

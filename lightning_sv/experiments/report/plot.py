@@ -1,6 +1,6 @@
 """Plots of arms: colours, lines, legend and files. A baseline is blue and solid in each."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -16,11 +16,11 @@ from lightning_sv.plots import style
 
 #: strategies that have the same colour in every figure; the others take free colours
 _FIXED = {
-    "llama": style.BLUE,
     "unified": style.VERMILLION,
     "hg+dnp+or+iwd": style.VERMILLION,
     "nop": style.PURPLE,
 }
+_LLAMA = style.Look(style.BLUE, "-")
 _FREE = (style.VERMILLION, style.GREEN, style.PURPLE, style.SKY, style.ORANGE)
 #: label of the y axis of final losses
 FINAL_LOSS = "final validation loss, nats per token"
@@ -71,39 +71,24 @@ def draw_losses(
 
 
 def with_looks(arms: Sequence[_ArmOrSeries]) -> list[tuple[_ArmOrSeries, style.Look]]:
-    """Return each arm, the baseline first, with its look; the baseline has that of llama."""
+    """Return each arm, the baseline first, with its look; a baseline has that of llama."""
     ordered = baseline_first(arms)
-    has_baseline = ordered[0].baseline
-    names = [_look_name(arm, has_baseline=has_baseline) for arm in ordered]
-    colours = _free_colours(names)
+    base = "llama"
+    if ordered[0].baseline:
+        base = ordered[0].label
+    fixed = {arm.label: _FIXED[arm.label] for arm in ordered if arm.label in _FIXED}
+    fixed.pop(base, None)
+    free = cycle([colour for colour in _FREE if colour not in fixed.values()])
     lines = cycle(style.LINES[1:])
+
     looks: list[style.Look] = []
-    for name in names:
-        look = _next_look(name, colours, lines)
+    for arm in ordered:
+        if arm.label == base:
+            looks.append(_LLAMA)
+            continue
+        colour = fixed[arm.label] if arm.label in fixed else next(free)
+        look = style.Look(colour, next(lines))
         if look in looks:  # cycles of one length repeat their pairs
             look = look._replace(line=next(lines))
         looks.append(look)
     return list(zip(ordered, looks, strict=True))
-
-
-def _free_colours(names: Sequence[str]) -> Iterator[str]:
-    """Return the colours that no strategy of these names has of its own, in a cycle."""
-    taken = {_FIXED[name] for name in names if name in _FIXED}
-    return cycle([colour for colour in _FREE if colour not in taken])
-
-
-def _next_look(name: str, colours: Iterator[str], lines: Iterator[str]) -> style.Look:
-    if name == "llama":
-        return style.Look(_FIXED[name], "-")
-    if name in _FIXED:
-        return style.Look(_FIXED[name], next(lines))
-    return style.Look(next(colours), next(lines))
-
-
-def _look_name(arm: Arm | Series, *, has_baseline: bool) -> str:
-    """Return the strategy whose look an arm has; llama loses its own to a different baseline."""
-    if arm.baseline:
-        return "llama"
-    if has_baseline and arm.label == "llama":
-        return "llama, not the baseline"
-    return arm.label
