@@ -98,8 +98,9 @@ def _train(
     """
     check_replaceable(out, [runs.out / "runs"])
     failed = train_missing([figure], runs, parallel=jobs, console=console)
-    for message in failed.values():
-        raise RunError(message)
+    if failed:
+        first_message = next(iter(failed.values()))
+        raise RunError(first_message)
     (panel,) = load_panels(figure.panels, runs)
     return panel
 
