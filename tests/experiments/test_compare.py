@@ -24,7 +24,6 @@ from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.experiments.arms import runs_of
 from lightning_sv.experiments.compare import compare, print_comparison
 from lightning_sv.experiments.plan import plan_figure
-from lightning_sv.experiments.report.drawings import draw
 from lightning_sv.experiments.report.results_csv import run_frame, write_csv
 from lightning_sv.experiments.resolver import RunResolver
 from lightning_sv.experiments.results import Figure, PlannedFigure
@@ -301,7 +300,7 @@ def test_report_has_a_panel_per_sharpness_scalar(tmp_path: Path) -> None:
     tags = ("all/lambda_max", "all/trace", "scale_input/lambda_max", "scale_input/trace")
     assert sorted(panels) == [f"sharpness/{tag}" for tag in tags]
     for tag, panel in panels.items():
-        notes = draw(panel).notes
+        notes = panel.kind.draw(panel).notes
         assert len(notes) == ("scale_input" in tag)  # nop has none
 
 

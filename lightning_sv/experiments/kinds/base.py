@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import pandas as pd
 
@@ -32,15 +32,23 @@ from lightning_sv.statistics.line import DifferenceLine
 from lightning_sv.statistics.paired import PairedDifference
 from lightning_sv.statistics.verdicts import CONFIDENCE
 
-if TYPE_CHECKING:  # it imports torch, which a report does not need
+if TYPE_CHECKING:  # they import matplotlib and torch, which some commands do not need
     from lightning_sv.experiments.budgeted_panel import BudgetedPanel
+    from lightning_sv.experiments.report.plot import Plot
 
 #: claims about losses of two arms
 LOSS_CLAIMS = ("less", "not_less", "equal", "leads", "widens", "keeps", "efficiency")
 
 
+class Drawing(NamedTuple):
+    """Plots of a panel, and sentences on what they lack."""
+
+    plots: Sequence["Plot"] = ()
+    notes: Sequence[str] = ()
+
+
 class PanelKind:
-    """A kind of panel: its arms and its table; `report.drawings` has its plots.
+    """A kind of panel: its arms, its table and its plots.
 
     The methods of this class are those of a panel with one point per arm, and without pairs.
 
@@ -116,6 +124,10 @@ class PanelKind:
     def table(self, panel: "LoadedPanel") -> pd.DataFrame:
         """Return the table of a panel in the report; its cells are texts. Empty if it has none."""
         return pd.DataFrame()
+
+    def draw(self, panel: "LoadedPanel") -> Drawing:
+        """Draw the plots of a panel."""
+        return Drawing()
 
 
 #: `kind` of a panel in conf/paper -> its rules; the package has the rows

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from lightning_sv.experiments.arms import Arm, baseline_first
-from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, LoadedPanel, PanelKind
+from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Drawing, LoadedPanel, PanelKind
 from lightning_sv.experiments.pairs import Pair
 from lightning_sv.statistics.verdicts import count_pairs, direction, interval_text, times
 
@@ -31,6 +31,13 @@ class CurvesKind(PanelKind):
     def table(self, panel: LoadedPanel) -> pd.DataFrame:
         """Return one row per arm: its losses, and its difference to the baseline."""
         return difference_table(panel)
+
+    def draw(self, panel: LoadedPanel) -> Drawing:
+        """Draw the losses, and the differences to the baseline."""
+        # matplotlib is slow to import
+        from lightning_sv.experiments.report.curve_plots import curve_plots
+
+        return curve_plots(panel)
 
 
 def difference_table(panel: LoadedPanel) -> pd.DataFrame:

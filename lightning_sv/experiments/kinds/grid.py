@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lightning_sv.errors import ConfigError, NotTestableError
 from lightning_sv.experiments.arms import Arm, PlannedArm, grouped
-from lightning_sv.experiments.kinds.base import PanelKind
+from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel, PanelKind
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec, values_under
 
 if TYPE_CHECKING:  # it imports torch, which a report does not need
@@ -66,6 +66,13 @@ class GridKind(PanelKind):
             if set(arms).isdisjoint(kept):
                 raise NotTestableError(f"{series} diverged at every value")
         return kept
+
+    def draw(self, panel: LoadedPanel) -> Drawing:
+        """Draw the loss against each setting, with the optimum."""
+        # matplotlib is slow to import
+        from lightning_sv.experiments.report.grid_plots import grid_plots
+
+        return grid_plots(panel)
 
 
 def grid_points(axes: Mapping[str, Sequence[float]]) -> list[dict[str, float]]:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.arms import Arm, PlannedArm, Series, point_label
-from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, LoadedPanel, PanelKind
+from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Drawing, LoadedPanel, PanelKind
 from lightning_sv.experiments.kinds.curves import difference_table
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec
 from lightning_sv.statistics.line import DifferenceLine, difference_line
@@ -109,6 +109,13 @@ class ScalingKind(ModelsKind):
             rows.append({"arm": series.name, OFFSET: _text(line.offset), SLOPE: _text(line.slope)})
         return pd.DataFrame(rows)
 
+    def draw(self, panel: LoadedPanel) -> Drawing:
+        """Draw the losses and the differences by size, and the curves of each size."""
+        # matplotlib is slow to import
+        from lightning_sv.experiments.report.scaling_plots import scaling_plots
+
+        return scaling_plots(panel)
+
 
 def _text(d: PairedDifference) -> str:
     return f"{d.mean:+.4f} ({interval_text(d.low, d.high)})"
@@ -133,3 +140,11 @@ class LengthsKind(ModelsKind):
     def table(self, panel: LoadedPanel) -> pd.DataFrame:
         """Return one row per arm and length."""
         return difference_table(panel)
+
+    def draw(self, panel: LoadedPanel) -> Drawing:
+        """Draw the difference to the baseline at each length."""
+        # matplotlib is slow to import
+        from lightning_sv.experiments.report.scaling_plots import gap_plot
+
+        points = "training tokens per parameter"
+        return Drawing([gap_plot(panel, "lengths", "length of training", points)])

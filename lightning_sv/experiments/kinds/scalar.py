@@ -5,7 +5,7 @@ import pandas as pd
 
 from lightning_sv.errors import expect
 from lightning_sv.experiments.arms import baseline_first
-from lightning_sv.experiments.kinds.base import LoadedPanel, PanelKind
+from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel, PanelKind
 from lightning_sv.experiments.spec import PanelSpec
 
 
@@ -37,3 +37,10 @@ class ScalarKind(PanelKind):
                 }
             )
         return pd.DataFrame(rows)
+
+    def draw(self, panel: LoadedPanel) -> Drawing:
+        """Draw the scalar of each arm."""
+        # matplotlib is slow to import
+        from lightning_sv.experiments.report.scalar_plots import scalar_plots
+
+        return scalar_plots(panel)

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import Arm, runs_of
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
-from lightning_sv.experiments.kinds.base import LoadedPanel
-from lightning_sv.experiments.report.plot import Drawing, Plot, finished, with_looks
+from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
+from lightning_sv.experiments.report.plot import Plot, finished, with_looks
 from lightning_sv.plots import style
 from lightning_sv.runs.events import Curve
 from lightning_sv.runs.tags import VAL_LOSS

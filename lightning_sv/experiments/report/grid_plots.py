@@ -8,15 +8,8 @@ from numpy.typing import NDArray
 
 from lightning_sv.experiments.arms import Series
 from lightning_sv.experiments.claims.claim_types import optimum_words
-from lightning_sv.experiments.kinds.base import LoadedPanel
-from lightning_sv.experiments.report.plot import (
-    FINAL_LOSS,
-    Drawing,
-    Plot,
-    draw_losses,
-    finished,
-    with_looks,
-)
+from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
+from lightning_sv.experiments.report.plot import FINAL_LOSS, Plot, draw_losses, finished, with_looks
 from lightning_sv.plots import style
 from lightning_sv.statistics.optimum import Optimum
 

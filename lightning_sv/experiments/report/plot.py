@@ -42,13 +42,6 @@ class Plot(NamedTuple):
             self.figure.savefig(f"{stem}.png")
 
 
-class Drawing(NamedTuple):
-    """Plots of a panel, and sentences on what they lack."""
-
-    plots: Sequence[Plot] = ()
-    notes: Sequence[str] = ()
-
-
 def finished(name: str, alt: str, axes: Axes, legend: str) -> Plot:
     """Style the axes, add the legend, and return the plot; its text ends with the lines' names."""
     figure = axes.get_figure(root=True)

@@ -6,9 +6,9 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from lightning_sv.experiments.arms import Arm
-from lightning_sv.experiments.kinds.base import LoadedPanel
+from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
 from lightning_sv.experiments.report.copying import FORMED, GAIN
-from lightning_sv.experiments.report.plot import Drawing, Plot, finished, with_looks
+from lightning_sv.experiments.report.plot import Plot, finished, with_looks
 from lightning_sv.plots import style
 from lightning_sv.plots.run_plot import branch_curves, draw_branches
 from lightning_sv.runs.events import Curve

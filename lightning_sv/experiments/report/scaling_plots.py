@@ -10,16 +10,9 @@ from numpy.typing import NDArray
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import Series
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
-from lightning_sv.experiments.kinds.base import LoadedPanel
+from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
 from lightning_sv.experiments.report.curve_plots import curve_plots
-from lightning_sv.experiments.report.plot import (
-    FINAL_LOSS,
-    Drawing,
-    Plot,
-    draw_losses,
-    finished,
-    with_looks,
-)
+from lightning_sv.experiments.report.plot import FINAL_LOSS, Plot, draw_losses, finished, with_looks
 from lightning_sv.plots import style
 
 
@@ -52,13 +45,6 @@ def _loss_plot(panel: LoadedPanel) -> Plot:
     style.set_log_axis(axes, "x", style.human_tokens)
     axes.set_xlabel("parameters")
     return finished("sizes", panel.title, axes, "means of the seeds")
-
-
-def length_plots(panel: LoadedPanel) -> Drawing:
-    """Plot the differences against the length of training."""
-    return Drawing(
-        [gap_plot(panel, "lengths", "length of training", "training tokens per parameter")]
-    )
 
 
 def gap_plot(

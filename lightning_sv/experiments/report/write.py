@@ -8,7 +8,7 @@ import pandas as pd
 
 from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.kinds.base import LoadedPanel
+from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
 from lightning_sv.experiments.report import clipped, copying
 from lightning_sv.experiments.report.claims import verdict_frame
 from lightning_sv.experiments.report.content import (
@@ -18,11 +18,10 @@ from lightning_sv.experiments.report.content import (
     without_empty_columns,
 )
 from lightning_sv.experiments.report.differences import difference_frame
-from lightning_sv.experiments.report.drawings import draw
 from lightning_sv.experiments.report.folder import HTML, MARKDOWN
 from lightning_sv.experiments.report.markdown import markdown_report, report_title
 from lightning_sv.experiments.report.page import html_page
-from lightning_sv.experiments.report.plot import Drawing, Plot
+from lightning_sv.experiments.report.plot import Plot
 from lightning_sv.experiments.report.results_csv import RESULTS, run_frame, write_csv
 from lightning_sv.experiments.report.scalar_plots import copying_plot
 from lightning_sv.experiments.report.tuned import write_tuned
@@ -75,7 +74,7 @@ def _panel_sections(panel: LoadedPanel, out: Path, stem: str) -> list[Section]:
     table = pd.DataFrame()
     try:
         table = without_empty_columns(panel.kind.table(panel))
-        drawing = draw(panel)
+        drawing = panel.kind.draw(panel)
     except NotTestableError as error:  # the other panels are still drawn
         drawing = Drawing(notes=[f"This panel cannot be drawn: {error}"])
     pictures = _saved(drawing.plots, out, stem)
