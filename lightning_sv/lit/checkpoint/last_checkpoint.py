@@ -8,7 +8,6 @@ from typing import Any, TypeGuard
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, Timer
 from lightning.pytorch.strategies import Strategy
-from torch.optim import Optimizer
 
 from lightning_sv.atomic import partial_of, remove
 from lightning_sv.callbacks.run_state import callbacks_of, tokens_seen
@@ -17,6 +16,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.sharded_write import link_last
 from lightning_sv.lit.checkpoint.shared_folder import check_shared_folder
 from lightning_sv.lit.fsdp import FullyShardedStrategy
+from lightning_sv.lit.guards.finite import FiniteGuard
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.signals import StopSignals, any_rank
 from lightning_sv.runs.directory import CONFIG
@@ -42,6 +42,7 @@ class LastCheckpoint(Checkpoint):
         self._clock = StepTrigger("checkpoint.every_n_steps", every_n_steps)
         self.path: Path | None = None  # of last.ckpt; the command line sets it
         self.signals = StopSignals()
+        self._guard: FiniteGuard | None = None
         self._waits_for_validation = False
         self._is_asked_to_stop = False
         self._ends_after_step = False
@@ -66,17 +67,11 @@ class LastCheckpoint(Checkpoint):
             _remove_partial(self.path.parent)
         if _writes_shards(trainer.strategy):
             check_shared_folder(trainer.strategy, self.path.parent)
+        for guard in callbacks_of(trainer, FiniteGuard):
+            self._guard = guard
+            guard.agree_on_stop(self.signals.is_received)
         for logger in _run_loggers(trainer):
             logger.mark_start(tokens_seen(trainer) + 1)
-
-    def on_before_optimizer_step(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer
-    ) -> None:
-        """Agree on whether a device was asked to stop: a collective.
-
-        It costs least here, where `FiniteGuard` waits for the device anyway.
-        """
-        self._is_asked_to_stop = any_rank(trainer, self.signals.is_received())
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -90,6 +85,7 @@ class LastCheckpoint(Checkpoint):
         if not self._clock.ended(trainer):
             return
         is_last = self._end_after_step(trainer)
+        self._is_asked_to_stop = self._agreed_stop(trainer)
         is_due = self._clock.is_due(self._clock.step)
         if is_due or is_last or self._is_asked_to_stop:
             self._save_now_or_after_validation(trainer, is_last=is_last)
@@ -113,6 +109,15 @@ class LastCheckpoint(Checkpoint):
         trainer.should_stop = self._ends_after_step or is_last
         may_stop: bool = trainer.fit_loop._can_stop_early  # min_steps may forbid it
         return trainer.should_stop and may_stop
+
+    def _agreed_stop(self, trainer: L.Trainer) -> bool:
+        """Return True if a device was asked to stop, the same on all of them."""
+        here = self.signals.is_received()
+        if trainer.world_size == 1:
+            return here
+        if self._guard is not None and self._guard.stops is not None:
+            return self._guard.stops
+        return any_rank(trainer, here)  # a subclass of the module has left out its guards
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the checkpoint that waited for the validation, or if EarlyStopping ends the run."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from lightning_sv.runs.provenance import Provenance
 class FiniteGuard(L.Callback):
     """Check losses and gradient norm before every optimizer step, and stop before a wrong one.
 
-    On one device the check is the only host synchronization of a step, with one copy.
+    The check is the only host synchronization of a step, with one reduction and one copy, and other
+    callbacks can agree on a flag in it.
 
     A line of <run_dir>/nonfinite.jsonl identifies the batch: step, epoch, the sequence numbers in
     the training split, the losses of the micro-batches per device, the gradient norm, commit, date
@@ -31,12 +33,19 @@ class FiniteGuard(L.Callback):
     Attributes:
         norm: gradient norm of the last step before clipping, as a number
         gradient_norm: the same on the device, sharded if the gradients are; None before the first
+        stops: whether a device asked to stop before the last step; None if no step was checked
     """
 
     def __init__(self) -> None:
         self.norm: float | None = None
         self.gradient_norm: Tensor | None = None
+        self.stops: bool | None = None
+        self._asked_to_stop: Callable[[], bool] | None = None
         self._losses: list[Tensor] = []  # of the micro-batches since the last step
+
+    def agree_on_stop(self, asked: Callable[[], bool]) -> None:
+        """Compare `asked` on all devices in every check, for `stops`."""
+        self._asked_to_stop = asked
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Forget a step that an earlier fit did not finish."""
@@ -65,15 +74,25 @@ class FiniteGuard(L.Callback):
         losses = torch.stack(self._losses) if self._losses else norm.new_empty(0)
         self._losses.clear()
 
-        # The norm of the reduced gradient is the same everywhere; losses differ between devices.
-        is_finite = (torch.isfinite(losses).all() & torch.isfinite(norm)).double()
-        if trainer.world_size > 1:  # the strategy's reduction would add a barrier
-            torch.distributed.all_reduce(is_finite, torch.distributed.ReduceOp.MIN)
-        all_finite, self.norm = torch.stack((is_finite, norm.double())).tolist()  # one copy
-        if not all_finite:
+        is_finite, self.norm = self._agree(trainer, losses, norm)
+        if not is_finite:
             event = self._event(trainer, losses)
             _append_to_file(trainer, event)
             raise RunError(_message(trainer, event))
+
+    def _agree(self, trainer: L.Trainer, losses: Tensor, norm: Tensor) -> tuple[bool, float]:
+        """Return whether all values are finite on all devices, and the norm; set `stops`."""
+        # The norm of the reduced gradient is the same everywhere; losses differ between devices.
+        is_finite = torch.isfinite(losses).all() & torch.isfinite(norm)
+        asked = self._asked_to_stop is not None and self._asked_to_stop()
+        goes_on = torch.full_like(norm, not asked, dtype=torch.float32)
+        flags = torch.stack((is_finite.float(), goes_on))
+        if trainer.world_size > 1:  # the strategy's reduction would add a barrier
+            torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MIN)
+        numbers = torch.cat((flags.double(), norm.double().unsqueeze(0)))
+        all_finite, continues, value = numbers.tolist()  # one copy
+        self.stops = not continues
+        return bool(all_finite), value
 
     def _event(self, trainer: L.Trainer, losses: Tensor) -> dict[str, Any]:
         """Return a description of the step and its batch; a collective."""
