@@ -318,6 +318,47 @@ def test_apply_strategy_state_loads_but_not_into_plain_model(
         assert torch.equal(logits(load(tmp_path / "folded").eval()), applied)
 
 
+class Savable(nn.Sequential):
+    """A model whose `save_pretrained` reads its own state dict, as those of huggingface_hub."""
+
+    def save_pretrained(self, file: Path, **options: Any) -> None:
+        torch.save(self.state_dict(), file)
+
+
+class SavableWithoutOptions(Savable):
+    def save_pretrained(self, file: Path) -> None:  # type: ignore[override]
+        torch.save(self.state_dict(), file)
+
+
+@pytest.mark.parametrize("kind", [Savable, SavableWithoutOptions])
+def test_apply_strategy_state_of_any_save_pretrained_does_not_load_into_plain_model(
+    kind: type[Savable], tmp_path: Path
+) -> None:
+    model = kind(nn.RMSNorm(4), nn.Linear(4, 4))
+    apply_strategy(model, "hg+dp", torch.ones(2, 4))
+    model.save_pretrained(tmp_path / "saved")
+    saved = torch.load(tmp_path / "saved")
+    model.load_state_dict(saved)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        kind(nn.RMSNorm(4), nn.Linear(4, 4)).load_state_dict(saved, strict=False)
+
+
+def test_apply_strategy_own_save_pretrained_is_used_and_restored() -> None:
+    model = nn.Sequential(nn.RMSNorm(4), nn.Linear(4, 4))
+    model[0].weight.data[0] = -1
+
+    def save() -> dict[str, Tensor]:
+        return model.state_dict()
+
+    model.save_pretrained = save  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="cannot represent"):
+        apply_strategy(model, "hg+er", torch.ones(2, 4))
+    assert model.save_pretrained is save
+    apply_strategy(model, "hg+dp", torch.ones(2, 4))
+    assert model.save_pretrained()["1.weight"].shape == (0,)  # type: ignore[operator]
+    assert fold_applied(model).save_pretrained is save
+
+
 def test_apply_strategy_dp_at_leaves_the_output_without_norm() -> None:
     model = named("llama")
     for strategy, name in (("unified", "head"), ("hg+dp", "lm_head")):

@@ -29,7 +29,7 @@ from lightning_sv.interop.apply.placements import (
     PlacedNorm,
     Placements,
 )
-from lightning_sv.interop.apply.saving import load_unfolded, save_unfolded
+from lightning_sv.interop.apply.saving import UnfoldedSave, load_unfolded
 from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.interop.apply.weights import (
     OutputNorm,
@@ -103,8 +103,7 @@ class Change:
             weight = self._first_weight_in(path)
             if weight is None or not hasattr(module, "save_pretrained"):
                 continue
-            vars(module)["save_pretrained"] = partial(save_unfolded, module, weight)
-            self.undo.callback(vars(module).pop, "save_pretrained")
+            self.undo.callback(UnfoldedSave(module, weight).remove)
             load = partial(load_unfolded, weight)
             yield module.register_load_state_dict_pre_hook(load)
 

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.apply.applied import APPLIED, FROZEN, REMOVE, Applied
-from lightning_sv.interop.apply.saving import save_unfolded
+from lightning_sv.interop.apply.saving import UnfoldedSave
 from lightning_sv.interop.apply.weights import Scaled, output_norm_hook, remove_parametrization
 from lightning_sv.roles.example_inputs import check_module
 from lightning_sv.scale import ScaleVector
@@ -161,6 +161,6 @@ def _unregister(model: nn.Module) -> None:
     for module in model.modules():
         vars(module).pop(FROZEN, None)
         save = vars(module).get("save_pretrained")
-        if getattr(save, "func", None) is save_unfolded:
-            delattr(module, "save_pretrained")
+        if isinstance(save, UnfoldedSave):
+            save.remove()
     delattr(model, APPLIED)

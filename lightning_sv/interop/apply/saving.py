@@ -1,29 +1,57 @@
-"""Saving a model with computed weights by transformers' `save_pretrained`.
+"""Saving a model with computed weights by `save_pretrained` of transformers and other libraries.
 
 Its weights have other keys than those of the plain model. Loading these files into a plain model
 would give every scaled weight random numbers, and only list their names. So the files also have an
 empty tensor at the name of one computed weight: its shape makes loading fail.
 """
 
+import inspect
 from typing import Any
 
 import torch
 from torch import nn
 
 
-def save_unfolded(
-    model: Any, name: str, *args: Any, state_dict: dict[str, Any] | None = None, **kwargs: Any
-) -> Any:
-    """Call `save_pretrained` with an empty tensor at the name of a computed weight."""
-    state = model.state_dict() if state_dict is None else state_dict
-    marked = {**state, name: torch.zeros(0)}
-    return type(model).save_pretrained(model, *args, state_dict=marked, **kwargs)
+class UnfoldedSave:
+    """A model's `save_pretrained`, with an empty tensor at the name of a computed weight.
+
+    It replaces the attribute of the model until `remove`.
+    """
+
+    def __init__(self, model: Any, weight: str) -> None:
+        self._model = model
+        self._weight = weight
+        self._save = model.save_pretrained
+        self._is_own = "save_pretrained" in vars(model)  # not only of the class
+        vars(model)["save_pretrained"] = self
+
+    def remove(self) -> None:
+        """Restore the attribute."""
+        del vars(self._model)["save_pretrained"]
+        if self._is_own:
+            vars(self._model)["save_pretrained"] = self._save
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Save the model's state dict, to which a hook adds the tensor, or that of the caller."""
+
+        def add(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+            state[prefix + self._weight] = torch.zeros(0)
+
+        positional = inspect.signature(self._save).bind_partial(*args)
+        for arguments in (positional.arguments, kwargs):  # it may be passed in either way
+            if arguments.get("state_dict") is not None:
+                arguments["state_dict"] = {**arguments["state_dict"], self._weight: torch.zeros(0)}
+        handle = self._model.register_state_dict_post_hook(add)
+        try:
+            return self._save(*positional.args, **kwargs)
+        finally:
+            handle.remove()
 
 
 def load_unfolded(
     name: str, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any
 ) -> None:
-    """Remove the tensor of `save_unfolded` from a state dict, before it is loaded."""
+    """Remove the tensor of `UnfoldedSave` from a state dict, before it is loaded."""
     saved = state.get(prefix + name)
     if saved is not None and not saved.numel():
         del state[prefix + name]
