@@ -8,6 +8,7 @@ state, and mode, buffers, random numbers and settings are restored afterwards, a
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import fields, is_dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -146,7 +147,18 @@ def _is_expanded(tensor: Tensor) -> bool:
 
 
 def logits_of(out: Any) -> Any:
-    """Return a model's logits, or all its outputs if none are called logits."""
+    """Return a model's logits, or all its outputs if none are called logits, for torch's trees."""
     if isinstance(out, Mapping):
-        return out.get("logits", out)
-    return getattr(out, "logits", out)
+        return _plain(out.get("logits", out))
+    return _plain(getattr(out, "logits", out))
+
+
+def _plain(out: Any) -> Any:
+    """Convert dataclasses and mappings to dicts, recursively: torch's trees do not look inside."""
+    if isinstance(out, Mapping):
+        return {key: _plain(value) for key, value in out.items()}
+    if isinstance(out, list | tuple):
+        return [_plain(value) for value in out]
+    if is_dataclass(out) and not isinstance(out, type):
+        return {field.name: _plain(getattr(out, field.name)) for field in fields(out)}
+    return out

@@ -2,6 +2,7 @@
 silently."""
 
 import copy
+import collections
 import dataclasses
 import functools
 import warnings
@@ -84,6 +85,8 @@ PADDING = torch.arange(V) >= V - 4
 OUTPUTS: dict[str, Read] = {
     "a dataclass": lambda net, x: Slots(plain(net, x)),
     "a tuple": lambda net, x: (0, plain(net, x)),
+    "a dataclass inside": lambda net, x: (0, Slots(plain(net, x))),
+    "a mapping": lambda net, x: collections.UserDict(scores=plain(net, x)),
     "-inf": lambda net, x: plain(net, x).masked_fill(PADDING, -torch.inf),
 }
 
