@@ -1,8 +1,8 @@
 """A strategy on models written by hand, in which an undetected case would change the outputs
 silently."""
 
-import copy
 import collections
+import copy
 import dataclasses
 import functools
 import warnings
