@@ -238,7 +238,28 @@ def _heads(split: Callable[[Tensor], Any]) -> Read:
     return read
 
 
+def _mixed_before_split(mixed: Callable[[Tensor], Tensor]) -> Read:
+    """Attention by one matrix for q, k and v, which are split after an operation on all of them."""
+
+    def read(net: Net, x: Tensor) -> Tensor:
+        q, k, v = (part[:, None] for part in mixed(net.matrix(x)).chunk(3, -1))
+        return net.head(F.scaled_dot_product_attention(q, k, v)[:, 0])  # type: ignore[no-any-return]
+
+    return read
+
+
 FUSED: dict[str, tuple[Read, int, int]] = {
+    "q, k and v behind a permutation": (
+        _mixed_before_split(lambda y: y[..., torch.arange(3 * D).flip(0)]),
+        3,
+        1,
+    ),
+    "q, k and v behind a gate per token": (
+        _mixed_before_split(lambda y: y * y.mean(-1, keepdim=True).sigmoid()),
+        3,
+        1,
+    ),
+    "q, k and v behind a softmax": (_mixed_before_split(lambda y: y.softmax(-1)), 3, 1),
     "glu": (lambda net, x: net.head(F.glu(net.matrix(x))), 2, 2),
     "unflatten": (
         lambda net, x: net.head(torch.mul(*net.matrix(x).unflatten(-1, (2, D)).unbind(-2))),
@@ -287,6 +308,11 @@ def _rotated(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return a * 0.6 - b * 0.8, b * 0.6 + a * 0.8
 
 
+def _rotated_by_index(y: Tensor) -> Tensor:
+    heads = y.view(2, 8, -1, 8)
+    return heads * 0.6 + heads.index_select(-1, torch.arange(8).roll(4)) * 0.8
+
+
 def _depthwise(y: Tensor) -> Tensor:
     width = y.shape[-1]
     kernel = torch.linspace(0.5, 2, 2 * width, dtype=y.dtype).view(width, 1, 2)
@@ -309,6 +335,7 @@ def _shared(net: Net, x: Tensor) -> Tensor:
 ONE: dict[str, tuple[Read, int, int]] = {
     "queries of a key": (_queries(lambda y: y.view(2, 8, 2, 2, 8)), V, 8),
     "one head in halves": (_queries(lambda y: torch.cat(_rotated(*y.chunk(2, -1)), -1)), 8, 8),
+    "halves exchanged by an index": (_queries(_rotated_by_index), V, 8),
     "a new axis": (
         lambda net, x: net.head(x) * (net.matrix(x)[..., None] * torch.arange(3)).sum(-1),
         V,

@@ -8,7 +8,8 @@ only in attention:
     W x (8)  -> chunk 4 | 4 -> rotated -> cat                 no cut: the halves are joined again
 
 Parts that are joined by a sum or a concatenation belong to one matrix. Parts that multiply each
-other are different matrices.
+other are different matrices. If they are split behind an operation that mixes or moves channels,
+such as a softmax, no block of rows is one of them: mixed.
 """
 
 from collections.abc import Collection, Iterable
@@ -19,6 +20,7 @@ from lightning_sv.roles.graph import DATA, PARAM, Node, Use, users_in_order
 from lightning_sv.roles.ops import (
     ATTENTION,
     CHOICES_OF_ROWS,
+    CONVOLUTIONS,
     PRODUCTS,
     SOFTMAX,
     SUMS,
@@ -30,6 +32,7 @@ _JOINS = frozenset({"cat", "stack", "copy"})
 _SINGLES = frozenset({"unbind", "select"})
 #: operations that take blocks of an axis
 _BLOCKS = frozenset({"split", "split_with_sizes", "slice"})
+_PRODUCTS = ATTENTION | (PRODUCTS.keys() - set(CONVOLUTIONS))
 _MEETING = SUMS | _JOINS
 _KEEPING_PARTS = _JOINS | ATTENTION | SOFTMAX
 
@@ -56,7 +59,9 @@ def parts_of(use: Use, d_out: int) -> tuple[int, ...] | None:
         cuts = _cuts(product, axis)
     except _NoBlocksError:
         return None
-    return tuple(high - low for low, high in pairwise(sorted(cuts)))
+    parts = tuple(high - low for low, high in pairwise(sorted(cuts)))
+    has_unseen_parts = len(parts) == 1 and _meets_itself(product)
+    return None if has_unseen_parts else parts
 
 
 class _NoBlocksError(Exception):
@@ -115,11 +120,8 @@ def _takes_apart(view: Node, axis: int) -> bool:
     """Return True if the pass splits an axis and does not join its parts again."""
     parts = []
     for use in users_along(view, axis):
-        if not use.splits:
-            continue
-        if use.user.op in CHOICES_OF_ROWS:
-            return True  # of positions that the graph does not have
-        parts.append(use.user)
+        if use.splits and use.user.op not in CHOICES_OF_ROWS:
+            parts.append(use.user)
     return len(_groups(parts, view.shape[axis])) > 1
 
 
@@ -187,3 +189,48 @@ def _keeps_part(user: Node, parts: Collection[Node]) -> bool:
     if user.op in PRODUCTS:
         return PARAM not in kinds_of_others
     return user.pointwise and DATA not in kinds_of_others
+
+
+def _meets_itself(product: Node) -> bool:
+    """Return True if parts of a product are two arguments of attention, or of a later product.
+
+    One matrix may be read twice, as shared queries and keys, but not in parts. Unfused attention
+    multiplies queries by keys, then the weights by values.
+    """
+    values = {product}
+    parts: set[Node] = set()
+    for user in users_in_order(values):
+        if not _stays_one(user, values):
+            continue
+        read = values.intersection(user.values)
+        reads_part = not parts.isdisjoint(read)
+        if reads_part and len(read) > 1 and user.op in _PRODUCTS:
+            return True
+        if reads_part or _takes_part(user, read):
+            parts.add(user)
+        values.add(user)
+    return False
+
+
+def _takes_part(user: Node, values: Collection[Node]) -> bool:
+    """Return True for a view or a choice of rows that is smaller than a value that it reads."""
+    selects = user.moves or user.op in CHOICES_OF_ROWS
+    return selects and any(user.size < value.size for value in values)
+
+
+def _stays_one(user: Node, values: set[Node]) -> bool:
+    """Return True unless a value meets a matrix, or other activations as their factor.
+
+    A factor, such as a gate, counts as one matrix; so do channels joined with others.
+    """
+    kinds_of_others = user.kinds_outside(values)
+    if user.op in _PRODUCTS:
+        return PARAM not in kinds_of_others
+    meets_data = DATA in kinds_of_others
+    return not meets_data or not (user.op == "mul" or _joins_channels(user))
+
+
+def _joins_channels(user: Node) -> bool:
+    """Return True for a concatenation along the last axis."""
+    axis = int(user.scalars.get("dim", 0))
+    return user.op == "cat" and axis in (-1, len(user.shape) - 1)
