@@ -259,6 +259,28 @@ def test_read_recorded_invalid_line_is_named(
         read_recorded([tmp_path], "c0ffee")
 
 
+@pytest.mark.parametrize("ending", ["", "\n\n"])
+def test_read_recorded_line_that_is_cut_off_refused(
+    recording: tuple[Path, Figure], ending: str, tmp_path: Path
+) -> None:
+    """Its run would count with the final loss alone, as in older recordings."""
+    header, first, second, *_ = (recording[0] / "results.csv").read_text().splitlines()
+    without_curve = second.rpartition(",")[0]
+    path = tmp_path / "results.csv"
+    path.write_text("\n".join([header, first, "", without_curve]) + ending)
+    with pytest.raises(ConfigError, match=r"results\.csv, line 4"):
+        read_recorded([path])
+
+
+def test_read_recorded_unmatched_quote_refused(
+    recording: tuple[Path, Figure], tmp_path: Path
+) -> None:
+    text = (recording[0] / "results.csv").read_text()
+    (tmp_path / "results.csv").write_text(f'{text}"')
+    with pytest.raises(ConfigError, match="results.csv, line 11"):
+        read_recorded([tmp_path])
+
+
 def test_read_recorded_empty_file_refused(tmp_path: Path) -> None:
     (tmp_path / "results.csv").touch()
     with pytest.raises(ConfigError, match="results_from"):

@@ -6,6 +6,7 @@ copying measurements, the scalars that its panel and its claims name, the share 
 and provenance, but no other scalars and no config.
 """
 
+import csv
 import logging
 import os
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 #: file of a report with one row per run
 RESULTS = "results.csv"
+csv.field_size_limit(2**31 - 1)  # a curve of many validations is one cell
 #: start of a formula of a spreadsheet, also after apostrophes
 _FORMULA = r"(?='*[-=+@\t\r])"
 #: columns with values of the summary
@@ -134,20 +136,40 @@ def curve_text(curve: Curve) -> str:
 
 
 def read_csv(path: Path) -> pd.DataFrame:
-    """Return a CSV file as texts; an empty frame if the file is empty.
+    """Return a CSV file as texts, indexed by line number; an empty frame if the file is empty.
 
     Raises:
-        ConfigError: a line has more cells than the header
+        ConfigError: the number of cells of a line differs from the header, or quotes do not match
     """
-    try:
-        frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding_errors="replace")
-    except pd.errors.EmptyDataError:
+    rows = _rows_by_line(path)
+    if not rows:
         return pd.DataFrame()
-    except pd.errors.ParserError as error:
-        raise ConfigError(f"{path} is damaged ({error}); restore the file.") from error
-    if not isinstance(frame.index, pd.RangeIndex):  # made by pandas of surplus cells of line 2
-        raise ConfigError(f"{path}, line 2, has more cells than the header; restore the file.")
+    columns = rows.pop(min(rows))
+    # pandas would fill a line that is cut off, and its run would count with a part of its curve
+    for line, cells in rows.items():
+        if len(cells) != len(columns):
+            found = f"{len(cells)} cells, and the header has {len(columns)}"
+            raise ConfigError(f"{path}, line {line}, has {found}; restore the file.")
+    frame = pd.DataFrame(list(rows.values()), list(rows), columns, dtype=str)
     return frame.replace(f"^'{_FORMULA}", "", regex=True)
+
+
+def _rows_by_line(path: Path) -> dict[int, list[str]]:
+    """Return line number -> cells, the header first, without blank lines.
+
+    Raises:
+        ConfigError: quotes do not match
+    """
+    rows = {}
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            for cells in filter(None, reader):
+                rows[reader.line_num] = cells
+        except csv.Error as error:
+            found = f"{path}, line {reader.line_num}, is damaged ({error})"
+            raise ConfigError(f"{found}; restore the file.") from error
+    return rows
 
 
 def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict[str, Run]:
@@ -180,8 +202,8 @@ def _read_report(path: Path) -> Iterator[Run]:
     lacking = [name for name in _NEEDED if name not in table]
     if lacking:
         found = f"{path} has no column {lacking[0]}"
-        raise ConfigError(f"--results_from: {found}; expected a report of this version.")
-    for line, row in enumerate(table.to_dict("records"), start=2):
+        raise ConfigError(f"--results_from: {found}; expected the {RESULTS} of a report.")
+    for line, row in table.to_dict("index").items():
         yield _run(row, f"--results_from: {path}, line {line}")
 
 
