@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv.errors import ConfigError, expect
+from lightning_sv.own_code import find
 from lightning_sv.roles import ModelParameter, Roles, weight_decay_roles
-from lightning_sv.roles.types import decayed_roles
-from lightning_sv.scale.strategy import ScaleStrategy
+from lightning_sv.scale.strategy import DECAYS, Decay, ScaleStrategy
 
 #: name parts that DDP, torch.compile, FSDP and activation checkpointing add
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -99,7 +99,8 @@ def decayed_names(
     if not isinstance(policy, str):
         wanted = "a word such as 'iwd'. Give the model's inputs as example=."
         raise ConfigError(f"policy is {type(policy).__name__}; expected {wanted}")
-    decayed_roles(policy)  # checked before the trace, which takes seconds
+    decay = find(DECAYS, policy, "policy")  # before the trace, which takes seconds
+    expect(isinstance(decay, Decay), "policy", policy, "a decay such as 'iwd'.")
     if not isinstance(roles, Roles | None):
         raise ConfigError(f"roles is {roles!r}; expected the result of weight_decay_roles.")
     parameters = _trained_parameters(model, example, roles)
@@ -163,15 +164,16 @@ def _matched(names: list[str], roles: Roles) -> dict[str, ModelParameter]:
     """Return the parameters of `names`, by equal names, or by names without wrappers.
 
     Raises:
-        ConfigError: two names in the roles are equal without wrappers
+        ConfigError: two names, of the model or in the roles, are equal without wrappers
     """
     known = {row.name: row for row in roles.parameters}
     if known.keys() >= set(names):
         return {name: known[name] for name in names}
+    for each in (names, list(known)):
+        if len(set(map(unwrapped, each))) < len(each):
+            what = "roles or the model has names that differ in parts of wrappers alone"
+            raise ConfigError(f"{what}; expected the roles of the model as it is now.")
     short = {unwrapped(name): row for name, row in known.items()}
-    if len(short) < len(known):
-        what = "roles has names that differ in parts of wrappers alone"
-        raise ConfigError(f"{what}; expected the roles of the model as it is now.")
     return {name: short[unwrapped(name)] for name in names if unwrapped(name) in short}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
+from torch.nn.parameter import is_lazy
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import Backbone
@@ -73,14 +74,18 @@ def check_module(model: object) -> None:
     """Check that `model` is a module with parameters, not its class or its name.
 
     Raises:
-        ConfigError: it is not, or has no parameters
+        ConfigError: it is not, its parameters have no shapes yet, or there are none
     """
     name = type(model).__name__
     if not isinstance(model, nn.Module):
         found = model if isinstance(model, str | type) else f"a {name}"
         wanted = "an nn.Module, not its class or its name."
         raise ConfigError(f"model is {found}; expected {wanted}")
-    if next(model.parameters(), None) is None:
+    parameters = list(model.parameters())
+    if any(map(is_lazy, parameters)):
+        wanted = "one without lazy modules. Run a forward pass first."
+        raise ConfigError(f"model is {name} with lazy modules; expected {wanted}")
+    if not parameters:
         hint = "A LightningModule may create them in configure_model(); call it first."
         wanted = f"a model with parameters. {hint}"
         raise ConfigError(f"model is {name} without parameters; expected {wanted}")

@@ -149,6 +149,8 @@ def test_apply_strategy_in_other_modes_of_torch_trains() -> None:
         ("roles", lambda net: param_groups(net, 1e-3, 0.1, roles="iwd")),
         ("known", lambda net: weight_decay_roles(net, IDS, known=["head.weight"])),
         ("model", lambda net: apply_strategy(nn.Linear, "hg")),
+        ("model", lambda net: apply_strategy(nn.Sequential(net, nn.LazyLinear(D)), "hg", IDS)),
+        ("model", lambda net: weight_decay_roles(nn.LazyLinear(D), IDS)),
         ("model", lambda net: fold_applied(net.state_dict())),
         ("model", lambda net: weight_decay_roles(nn.Linear)),
     ],
@@ -773,6 +775,9 @@ REFUSED: dict[str, tuple[str, str, Callable[[], nn.Module]]] = {
     "no norm": ("hg", "Bare has no norm", lambda: Bare(lambda x: x)),
     "zero gamma": ("hg+dp+or", r"^norm.weight .*near 0", with_zero_gamma),
     "subclass of a tensor": ("hg+dp", "^head.weight is a Quantized", with_subclass),
+    "a script": ("hg", "torch.jit.script", lambda: torch.jit.script(nn.RMSNorm(D))),
+    "a script inside": ("hg", "torch.jit.script", lambda: nn.Sequential(
+        torch.jit.script(nn.RMSNorm(D)))),
     "applied": ("hg+dp+or", "fold_applied", with_strategy),
     "expert without tokens": ("hg", r"reached experts\.1", lambda: Experts()),
 }  # fmt: skip
