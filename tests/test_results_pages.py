@@ -207,13 +207,13 @@ def one_setting(_: pd.DataFrame) -> Rows:
 
 
 def tuning_losses(shown: pd.DataFrame) -> Rows:
-    """Expect the loss of llama at each rate and std of its tuning in `mini`."""
-    runs = recorded("cpu-mini-tuning/results.csv").set_index("arm").val_loss
+    """Expect the loss of each arm at each rate and std of its tuning in `mini`."""
+    losses = recorded("cpu-mini-tuning/results.csv").set_index("arm").val_loss
     rows = []
     for point in shown.index:
         rate, std = point.split(", ")
-        loss = runs[f"llama, lr {rate}, init_std {std}"]
-        rows.append([f"{loss:.4f}"])
+        of_arms = [losses[f"{arm}, lr {rate}, init_std {std}"] for arm in shown.columns]
+        rows.append([f"{loss:.4f}" for loss in of_arms])
     return rows
 
 
@@ -312,7 +312,7 @@ TABLES: dict[tuple[str, str], Callable[[pd.DataFrame], Rows]] = {
     ("cpu-100-copying", "| difference to `llama`"): parts("cpu-100-copying", ""),
     ("cpu-mini", "| strategy | seed"): losses("cpu-mini"),
     ("cpu-mini", "| claim |"): claims("cpu-mini"),
-    ("cpu-mini-tuning", "| rate, initial std of"): tuning_losses,
+    ("cpu-mini-tuning", "| rate, initial std |"): tuning_losses,
     ("cpu-english", "| rate of `tiny`"): rates("cpu-english/results.csv", "Learning rate of llama"),
     ("cpu-largest-rate", "| claim: depends"): claims("cpu-largest-rate"),
     ("cpu-curves", "| claim of balance |"): ratios("cpu-curves", "balance"),
