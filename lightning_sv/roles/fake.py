@@ -22,7 +22,11 @@ from torch._subclasses.fake_tensor import (
 )
 
 from lightning_sv.atomic import read_json
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
+
+#: Upper bound on a number of layers: each is a Python object, also without weights, and larger
+#: numbers are typing errors.
+MAX_LAYERS = 1 << 12
 
 
 def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None) -> nn.Module:
@@ -87,6 +91,7 @@ def model_from_config(folder: Path, *, trust_remote_code: bool = False) -> nn.Mo
     """
     file = folder / "config.json"
     written = read_json(file, "expected a folder written by save_pretrained.")
+    _check_depth(written, str(file))
     module = transformers()
     kind = str(written.get("model_type"))
     is_foreign = kind not in module.CONFIG_MAPPING
@@ -103,12 +108,23 @@ def model_from_config(folder: Path, *, trust_remote_code: bool = False) -> nn.Mo
         raise ConfigError(f"{file}: the model cannot be built ({why}).") from error
 
 
+def _check_depth(section: dict[str, Any], where: str) -> None:
+    """Refuse a number of layers that would take hours to build, also in parts of a model."""
+    for key, value in section.items():
+        if isinstance(value, dict):
+            _check_depth(value, f"{where}: {key}")
+        elif isinstance(value, int) and key.endswith(("layer", "layers")):
+            expect(value <= MAX_LAYERS, f"{where}: {key}", value, f"at most {MAX_LAYERS:,}.")
+
+
 def _builder(module: Any, written: dict[str, Any], config: Any) -> Callable[..., nn.Module]:
     """Return the builder of the model: the class in the configuration, or its code's auto_map."""
-    name = (written.get("architectures") or [""])[0]
-    model = getattr(module, name, None)
-    if isinstance(config, getattr(model, "config_class", ())):
-        return model._from_config  # type: ignore[no-any-return, union-attr]
+    names = written.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    model: Any = getattr(module, name, None)
+    config_class = getattr(model, "config_class", None)
+    if config_class is not None and isinstance(config, config_class):
+        return model._from_config  # type: ignore[no-any-return]
     for auto, code in (written.get("auto_map") or {}).items():
         if auto.startswith("AutoModel") and code.endswith(f".{name}"):
             return getattr(module, auto).from_config  # type: ignore[no-any-return]

@@ -91,6 +91,29 @@ def test_model_from_config_remote_code_runs_only_if_trusted(
     assert ran.exists() and len(list(found.parameters())) == len(list(llama.parameters()))
 
 
+@pytest.mark.parametrize("key", ["num_hidden_layers", "encoder_layers"])
+def test_model_from_config_depth_refused_before_the_model_is_built(
+    key: str, model_dir: Path
+) -> None:
+    config = model_dir / "config.json"
+    edit_json(config, **{key: 1_000_000})
+    with pytest.raises(ConfigError, match=f"{key} is 1000000"):
+        model_from_config(model_dir)
+    edit_json(config, **{key: 2}, text_config={key: 1_000_000})
+    with pytest.raises(ConfigError, match=f"text_config: {key} is 1000000"):
+        model_from_config(model_dir)
+
+
+@pytest.mark.parametrize(
+    "names", [[None], ["PreTrainedModel"], ["NoModel"], "Gemma", {"a": 1}, 5, []]
+)
+def test_model_from_config_without_a_usable_class_is_a_causal_model(
+    names: object, model_dir: Path
+) -> None:
+    edit_json(model_dir / "config.json", architectures=names)
+    assert type(model_from_config(model_dir)).__name__ == "Gemma3ForCausalLM"
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
