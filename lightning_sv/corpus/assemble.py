@@ -38,6 +38,7 @@ def publish(job: Job, selection: Selection, target: Path, workers: int, *, shown
     _write_layer(job.config, job.tokenizer.vocab_size, folder)
     write_atomically(folder / FILENAME, json.dumps(manifest.to_dict(), indent=2, sort_keys=True))
     replace(folder, target)
+    manifest = Manifest.load(target)  # with its checksum
     if job.config.max_tokens is None:
         remove(job.folder)
     check_corpus(manifest, target)  # now, because other users may not write verified.json

@@ -13,6 +13,7 @@ from lightning_sv.errors import ConfigError, expect
 FORMAT_VERSION = 1
 FILENAME = "manifest.json"
 SPLITS = ("train", "val")
+#: key of the checksum in manifest.json, and field of `Manifest`
 CHECKSUM = "manifest_sha256"
 _T = TypeVar("_T")
 
@@ -66,6 +67,8 @@ class Manifest:
         corpus_hash: hash of tokens and tokenizer; results are comparable only if it is equal
         sources: name of each source file -> size, time and hash
         left_out: suffix, or `not UTF-8` -> number of files of the source that are not read
+        manifest_sha256: checksum of manifest.json, with keys that only other versions know; empty
+            before it is written
     """
 
     version: int
@@ -84,6 +87,7 @@ class Manifest:
     corpus_hash: str
     sources: dict[str, Any]
     left_out: dict[str, Any]
+    manifest_sha256: str = ""
 
     @property
     def train(self) -> SplitInfo:

@@ -188,16 +188,16 @@ class _Corpus:
                 write_atomically(stamp, json.dumps(state))
 
     def _state(self) -> dict[str, Any]:
-        """Return what the file `STAMP` has: size and change time (ctime) of each shard.
+        """Return what the file `STAMP` has: the manifest's checksum, and the state of each shard.
 
-        Programs cannot set the change time, and that of a copy is new. Neither holds for the
-        modification time.
+        The state is its size and change time (ctime). Programs cannot set the change time, and that
+        of a copy is new. Neither holds for the modification time.
         """
         files = {}
         for shard in self.manifest.shards:
             status = (self.root / shard.file).stat()
             files[shard.file] = [status.st_size, status.st_ctime_ns]
-        return {CHECKSUM: self.manifest.to_dict()[CHECKSUM], "files": files}
+        return {CHECKSUM: self.manifest.manifest_sha256, "files": files}
 
     def _check_shard(self, shard: Shard) -> int:
         """Check the hash and the largest token of a shard; return its bytes."""
