@@ -1,6 +1,7 @@
 """Settings of one corpus preparation."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ LAYER = "corpus.yaml"
 #: Vocabularies are padded to a multiple of this, as GPT-2's 50,257 to 50,304, because odd matrix
 #: widths are slow.
 PADDED_TO = 64
+#: Settings that earlier versions stored. Their values have no effect on a prepared corpus.
+RETIRED = frozenset({"errors"})
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,11 @@ class CorpusConfig:
         settings = asdict(self) | {"chunk_bytes": self.chunk_size}
         del settings["dir"]
         return settings
+
+
+def without_retired(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return stored settings of a corpus without those that only earlier versions have."""
+    return {key: value for key, value in stored.items() if key not in RETIRED}
 
 
 def byte_size(key: str, text: str) -> int:

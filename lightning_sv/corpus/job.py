@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from lightning_sv.atomic import read_json, remove, write_atomically
-from lightning_sv.corpus.config import CorpusConfig
+from lightning_sv.corpus.config import CorpusConfig, without_retired
 from lightning_sv.corpus.parts import Encoding, Part, plan_parts
 from lightning_sv.corpus.progress import phase
 from lightning_sv.corpus.sources.document import Slice, Source
@@ -85,9 +85,17 @@ class Job:
         """Read the plan of a folder."""
         plan = read_json(folder / FILENAME, f"delete {folder}.")
         try:
-            config = CorpusConfig(**plan["settings"])
+            config = CorpusConfig(**without_retired(plan["settings"]))
             slices = [Slice(*values) for values in plan["slices"]]
-            source = Source(slices, READERS[config.kind](config), **plan["source"])
+            stored = plan["source"]  # in earlier versions with more keys
+            source = Source(
+                slices,
+                READERS[config.kind](config),
+                licence=stored["licence"],
+                packages=stored["packages"],
+                left_out=stored["left_out"],
+                files=stored["files"],
+            )
             content = (folder / Tokenizer.filename).read_bytes()
             tokenizer = Tokenizer(content, str(folder), plan["eot"])
             return cls(config, folder, source, tokenizer, plan["cuts"], plan["part_bytes"])
@@ -95,11 +103,11 @@ class Job:
             raise ConfigError(f"{folder} is damaged ({error!r}); delete it.") from None
 
     def remove_other_parts(self) -> None:
-        """Remove parts of text that has changed since they were encoded."""
+        """Remove parts of text that has changed since they were encoded, or of earlier versions."""
         planned = {part.path.name for part in self.parts}
         for path in self.folder.glob("[0-9]*-*"):
             if path.name not in planned:
-                log.warning("%s is a part of a different text; it is removed", path)
+                log.warning("%s is a part of a different text or version; it is removed", path)
                 remove(path)
 
 
@@ -134,6 +142,7 @@ def open_job(config: CorpusConfig, target: Path, part_bytes: int, *, shown: bool
         return _new_job(config, folder, source, given, part_bytes, shown=shown)
     job = replace(started, config=config, source=source)
     job.save()
+    job.remove_other_parts()
     return job
 
 

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_sv.callbacks.steps import total_steps
 from lightning_sv.corpus import CorpusConfig, Manifest, local_folder
+from lightning_sv.corpus.config import without_retired
 from lightning_sv.errors import expect_known
 from lightning_sv.optim import ScheduleConfig
 
@@ -39,11 +40,13 @@ def config_from(kind: Any, value: Any) -> Any:
 
 def corpus_from(value: CorpusConfig | str | Path | dict[str, Any]) -> CorpusConfig:
     """Return the config of a corpus: given, from its fields, or of a prepared folder."""
-    corpus = config_from(CorpusConfig, value)
-    if isinstance(corpus, CorpusConfig):
-        return corpus
-    tokenizer = Manifest.load(local_folder(corpus)).tokenizer
-    return CorpusConfig(dir=str(corpus), tokenizer=tokenizer)
+    if isinstance(value, CorpusConfig):
+        return value
+    if isinstance(value, Mapping):
+        fields: CorpusConfig = config_from(CorpusConfig, without_retired(value))
+        return fields
+    tokenizer = Manifest.load(local_folder(value)).tokenizer
+    return CorpusConfig(dir=str(value), tokenizer=tokenizer)
 
 
 def warn_untrained(module: L.LightningModule, optimizer: Optimizer) -> None:

@@ -95,6 +95,24 @@ def test_prepare_max_tokens_grows_by_the_parts_that_it_lacks(
     assert Manifest.load(tmp_path / "grows").corpus_hash == small.corpus_hash
 
 
+def test_prepare_goes_on_with_a_preparation_of_an_earlier_version(
+    repeated: CorpusConfig, tmp_path: Path
+) -> None:
+    """Its parts have other names, and are removed."""
+    first = prepared(replace(repeated, max_tokens=3000), "grows", part_bytes=PART_BYTES)
+    folder = tmp_path / "grows.parts"
+    plan = json.loads((folder / "job.json").read_text())
+    plan["settings"]["errors"] = "skip"
+    plan["source"]["unreadable"] = 0
+    (folder / "job.json").write_text(json.dumps(plan))
+    encoded = next(folder.glob("00000-*"))
+    encoded.rename(folder / "00000-of-earlier")
+
+    second = prepared(replace(repeated, max_tokens=4000), "grows")
+    assert first.train.tokens < second.train.tokens
+    assert list(folder.glob("00000-*")) == [encoded]
+
+
 def test_prepare_max_tokens_before_the_first_validation_document_is_refused(
     repeated: CorpusConfig,
 ) -> None:

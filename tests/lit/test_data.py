@@ -50,6 +50,20 @@ def test_data_module_after_a_fit_pickles_and_is_loaded_from_a_checkpoint(
     assert loaded.settings == data.settings and loaded.train_dataloader().order.seed == 0
 
 
+def test_data_module_is_loaded_from_a_checkpoint_of_an_earlier_version(
+    data: TokenDataModule, tmp_path: Path
+) -> None:
+    path = tmp_path / "fit.ckpt"
+    run = trainer(tmp_path)
+    run.fit(module(), data)
+    run.save_checkpoint(path)
+    saved = torch.load(path, weights_only=True)
+    saved["datamodule_hyper_parameters"]["corpus"]["errors"] = "replace"
+    torch.save(saved, path)
+    loaded = TokenDataModule.load_from_checkpoint(path, weights_only=True)
+    assert loaded.settings == data.settings
+
+
 def test_seed_of_the_data_changes_the_order_alone(corpus: Path) -> None:
     orders = []
     weights = []

@@ -36,7 +36,7 @@ def test_sections_are_those_of_the_parser() -> None:
 
 def test_key_of_an_earlier_version_is_ignored_or_refused(tmp_path: Path, refused: Refused) -> None:
     fsdp = "{class_path: lightning_sv.lit.fsdp.FullyShardedStrategy, init_args: {replicas: 1}}"
-    text = "allow_lr_jump: false\nmodel: {nonfinite: stop}\ndata: {corpus: {errors: strict}}\n"
+    text = "allow_lr_jump: false\nmodel: {nonfinite: stop}\ndata: {corpus: {errors: skip}}\n"
     text += f"checkpoint: {{keep: 1, every_n_steps: 7}}\ntrainer: {{strategy: {fsdp}}}\n"
     args = layer(tmp_path, text)
     earlier = parse_run(args, check_corpus=False)
