@@ -96,7 +96,8 @@ class TracedModel:
         # one role per parameter; those that the pass does not use get one from others like them
         self.unused: list[ModelParameter] = []
         self.roles = Roles(self._completed(self._used_parameters()))
-        _check_used([row for row in self.unused if max(row.shape, default=1) < row.size])
+        unused_matrices = [row for row in self.unused if max(row.shape, default=1) < row.size]
+        _check_used(unused_matrices)
 
     def _used_parameters(self) -> dict[str, ModelParameter]:
         """Return the classification of the parameters that the pass uses, by name."""

@@ -30,8 +30,8 @@ _PRODUCTS = {"mul": {"self": 1, "other": 1}, "div": {"self": 1, "other": -1}}
 _MULTIPLIED = {"mul": ("self", "other"), "div": ("self",)}
 #: operations that keep a power of |x|, but for constants
 _LIMITS = {"add", "clamp", "clamp_min", "maximum"}
-#: operation, and which of its outputs is a mean
-_SUBTRACTED = {("mean", 0), ("var_mean", 1), ("std_mean", 1)}
+#: operation, and which of its outputs is the mean
+_MEAN_OUTPUTS = {("mean", 0), ("var_mean", 1), ("std_mean", 1)}
 
 
 class ScaledValue(NamedTuple):
@@ -229,7 +229,7 @@ def _subtracts_mean(node: Node) -> bool:
     if node.op != "sub" or len(node.inputs) != 2:
         return False
     subtracted = plain(node.values[1])
-    return (subtracted.op, subtracted.output) in _SUBTRACTED
+    return (subtracted.op, subtracted.output) in _MEAN_OUTPUTS
 
 
 def _source_of_multiple(node: Node) -> Node:

@@ -159,6 +159,15 @@ def test_param_groups_of_compiled_model_needs_no_example(build: Any) -> None:
     ]
 
 
+def test_decayed_names_of_a_script_are_those_of_the_model() -> None:
+    model = nn.Sequential(nn.Embedding(8, 4), nn.LayerNorm(4), nn.Linear(4, 8))
+    ids = torch.arange(8)
+    script = torch.jit.script(model)
+    for _ in range(3):  # torch compiles it after its first passes
+        assert decayed_names(script, example=ids) == decayed_names(model, example=ids)
+        script(ids).sum().backward()
+
+
 def test_own_model_page_prints_parameters_whose_decay_differs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -171,12 +171,11 @@ class Change:
         trained = [branch for branch in branches if self._trains[branch.weight]]
         like = (trained or branches)[0]
         vector = self._vector(like.weight, self._ones_before(like), "input")
-        source: _Source = vector
+        owner = placed.branches[0]
         for branch in placed.branches:
-            before: list[_Source | None] = []
-            for _ in branch.branch.parts:
-                before.append(source)
-                source = vector.__call__
+            before: list[_Source | None] = [vector.__call__] * len(branch.branch.parts)
+            if branch is owner:
+                before[0] = vector
             self._scale(branch, before)
 
     def _ones_before(self, branch: TracedBranch) -> Tensor:

@@ -123,32 +123,16 @@ class Matrices:
         parts = agreed({parts_of(product, d_out) for product in products})
         outputs = self._outputs(products)
         is_normalized = not outputs.isdisjoint(self._norm_inputs.complete)
+        in_part = not is_normalized and not outputs.isdisjoint(self._norm_inputs.in_part)
         return TracedBranch(
             weight=name,
             transposed=transposed,
             parts=parts or (d_out,),
-            mixed=self._is_mixed(row, parts, outputs),
+            mixed=_is_mixed(row, parts, normalized_in_part=in_part),
             normalized=is_normalized,
             head_width=row.head_width,
             role=row.role,
         )
-
-    def _is_mixed(
-        self, row: ModelParameter, parts: tuple[int, ...] | None, outputs: set[Node]
-    ) -> bool:
-        """Return True if a weight has several matrices that cannot be separated.
-
-        A norm that reads a part of its result shows that, too.
-        """
-        if row.role == "router":  # scores meet their own choice of experts
-            return False
-        if parts is None:
-            return True
-        is_one = len(row.shape) == 2 and len(parts) == 1
-        reads = self._norm_inputs
-        has_norm_of_all = not outputs.isdisjoint(reads.complete)
-        has_norm_of_part = not outputs.isdisjoint(reads.in_part)
-        return is_one and has_norm_of_part and not has_norm_of_all
 
     def _outputs(self, products: list[Use]) -> set[Node]:
         """Return the products, also without moves, casts and constant factors."""
@@ -156,6 +140,21 @@ class Matrices:
         for product in products:
             outputs |= {product.node, self.traced.flow.norms.base(product.node)}
         return outputs
+
+
+def _is_mixed(
+    row: ModelParameter, parts: tuple[int, ...] | None, *, normalized_in_part: bool
+) -> bool:
+    """Return True if a weight has several matrices that cannot be separated.
+
+    A norm that reads only a part of its result shows that, too.
+    """
+    if row.role == "router":  # scores meet their own choice of experts
+        return False
+    if parts is None:
+        return True
+    is_one = len(row.shape) == 2 and len(parts) == 1
+    return is_one and normalized_in_part
 
 
 def _tied_parameters(traced: TracedModel) -> set[str]:
