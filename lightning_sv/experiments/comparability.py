@@ -16,7 +16,7 @@ from lightning_sv.experiments.kinds.base import LoadedPanel, by_size
 from lightning_sv.runs.directory import SUMMARY, config_value
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.segments import changed_numerics, schedule_lengths
-from lightning_sv.settings.sections import leaves
+from lightning_sv.settings.sections import RETIRED, leaves
 
 #: keys of `data` that define the validation sets
 VALIDATION_KEYS = ("val_sequences", "seq_len", "full_last_validation")
@@ -88,8 +88,8 @@ def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") 
 def comparability_warnings(runs: Mapping[str, Run], requested: Sequence[str] = ()) -> list[str]:
     """Return warnings about differences between complete runs other than corpus and tokenizer.
 
-    The first run is the reference. Seeds that equal the seed of the run, and values that contain
-    its directory, count as equal. Recorded runs have no config; their name has the hash of the
+    Each warning lists all values with their runs. Seeds that equal the seed of the run, and paths
+    in its directory, count as equal. Recorded runs have no config; their name has the hash of the
     requested one.
 
     Args:
@@ -236,6 +236,9 @@ def _leaves(run: Run) -> dict[str, Any]:
     # Configs of older runs lack this key. Files with events alone have no section `data`.
     if "data.seq_len" in values:
         values["data.full_last_validation"] = validation_setting(run, "full_last_validation")
+    for key, value_of_every_run in RETIRED.items():
+        if values.get(key) == value_of_every_run:
+            del values[key]  # configs of newer runs lack it
     for key in _SEEDS:
         if values.get(key) == values.get("seed_everything"):
             values[key] = None

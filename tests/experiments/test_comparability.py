@@ -16,6 +16,7 @@ from lightning_sv.experiments.comparability import (
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.spec import PanelSpec
 from lightning_sv.runs.events import Curve, Run
+from lightning_sv.settings.sections import RETIRED
 
 
 def run(directory: Path, config: dict[str, Any], **summary: Any) -> Run:
@@ -78,6 +79,23 @@ def test_comparability_warnings_name_unexpected_keys(
 ) -> None:
     warnings = comparability_warnings({"a": run(Path("a"), a), "b": run(Path("b"), b)}, requested)
     assert [warning.split(":")[0].split()[-1] for warning in warnings] == unexpected
+
+
+@pytest.mark.parametrize("key", RETIRED)
+def test_comparability_warnings_retired_key_with_the_value_of_every_run_is_equal(key: str) -> None:
+    def with_value(value: Any) -> Run:
+        config: dict[str, Any] = {}
+        *sections, name = key.split(".")
+        section = config
+        for section_name in sections:
+            section = section.setdefault(section_name, {})
+        section[name] = value
+        return run(Path("earlier"), config)
+
+    current = run(Path("current"), {})
+    assert comparability_warnings({"a": with_value(RETIRED[key]), "b": current}) == []
+    (warning,) = comparability_warnings({"a": with_value("different"), "b": current})
+    assert key in warning
 
 
 @pytest.mark.parametrize(("summary", "words"), [
