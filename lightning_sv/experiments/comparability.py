@@ -103,7 +103,7 @@ def comparability_warnings(runs: Mapping[str, Run], requested: Sequence[str] = (
             warnings.append(f"The configs differ in {key}: {values}.")
     facts = pd.DataFrame([_facts(run) for run in runs.values()], list(runs))
     if _LENGTH in requested:
-        facts = facts.drop(columns=_DIFFERENT_TOKENS)
+        facts = facts.drop(columns=_DIFFERENT_TOKENS, errors="ignore")  # no runs, no columns
     for predicate, values in _differences(facts):
         warnings.append(f"The runs {predicate}: {values}.")
     for name, run in runs.items():

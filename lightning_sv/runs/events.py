@@ -136,13 +136,13 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
     return run
 
 
-def check_run_directory(directory: Path) -> None:
-    """Raise `ConfigError` if a folder has no files of a run."""
+def check_run_directory(directory: Path, expected: str = _A_RUN) -> None:
+    """Raise `ConfigError` if a folder has no files of a run; it names what is expected."""
     if not directory.is_dir():
-        raise ConfigError(f"{directory} is not a folder; expected {_A_RUN}")
+        raise ConfigError(f"{directory} is not a folder; expected {expected}")
     has_files = is_begun(directory) or is_complete(directory)
     if not has_files and not event_files(directory):
-        raise ConfigError(f"{directory} has no {CONFIG} and no event file; expected {_A_RUN}")
+        raise ConfigError(f"{directory} has no {CONFIG} and no event file; expected {expected}")
 
 
 def _check_complete(directory: Path) -> None:

@@ -45,6 +45,10 @@ def test_comparability_warnings_values_that_contain_a_directory_name_differ() ->
     assert "model.optim.name" in warning
 
 
+def test_comparability_warnings_no_runs() -> None:
+    assert comparability_warnings({}, ["trainer.max_steps"]) == []
+
+
 def test_comparability_warnings_names_the_run_of_an_earlier_version_that_skipped_steps() -> None:
     runs = {"skipped": run(Path("a"), {}, skipped_steps=2), "other": run(Path("b"), {})}
     (warning,) = comparability_warnings(runs)

@@ -292,6 +292,14 @@ def test_own_figure_takes_labels_and_a_baseline(runs: Path) -> None:
     assert arms == [("y", True), ("x", False)]
 
 
+def test_own_figure_without_a_run_refused(runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="folder of runs"):
+        own_figure([])
+    write_report([own_figure([runs])], tmp_path / "report", "")
+    with pytest.raises(ConfigError, match=r"report.* or a folder of runs"):
+        own_figure([tmp_path / "report"])
+
+
 def test_report_incomparable_runs_refused(runs: Path, tmp_path: Path, refused: Refused) -> None:
     """In one sentence with the key or the directory, before a file is written."""
     (tmp_path / "empty").mkdir()

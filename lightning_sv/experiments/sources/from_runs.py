@@ -16,9 +16,13 @@ from lightning_sv.experiments.pairs import Pair
 from lightning_sv.experiments.results import Figure, count_seeds
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.directory import SUMMARY, event_files, is_diverged, runs_in
-from lightning_sv.runs.events import Run, read_run
+from lightning_sv.runs.events import Run, check_run_directory, read_run
 from lightning_sv.runs.tags import VAL_LOSS
 
+# what an error expects
+_RUNS = (
+    "the directory of a run, or a folder of runs, e.g. runs/tiny. `lightning-sv runs` lists runs."
+)
 # scalars of `callbacks.Sharpness` that a report draws
 _SHARPNESS = re.compile(r"sharpness/\w+/(lambda_max|trace)")
 
@@ -41,8 +45,8 @@ def own_figure(
         command: command of the report
 
     Raises:
-        ConfigError: a directory without events, two runs of one label and seed, or runs that
-            cannot be compared
+        ConfigError: no directory, or one without events; two runs of one label and seed; or runs
+            that cannot be compared
     """
     run_dirs, incomplete = _find_runs(dirs)
     runs = [_read(path) for path in run_dirs]
@@ -69,7 +73,13 @@ def own_figure(
 
 
 def _find_runs(dirs: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
-    """Return the runs of directories, and the incomplete ones in folders of runs."""
+    """Return the runs of directories, and the incomplete ones in folders of runs.
+
+    Raises:
+        ConfigError: no directory is given, or one is neither a run nor a folder of complete runs
+    """
+    if not dirs:
+        raise ConfigError(f"no directory is given; expected {_RUNS}")
     run_dirs = []
     incomplete = []
     for path in map(Path, dirs):
@@ -79,6 +89,7 @@ def _find_runs(dirs: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
             run_dirs += complete
             incomplete += begun
         else:
+            check_run_directory(path, _RUNS)
             run_dirs.append(path)
     return run_dirs, incomplete
 
