@@ -43,14 +43,10 @@ class OwnModule(L.LightningModule):
         self.net = Net()
         apply_strategy(self.net, "hg+dp+or+iwd", example=EXAMPLE)  # new
 
-    def loss(self, block: torch.Tensor) -> torch.Tensor:
+    def training_step(self, block: torch.Tensor, batch_idx: int) -> torch.Tensor:
         """Return the next-token loss of a (B, T + 1) block."""
         logits = self.net(block[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1), block[:, 1:].flatten())
-
-    def training_step(self, block: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        """Return and log the loss of a batch."""
-        loss = self.loss(block)
+        loss = F.cross_entropy(logits.flatten(0, 1), block[:, 1:].flatten())
         self.log("loss", loss)
         return loss
 
@@ -67,7 +63,9 @@ def main(out: str = "out", steps: int = 60) -> None:
     text = torch.tensor(list(Path(__file__).read_bytes()))
     blocks = text.unfold(0, 33, 8)
     module = OwnModule()
-    probe = Sharpness(("all", "scale_input"), points=3, loss=lambda user: user.loss(blocks[:16]))
+    probe = Sharpness(
+        ("all", "scale_input"), points=3, loss=lambda user: user.training_step(blocks[:16], 0)
+    )
     trainer = L.Trainer(
         max_steps=steps,
         accelerator="cpu",

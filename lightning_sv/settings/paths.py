@@ -17,9 +17,14 @@ TEXTS = (*PATHS, "data.corpus.source", "data.corpus.tokenizer")
 
 
 def expand_path(text: str, key: str) -> str:
-    """Return a path of the user with `~` expanded; `key` is its name in errors."""
+    """Return a path of the user with `~` expanded; `key` is its name in errors.
+
+    A variable, which shells expand and YAML does not, would be the name of a folder.
+    """
     is_path = bool(text.strip()) and "\0" not in text
     expect(is_path, key, repr(text), "a path.")
+    hint = "In a config write ${oc.env:NAME}."
+    expect(not re.search(r"\$[A-Za-z_]", text), key, text, f"a path without variables. {hint}")
     return os.path.expanduser(text)  # noqa: PTH111 (pathlib fails if HOME is not set)
 
 

@@ -66,10 +66,6 @@ def test_logger_prefix_is_in_the_tags_of_the_layout(tmp_path: Path) -> None:
     assert tag_of(logger, "train/loss") == "run-train/loss"
 
 
-def next_token(logits: Tensor, block: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(logits.flatten(0, 1), block[:, 1:].flatten())
-
-
 class Foreign(L.LightningModule):
     """A user's module without `forward`, whose step logs a loss of its own by a metric."""
 
@@ -78,13 +74,11 @@ class Foreign(L.LightningModule):
         self.net = net
         self.mean = MeanMetric()
 
-    def loss(self, block: Tensor) -> Tensor:
-        return next_token(self.net(block[:, :-1]), block)
-
     def training_step(self, block: Tensor, batch_idx: int) -> Any:
-        return self.logged(self.loss(block))
+        return self.logged_loss(self.net(block[:, :-1]), block)
 
-    def logged(self, loss: Tensor) -> Tensor:
+    def logged_loss(self, logits: Tensor, block: Tensor) -> Tensor:
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), block[:, 1:].flatten())
         self.mean.update(loss)
         self.log("loss", loss)
         self.log("mean", self.mean, on_step=False, on_epoch=True)
@@ -99,7 +93,7 @@ class ForeignMixture(Foreign):
 
     def training_step(self, block: Tensor, batch_idx: int) -> Any:
         logits, routings = self.net(block[:, :-1], with_routing=True)
-        return {"loss": self.logged(next_token(logits, block)), "routings": routings}
+        return {"loss": self.logged_loss(logits, block), "routings": routings}
 
 
 def plain() -> nn.Module:
@@ -128,7 +122,7 @@ def test_callbacks_leave_custom_training_unchanged(
     before = {key: value.clone() for key, value in user.state_dict().items()}
 
     def loss(user: Any) -> Tensor:
-        return user.loss(blocks(4))
+        return user.training_step(blocks(4), 0)
 
     probe = Sharpness(("all", "scale_input"), points=3, loss=loss, model=name)
     probes = [BranchNorms(2, model=name), ScaleVectorMonitor(2, model=name), probe]
@@ -194,6 +188,17 @@ def test_router_monitor_loads_are_those_of_the_block(tmp_path: Path) -> None:
 def test_router_monitor_without_routings_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="^number of routings"):
         trainer(tmp_path, RouterMonitor(1)).fit(Foreign(foreign("mixture")), loader())
+
+
+def test_sharpness_of_a_loss_that_trains_is_refused(tmp_path: Path) -> None:
+    @torch.no_grad()
+    def step(user: nn.Module) -> Tensor:
+        """Change a weight, as an optimizer step inside of the loss does."""
+        return next(user.parameters()).add_(1).sum()
+
+    probe = Sharpness(("all",), 2, loss=step)
+    with pytest.raises(ConfigError, match="^loss of Sharpness is"):
+        trainer(tmp_path, probe).fit(Foreign(foreign("applied")), loader())
 
 
 def test_training_loss_of_half_precision_is_summed_in_float32() -> None:
@@ -289,7 +294,9 @@ def test_sharpness_of_scale_vectors_that_a_model_lacks_is_refused(
     subsets: tuple[str, ...], tmp_path: Path
 ) -> None:
     def fit(net: nn.Module, subsets: tuple[str, ...]) -> None:
-        probe = Sharpness(subsets, 2, lanczos_steps=1, loss=lambda module: module.loss(blocks(2)))
+        probe = Sharpness(
+            subsets, 2, lanczos_steps=1, loss=lambda module: module.training_step(blocks(2), 0)
+        )
         trainer(tmp_path, probe).fit(Foreign(net), loader())
 
     with pytest.raises(ConfigError, match="^the model of Sharpness is Foreign"):

@@ -235,6 +235,7 @@ def test_compare_different_corpora_refused_configs_warned(tmp_path: Path) -> Non
     ((LLAMA, UNIFIED, parse_arm("hg+dnp+or+iwd", "", "again")), CONFIG, "'unified' and 'again'"),
     ((LLAMA, parse_arm("nop", "--seed_everything 3", "nop")), CONFIG, "--seed_everything"),
     ((LLAMA, UNIFIED), [*CONFIG, "--run_dir=x"], "--run_dir"),
+    ((LLAMA, UNIFIED), [*CONFIG, "--json", "true"], "--json"),
     ((LLAMA, UNIFIED), ["--config"], "--config"),
 ])  # fmt: skip
 def test_compare_wrong_requests_start_nothing(

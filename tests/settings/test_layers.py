@@ -162,7 +162,7 @@ def test_expand_path_home_is_written_out(home: Path) -> None:
         assert expand_path(given, "run_dir") == path
 
 
-@pytest.mark.parametrize("given", ["", " ", "a\0b"])
+@pytest.mark.parametrize("given", ["", " ", "a\0b", "$SCRATCH/run"])
 def test_expand_path_no_path_is_refused_by_its_key(given: str, home: Path) -> None:
     with pytest.raises(ValueError, match="run_dir"):
         expand_path(given, "run_dir")

@@ -48,9 +48,8 @@ class Sharpness(StepCallback):
         lanczos_steps: maximum number of products per lambda_max; it stops once the error is below
             1%
         hutchinson_probes: number of products per trace and squared Frobenius norm, at least 2
-        loss: function of the LightningModule that returns a scalar loss of fixed data, without
-            logging, metrics or changes of weights; null for the held-out loss of a
-            `PretrainModule` with a `TokenDataModule`
+        loss: function of the LightningModule that returns a scalar loss of fixed data; null for the
+            held-out loss of a `PretrainModule` with a `TokenDataModule`
         model: dotted name of the submodule with the parameters, with `loss`; null for the module
             itself
 

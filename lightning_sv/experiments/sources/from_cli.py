@@ -25,8 +25,8 @@ from lightning_sv.settings.trainer import check_precision, check_trainer_keys
 from lightning_sv.settings.words import underscored
 from lightning_sv.settings.yaml_file import read_leaves
 
-# keys that differ between runs
-_RESERVED = ("model.scale", "seed_everything", "run_dir", "ckpt_path")
+# keys that the commands set for each run, or that are about the output of one run
+_RESERVED = ("model.scale", "seed_everything", "run_dir", "ckpt_path", "json")
 
 
 class NamedArm(NamedTuple):
@@ -104,7 +104,7 @@ def _check_no_reserved_key(named: Sequence[NamedArm], words: Sequence[str]) -> N
     for arm in named:
         names |= {f"--{key}" for key in arm.spec.overrides}
     for name in _RESERVED:
-        expected = "no value, because it differs between runs. Use the command's own options."
+        expected = "no value, because each run has its own. Use the command's own options."
         expect(f"--{name}" not in names, f"--{name}", "set", expected)
 
 
