@@ -1,6 +1,7 @@
 """What the ranks of a launch run: `torchrun -m tests.lit.ranks TASK ARGS`; a task is a function of
 this file."""
 
+import errno
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.callbacks import TrainingMonitor, write_scalars
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError
+from lightning_sv.lit.checkpoint import sharded_write
 from lightning_sv.lit.checkpoint.shared_folder import check_shared_folder
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.generate import generate
@@ -143,6 +145,35 @@ def folders(out: str) -> None:
     os.chdir(disk)
     with pytest.raises(ConfigError, match="^run_dir is run;"):
         check_shared_folder(strategy, Path("run/checkpoints"))
+
+
+def lost_shards(out: str) -> None:
+    """A shard that is lost, or that its rank cannot read back, is an error on all ranks."""
+    fabric = L.Fabric(accelerator="cpu", devices=int(str(RANKS)), strategy="ddp")
+    fabric.launch()
+    strategy: Any = fabric.strategy
+    path = Path(out, "step-1.ckpt")
+
+    def lose(file: Path) -> str:
+        if file.name == "__1_0.distcp":
+            file.unlink()
+        return "digest"
+
+    def fail(file: Path) -> str:
+        if file.name == "__1_0.distcp":
+            raise OSError(errno.EIO, "Input/output error", str(file))
+        return "digest"
+
+    for read_back, reason in ((lose, "__1_0.distcp is missing"), (fail, "Input/output error")):
+        message = rf"could not write .*step-1\.ckpt \({reason}.*\); earlier checkpoints are"
+        checkpoint = {"state_dict": {f"weight{RANK}": torch.ones(3)}}
+        with (
+            patch.object(sharded_write, "file_sha256", read_back),
+            pytest.raises(OSError, match=message),
+        ):
+            sharded_write.write_sharded(strategy, checkpoint, path)
+        fabric.barrier()
+        assert not path.exists()
 
 
 def sampled_text(corpus: str) -> None:

@@ -81,24 +81,27 @@ def test_check_checkpoint_damaged_shard_is_refused(
         check_checkpoint(str(checkpoint))
 
 
+def test_write_sharded_lost_shard_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    """As if run_dir were on a disk of each node."""
+    launch("tests.lit.ranks", "lost_shards", str(tmp_path), logs=tmp_path, seconds=60)
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_write_sharded_without_a_shard_of_a_node_is_refused(
+def test_write_sharded_accepts_a_file_of_the_file_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if run_dir were on a disk of each node."""
+    """NFS keeps a file that was removed while a process reads it."""
 
-    def hash_elsewhere(file: Path) -> str:
-        digest = file_sha256(file)
-        if file.suffix == ".distcp":
-            file.unlink()
-        return digest
+    def hash_next_to_another(file: Path) -> str:
+        (file.parent / ".nfs0001").touch()
+        return file_sha256(file)
 
-    monkeypatch.setattr(sharded_write, "file_sha256", hash_elsewhere)
+    monkeypatch.setattr(sharded_write, "file_sha256", hash_next_to_another)
     checkpoint = {"state_dict": {"weight": torch.ones(3)}}
     path = tmp_path / "step-1.ckpt"
-    with pytest.raises(OSError, match="__0_0.distcp"):
-        sharded_write.write_sharded(SingleDeviceStrategy(torch.device("cpu")), checkpoint, path)
-    assert not path.exists()
+    sharded_write.write_sharded(SingleDeviceStrategy(torch.device("cpu")), checkpoint, path)
+    assert (path / ".nfs0001").exists()
+    assert "__0_0.distcp" in (path / "checksums.json").read_text()
 
 
 def test_check_shared_folder_refuses_what_cannot_hold_a_checkpoint(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ def write_sharded(strategy: Strategy, checkpoint: dict[str, Any], path: Path) ->
     name if a process is killed.
 
     Raises:
-        OSError: a rank could not write, or a node wrote to a disk of its own; earlier checkpoints
-            are unchanged
+        OSError: on every rank, if one could not write or read back its files, or if a node wrote
+            to a disk of its own; earlier checkpoints are unchanged
     """
     partial = partial_of(path)
     optimizers = checkpoint.pop("optimizer_states", [])
@@ -35,15 +35,12 @@ def write_sharded(strategy: Strategy, checkpoint: dict[str, Any], path: Path) ->
     strategy.barrier()
     try:
         save(tensors, storage_writer=FileSystemWriter(partial))
-    except CheckpointException as error:
+        digests = _digests_of_all_ranks(partial)
+        _complete(strategy, partial, path, digests)
+    except (CheckpointException, OSError) as error:
         code, reason = _system_error(error)
         found = f"could not write {path} ({reason})"
         raise OSError(code, f"{found}; earlier checkpoints are unchanged") from error
-    digests = _digests_of_all_ranks(partial)
-    if strategy.is_global_zero:
-        _write_checksums(partial, digests)
-        replace(partial, path)  # an old one is of an abandoned start of this run
-        sync(path.parent)
 
 
 def _write_meta(meta: dict[str, Any], folder: Path) -> None:
@@ -55,15 +52,32 @@ def _write_meta(meta: dict[str, Any], folder: Path) -> None:
 
 
 def _digests_of_all_ranks(folder: Path) -> dict[str, str]:
-    """Return name -> sha256 of the files of all ranks; a collective."""
+    """Return name -> sha256 of the files of all ranks; a collective.
+
+    Raises:
+        OSError: on every rank, if one could not read back its files
+    """
     if not distributed.is_initialized():
         return _digests_of_rank(folder, 0)
-    ranks: list[dict[str, str]] = [{}] * distributed.get_world_size()
-    distributed.all_gather_object(ranks, _digests_of_rank(folder, distributed.get_rank()))
+    ranks: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(ranks, _digests_or_error(folder, distributed.get_rank()))
     digests: dict[str, str] = {}
     for digests_of_rank in ranks:
+        if isinstance(digests_of_rank, OSError):
+            raise digests_of_rank
         digests |= digests_of_rank
     return digests
+
+
+def _digests_or_error(folder: Path, rank: int) -> dict[str, str] | OSError:
+    """Return the digests of this rank, or its error, which the other ranks must learn.
+
+    If it were raised here, they would wait for this rank until the time limit.
+    """
+    try:
+        return _digests_of_rank(folder, rank)
+    except OSError as error:
+        return error
 
 
 def _digests_of_rank(folder: Path, rank: int) -> dict[str, str]:
@@ -77,17 +91,38 @@ def _digests_of_rank(folder: Path, rank: int) -> dict[str, str]:
     return {name: file_sha256(folder / name) for name in names}
 
 
+def _complete(strategy: Strategy, partial: Path, path: Path, digests: dict[str, str]) -> None:
+    """Write the checksums and give the folder its name, on rank 0; a collective.
+
+    Raises:
+        OSError: on every rank, if rank 0 could not; otherwise the others would wait for it in the
+            next step
+    """
+    failure: OSError | None = None
+    if strategy.is_global_zero:
+        try:
+            _write_checksums(partial, digests)
+            replace(partial, path)  # an old one is of an abandoned start of this run
+            sync(path.parent)
+        except OSError as error:
+            failure = error
+    failure = strategy.broadcast(failure)
+    if failure is not None:
+        raise failure
+
+
 def _write_checksums(folder: Path, digests: dict[str, str]) -> None:
     """Write the checksums of a folder, which completes it.
 
+    The folder may have further files, such as those that NFS keeps for a process that reads them.
+
     Raises:
-        FileNotFoundError: the folder does not have exactly these files, because a node wrote to a
-            disk of its own
+        FileNotFoundError: the folder lacks a file, because a node wrote to a disk of its own
     """
     present = {path.name for path in folder.iterdir()}
-    different = present ^ digests.keys()
-    if different:
-        reason = f"{min(different)} is missing; all nodes must share the folder"
+    missing = digests.keys() - present
+    if missing:
+        reason = f"{min(missing)} is missing; all nodes must share the folder"
         raise FileNotFoundError(errno.ENOENT, reason)
     path = folder / CHECKSUMS
     path.write_text(json.dumps(digests, indent=2, sort_keys=True), encoding="utf-8")
@@ -112,9 +147,12 @@ def link_last(last: Path, folder: Path) -> None:
         remove(previous)
 
 
-def _system_error(error: CheckpointException) -> tuple[int, str]:
+def _system_error(error: CheckpointException | OSError) -> tuple[int, str]:
     """Return number and text of the first error of the system that a rank had."""
-    for cause, _ in error.failures.values():
+    causes: list[BaseException] = [error]
+    if isinstance(error, CheckpointException):
+        causes = [cause for cause, _ in error.failures.values()]
+    for cause in causes:
         if isinstance(cause, OSError):
             return cause.errno or errno.EIO, str(cause.strerror)
     return errno.EIO, repr(error)
