@@ -16,7 +16,7 @@ from lightning_sv.experiments.kinds.base import LoadedPanel, by_size
 from lightning_sv.runs.directory import SUMMARY, config_value
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.segments import changed_numerics, schedule_lengths
-from lightning_sv.settings.sections import RETIRED, leaves
+from lightning_sv.settings.sections import leaves, retired_values
 
 #: keys of `data` that define the validation sets
 VALIDATION_KEYS = ("val_sequences", "seq_len", "full_last_validation")
@@ -236,7 +236,7 @@ def _leaves(run: Run) -> dict[str, Any]:
     # Configs of older runs lack this key. Files with events alone have no section `data`.
     if "data.seq_len" in values:
         values["data.full_last_validation"] = validation_setting(run, "full_last_validation")
-    for key, value_of_every_run in RETIRED.items():
+    for key, value_of_every_run in retired_values(run.config).items():
         if values.get(key) == value_of_every_run:
             del values[key]  # configs of newer runs lack it
     for key in _SEEDS:

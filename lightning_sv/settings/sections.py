@@ -25,6 +25,9 @@ RETIRED = {
     "allow_lr_jump": False,
     "model.nonfinite": "stop",
     "checkpoint.keep": 1,
+}
+#: the same for arguments of FullyShardedStrategy, which other strategies may have
+RETIRED_OF_FSDP = {
     "trainer.strategy.init_args.keep_gathered": False,
     "trainer.strategy.init_args.replicas": 1,
 }
@@ -49,22 +52,38 @@ def without_empty(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
     return kept
 
 
-def without_retired(content: Mapping[Any, Any], prefix: str = "") -> dict[Any, Any]:
+def retired_values(config: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the keys that only earlier versions have, with the value that every run has now."""
+    trainer = config.get("trainer")
+    strategy = trainer.get("strategy") if isinstance(trainer, Mapping) else None
+    path = strategy.get("class_path") if isinstance(strategy, Mapping) else None
+    if str(path).endswith("FullyShardedStrategy"):
+        return RETIRED | RETIRED_OF_FSDP
+    return RETIRED
+
+
+def without_retired(content: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the config of a run without the keys that only earlier versions have.
 
     Raises:
-        ConfigError: a key of `RETIRED` has a value that no run has any more
+        ConfigError: a key of `retired_values` has a value that no run has any more
     """
+    return _without(content, retired_values(content))
+
+
+def _without(
+    content: Mapping[Any, Any], retired: Mapping[str, Any], prefix: str = ""
+) -> dict[Any, Any]:
     kept = {}
     for name, value in content.items():
         key = f"{prefix}{name}"
         if key in IGNORED:
             continue
-        if key in RETIRED:
-            expected = f"{RETIRED[key]}, as in every run. Leave the key out."
-            expect(value == RETIRED[key], key, value, expected)
+        if key in retired:
+            expected = f"{retired[key]}, as in every run. Leave the key out."
+            expect(value == retired[key], key, value, expected)
         elif isinstance(value, dict):
-            kept[name] = without_retired(value, f"{key}.")
+            kept[name] = _without(value, retired, f"{key}.")
         else:
             kept[name] = value
     return kept

@@ -16,7 +16,7 @@ from lightning_sv.experiments.comparability import (
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.spec import PanelSpec
 from lightning_sv.runs.events import Curve, Run
-from lightning_sv.settings.sections import RETIRED
+from lightning_sv.settings.sections import RETIRED, RETIRED_OF_FSDP
 
 
 def run(directory: Path, config: dict[str, Any], **summary: Any) -> Run:
@@ -85,19 +85,23 @@ def test_comparability_warnings_name_unexpected_keys(
     assert [warning.split(":")[0].split()[-1] for warning in warnings] == unexpected
 
 
-@pytest.mark.parametrize("key", RETIRED)
+@pytest.mark.parametrize("key", [*RETIRED, *RETIRED_OF_FSDP])
 def test_comparability_warnings_retired_key_with_the_value_of_every_run_is_equal(key: str) -> None:
+    def sharded() -> dict[str, Any]:
+        return {"trainer": {"strategy": {"class_path": "FullyShardedStrategy"}}}
+
     def with_value(value: Any) -> Run:
-        config: dict[str, Any] = {}
+        config = sharded()
         *sections, name = key.split(".")
-        section = config
+        section: dict[str, Any] = config
         for section_name in sections:
             section = section.setdefault(section_name, {})
         section[name] = value
         return run(Path("earlier"), config)
 
-    current = run(Path("current"), {})
-    assert comparability_warnings({"a": with_value(RETIRED[key]), "b": current}) == []
+    current = run(Path("current"), sharded())
+    value_of_every_run = (RETIRED | RETIRED_OF_FSDP)[key]
+    assert comparability_warnings({"a": with_value(value_of_every_run), "b": current}) == []
     (warning,) = comparability_warnings({"a": with_value("different"), "b": current})
     assert key in warning
 

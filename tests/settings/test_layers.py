@@ -17,7 +17,7 @@ from lightning_sv.runs.directory import CONFIG, read_config
 from lightning_sv.settings.overrides import parse_overrides
 from lightning_sv.settings.paths import PATHS, expand_path
 from lightning_sv.settings.plain_parser import PlainParser
-from lightning_sv.settings.sections import SECTIONS
+from lightning_sv.settings.sections import SECTIONS, without_retired
 from lightning_sv.settings.yaml_file import read_leaves, read_yaml
 from tests.conftest import CONFIG as LAYERS
 from tests.conftest import Refused, argv, thinned
@@ -44,6 +44,16 @@ def test_key_of_an_earlier_version_is_ignored_or_refused(tmp_path: Path, refused
     assert earlier.model == parse_run([*LAYERS], check_corpus=False).model
     args = layer(tmp_path, "checkpoint: {keep: 3}\n")
     assert "checkpoint.keep is 3" in refused("fit", *args)
+    of_four = fsdp.replace("replicas: 1", "replicas: 4")
+    args = layer(tmp_path, f"trainer: {{strategy: {of_four}}}\n")
+    assert "replicas is 4" in refused("fit", *args)
+
+
+def test_argument_of_a_strategy_of_your_own_is_kept() -> None:
+    """It may have the name of an argument that FullyShardedStrategy had."""
+    strategy = {"class_path": "my.Own", "init_args": {"replicas": 4}}
+    config = {"trainer": {"strategy": strategy}}
+    assert without_retired(config) == config
 
 
 @pytest.mark.parametrize(
