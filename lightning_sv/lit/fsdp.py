@@ -71,6 +71,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def __init__(
         self,
         process_group_backend: str | None = None,
+        *,
         save_distributed_checkpoint: bool = False,
         timeout: timedelta | None = timedelta(minutes=10),
     ):

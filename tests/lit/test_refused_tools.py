@@ -120,6 +120,12 @@ def test_sharding_of_lightning_is_refused(kind: type) -> None:
         join_ranks(L.Trainer(accelerator="cpu", devices=2, strategy=OnCpu(), logger=False))
 
 
+def test_fully_sharded_strategy_arguments_of_earlier_positions_are_refused() -> None:
+    own: Any = FullyShardedStrategy
+    with pytest.raises(TypeError, match="positional"):
+        own("gloo", True)
+
+
 def test_sharding_of_a_module_of_your_own_is_refused() -> None:
     """Its gradients would be reduced by the attribute `net`, its states named by `settings`."""
     run = L.Trainer(accelerator="cpu", strategy=FullyShardedStrategy(), logger=False)
