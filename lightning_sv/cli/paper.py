@@ -26,7 +26,13 @@ from lightning_sv.experiments.preflight import (
 from lightning_sv.experiments.report.folder import HTML, check_replaceable
 from lightning_sv.experiments.report.results_csv import read_recorded
 from lightning_sv.experiments.resolver import RunResolver
-from lightning_sv.experiments.results import Figure, PlannedFigure, requests_of
+from lightning_sv.experiments.results import (
+    Figure,
+    PlannedFigure,
+    requests_of,
+    runs_of_figures,
+    tokens_per_param_text,
+)
 from lightning_sv.experiments.run_store import RunStore, context_of, train_missing
 from lightning_sv.experiments.spec import (
     Budget,
@@ -258,7 +264,7 @@ def print_verdicts(console: Console, figures: Sequence[Figure]) -> None:
     """Print each claim with its verdict, per figure."""
     for figure in figures:
         title = figure.spec.title
-        per_param = figure.tokens_per_param_text()
+        per_param = tokens_per_param_text(runs_of_figures([figure]))
         if per_param:
             paper = figure.spec.paper_tokens_per_param
             title += f", {per_param} tokens per parameter (the paper: {paper})"

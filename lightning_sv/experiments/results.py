@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from operator import attrgetter
 
 from lightning_sv.experiments.arms import RunRequest, runs_of
@@ -109,21 +108,6 @@ class Figure:
     budget: str = ""
     paper_scale: bool = False
 
-    def tokens_per_param_text(self) -> str:
-        """Return the training tokens per parameter of its runs as text; empty if they are unknown.
-
-        The highest number follows the lowest if it is 10% more.
-        """
-        arms = chain.from_iterable(panel.arms for panel in self.panels)
-        ratios = list(filter(None, map(tokens_per_param, runs_of(arms))))
-        if not ratios:
-            return ""
-        lowest = min(ratios)
-        highest = max(ratios)
-        if highest > 1.1 * lowest:  # parameters of strategies differ by 1%
-            return f"{lowest:.3g} to {highest:.3g}"
-        return f"{lowest:.3g}"
-
     def statement(self, verdict: Verdict) -> str:
         """Return the statement of a claim, with its panel if several panels have the same."""
         panels_with_it = set()
@@ -146,6 +130,29 @@ def panels_of(figures: Sequence[Figure]) -> Iterator[tuple[Figure, LoadedPanel]]
     for figure in figures:
         for panel in figure.panels:
             yield figure, panel
+
+
+def runs_of_figures(figures: Sequence[Figure]) -> list[Run]:
+    """Return the runs of all panels; a run of two panels is there twice."""
+    runs: list[Run] = []
+    for _, panel in panels_of(figures):
+        runs += runs_of(panel.arms)
+    return runs
+
+
+def tokens_per_param_text(runs: Iterable[Run]) -> str:
+    """Return the training tokens per parameter of runs as text; empty if they are unknown.
+
+    The highest number follows the lowest if it is 10% more.
+    """
+    ratios = list(filter(None, map(tokens_per_param, runs)))
+    if not ratios:
+        return ""
+    lowest = min(ratios)
+    highest = max(ratios)
+    if highest > 1.1 * lowest:  # parameters of strategies differ by 1%
+        return f"{lowest:.3g} to {highest:.3g}"
+    return f"{lowest:.3g}"
 
 
 def requests_of(figures: Sequence[PlannedFigure]) -> list[RunRequest]:

@@ -278,6 +278,15 @@ def test_write_report_of_one_run_names_it_and_its_loss_once(tmp_path: Path) -> N
     assert "![Validation loss: hg " in text
 
 
+def test_write_report_parameters_of_strategies_give_no_range(tmp_path: Path) -> None:
+    for scale, parameters in [("llama", 1_000), ("hg", 1_010)]:
+        written = write_run(tmp_path / scale, scale, 0)
+        edit_json(written / "summary.json", parameters=parameters)
+    write_report([own_figure([tmp_path])], tmp_path / "report", "")
+    text = (tmp_path / "report/report.md").read_text()
+    assert re.findall(r"okens per parameter\W+([\d.]+)(?: \(|;)", text) == ["9.9", "9.9"]
+
+
 def test_own_figure_different_settings_need_labels(runs: Path, tmp_path: Path) -> None:
     paths = [runs / "llama0", write_run(tmp_path / "faster", "llama", 0, lr=0.5)]
     with pytest.raises(ConfigError, match="--labels"):

@@ -6,8 +6,7 @@ from itertools import chain
 
 import pandas as pd
 
-from lightning_sv.experiments.arms import runs_of
-from lightning_sv.experiments.results import Figure, panels_of, tokens_per_param
+from lightning_sv.experiments.results import Figure, runs_of_figures, tokens_per_param_text
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.provenance import Provenance
 from lightning_sv.statistics.verdicts import ALPHA, NOT_RESOLVED, NOT_TESTABLE
@@ -48,7 +47,7 @@ def head_facts(
     if caution:
         facts["read with it"] = caution
     facts |= _claim_facts(_verdicts_of(figures))
-    facts |= _run_facts(_runs_of(figures))
+    facts |= _run_facts(runs_of_figures(figures))
     facts["report written"] = f"{made.date}, at commit {made.commit}, on {made.machine}"
     return facts
 
@@ -63,7 +62,7 @@ def _claim_facts(verdicts: pd.DataFrame) -> dict[str, str]:
 
 
 def _run_facts(runs: Sequence[Run]) -> dict[str, str]:
-    ratios = _range_text([tokens_per_param(run) for run in runs])
+    ratios = tokens_per_param_text(runs) or "not stated"
     facts = {
         "training tokens per parameter": f"{ratios} (the paper's are {PAPER_TOKENS_PER_PARAM})",
         "epochs over the training text": _range_text([run.summary.get("epochs") for run in runs]),
@@ -72,13 +71,6 @@ def _run_facts(runs: Sequence[Run]) -> dict[str, str]:
         facts[f"{key} of the runs"] = ", ".join(_values(runs, key)) or "not stated"
     facts["runs"] = f"{len({run.dir for run in runs})}, finished {_period(runs)}"
     return facts
-
-
-def _runs_of(figures: Sequence[Figure]) -> list[Run]:
-    runs: list[Run] = []
-    for _, panel in panels_of(figures):
-        runs += runs_of(panel.arms)
-    return runs
 
 
 def _verdicts_of(figures: Sequence[Figure]) -> pd.DataFrame:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from lightning_sv.experiments.report.claims import claim_table
 from lightning_sv.experiments.report.content import Section, without_empty_columns
-from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.results import Figure, runs_of_figures, tokens_per_param_text
 from lightning_sv.markdown_text import markdown_text
 
 #: columns of the claims of one figure that the table of all claims lacks
@@ -50,7 +50,7 @@ def _all_claims(figures: Sequence[Figure]) -> pd.DataFrame:
 
 def _figure_blocks(figure: Figure, sections: Sequence[Section]) -> list[str]:
     spec = figure.spec
-    ours = figure.tokens_per_param_text() or "not stated"
+    ours = tokens_per_param_text(runs_of_figures([figure])) or "not stated"
     ratios = f"{ours}; the paper's are {spec.paper_tokens_per_param}"
     about = f"{spec.section}. {spec.summary} Training tokens per parameter: {ratios}."
     blocks = [_paragraph(about)]
