@@ -215,6 +215,8 @@ class Tuned:
         schedule: file of conf/schedule of the runs, likewise
         d_model: width of the model; other widths have the initial std times sqrt(d_model / width)
         arms: strategy -> key of `fit` -> value
+        same_as: strategy that is not tuned -> the one of `arms` whose values it has; others have
+            those of their placement
     """
 
     name: str
@@ -223,6 +225,7 @@ class Tuned:
     schedule: str
     d_model: int
     arms: dict[str, dict[str, float]]
+    same_as: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

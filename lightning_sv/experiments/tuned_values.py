@@ -1,4 +1,4 @@
-"""Values of an arm from conf/paper/tuned: its own optimum, or that of its placement."""
+"""Values of an arm from conf/paper/tuned: its own optimum, or that of the arm that stands for it."""
 
 import math
 from typing import NamedTuple
@@ -18,12 +18,12 @@ class TunedKeys(NamedTuple):
 
 
 def tuned_keys(tuned: Tuned, strategy: ScaleStrategy, label: str, d_model: int) -> TunedKeys:
-    """Return the values of an arm, or else those of the arm that stands for its placement.
+    """Return the values of an arm, or else those of the arm that stands for it.
 
     Raises:
         ConfigError: neither of them is tuned
     """
-    source = label if label in tuned.arms else _arm_of_placement(strategy)
+    source = _tuned_arm(tuned, strategy, label)
     if source not in tuned.arms:
         command = tuned.source.partition(";")[0]
         found = f"conf/paper/tuned/{tuned.name}.yaml has no values for {label}"
@@ -36,6 +36,15 @@ def tuned_keys(tuned: Tuned, strategy: ScaleStrategy, label: str, d_model: int) 
     if source == label:
         return TunedKeys(values, "")
     return TunedKeys(values, f"{label} is not tuned itself: it has the values of {source}.")
+
+
+def _tuned_arm(tuned: Tuned, strategy: ScaleStrategy, label: str) -> str:
+    """Return the arm whose values an arm has: itself, the one of `same_as`, or its placement's."""
+    if label in tuned.arms:
+        return label
+    if label in tuned.same_as:
+        return tuned.same_as[label]
+    return _arm_of_placement(strategy)
 
 
 def _arm_of_placement(strategy: ScaleStrategy) -> str:

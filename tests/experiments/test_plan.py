@@ -22,6 +22,7 @@ from lightning_sv.experiments.spec import (
     figure_names,
     load_budget,
     load_figure,
+    load_tuned,
 )
 from lightning_sv.experiments.tuned_values import tuned_keys
 from lightning_sv.lit.run_arguments import parse_run
@@ -337,6 +338,17 @@ def test_tuned_keys_untuned_arm_has_values_of_its_placement(
     values, note = tuned_keys(TUNED, strategy, label, 64)
     assert values == {LR: ARMS[of]}
     assert (note == "") == (of == label) and of in (note or label)
+
+
+def test_tuned_keys_untuned_arm_has_values_of_the_arm_that_its_file_names() -> None:
+    """`unified, both` of the figure `served`; its note is in the report."""
+    tuned = load_tuned("tiny-12000")
+    assert tuned is not None
+    (label,) = tuned.same_as
+    strategy, _, _ = label.partition("[")
+    keys, note = tuned_keys(tuned, ScaleStrategy.parse(strategy), label, tuned.d_model)
+    assert keys == tuned.arms[f"{strategy}[lm_head=dp]"]
+    assert note == f"{label} is not tuned itself: it has the values of {strategy}[lm_head=dp]."
 
 
 def test_tuned_keys_arm_without_tuned_placement_refused() -> None:

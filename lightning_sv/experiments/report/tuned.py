@@ -37,6 +37,7 @@ def write_tuned(figures: Sequence[Figure], out: Path) -> None:
     for name, tuned in found.items():
         content = asdict(tuned)
         del content["name"]  # that of the file
+        del content["same_as"]  # a choice of the author, and not of a grid
         text = yaml.safe_dump(content, sort_keys=False, width=math.inf)
         write_atomically(out / "tuned" / f"{name}.yaml", text)
 
