@@ -52,7 +52,8 @@ def plan_shards(sizes: Iterable[np.ndarray], chunk_bytes: int) -> list[list[Span
     """
     of_parts = list(sizes)
     bounds = [0, *accumulate(map(len, of_parts))]  # first document of each part, among all
-    ends = np.cumsum(np.concatenate(of_parts), dtype=np.int64)
+    ends = np.concatenate(of_parts, dtype=np.int64)
+    np.cumsum(ends, out=ends)  # in place, because a corpus may have 100 million documents
     return [_spans(first, stop, bounds) for first, stop in _cut(ends, chunk_bytes)]
 
 

@@ -174,16 +174,17 @@ def test_files_source_too_little_memory_is_no_damage(
 @pytest.mark.parametrize(
     ("name", "content", "place"),
     [
-        ("a.txt", b"caf\xe9", "a.txt"),
-        ("a.md.gz", gzip.compress(b"\xff", mtime=0), "a.md.gz"),
-        ("a.jsonl", b'{"text": "one"}\n{"text": "\xe9"}\n', "a.jsonl, line 2"),
+        ("a.txt", b"caf\xe9", "a.txt: byte 3"),
+        ("a.py", b"\xef\xbb\xbfcaf\xe9", "a.py: byte 6"),
+        ("a.md.gz", gzip.compress(b"\xff", mtime=0), "a.md.gz: byte 0"),
+        ("a.jsonl", b'{"text": "one"}\n{"text": "\xe9"}\n', "a.jsonl, line 2: byte 10"),
     ],
 )
 def test_files_source_invalid_utf8_is_named(
     name: str, content: bytes, place: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(NotUtf8Error, match=f"{place}: byte"):
+    with pytest.raises(NotUtf8Error, match=f"{place} "):
         _texts(f"files:{tmp_path}")
 
 
@@ -362,3 +363,6 @@ def test_installed_source_reads_all_distributions_but_this(
     assert source.licence == "python: PSF-2.0; alpha: MIT; beta: MIT" and source.left_out == {
         "not UTF-8": 1
     }
+    (library / "math.py").write_bytes(b"# \xe9\n")
+    with pytest.raises(ConfigError, match=r"math\.py: the file changed while it was being read"):
+        list(source.read())

@@ -56,13 +56,14 @@ class NotUtf8Error(ConfigError):
 
 
 def decoded(raw: bytes, where: str) -> str:
-    """Return the text of bytes, without a byte order mark.
+    """Return the text of bytes, which may start with a byte order mark.
 
     Raises:
         NotUtf8Error: names the place and the first wrong byte
     """
     try:
-        return raw.decode("utf-8-sig")
+        # not as "utf-8-sig", whose errors count bytes from the end of the byte order mark
+        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         found = f"{where}: byte {error.start} is not UTF-8"
         raise NotUtf8Error(f"{found}; convert it, or remove it.") from None

@@ -130,25 +130,27 @@ def changed_file(manifest: Manifest) -> str | None:
     `hf:` is not noticed.
     """
     then = manifest.sources
-    now = _files_now(manifest) if then else []
+    if not then:
+        return None
+    now = _files_now(manifest)
     if not now:
         return None
-    for name in sorted({*then, *now}):
+    for name in sorted(then.keys() | now):
         is_kept = name in then and name in now
         if not is_kept or not _is_same(Path(name), then[name]):
             return name
     return None
 
 
-def _files_now(manifest: Manifest) -> list[str]:
+def _files_now(manifest: Manifest) -> set[str]:
     """Return the files that the source of a corpus names now, if this user can find them."""
     kind, _, location = manifest.source.partition(":")
     if kind == "files":
         # some text may be gone, or this user may not read its folder
         with suppress(ConfigError, OSError):
             files, _ = source_files(location)
-            return list(map(str, files))
-    return [name for name in manifest.sources if os.path.isfile(name)]  # noqa: PTH113
+            return set(map(str, files))
+    return set(filter(os.path.isfile, manifest.sources))
 
 
 def _is_same(path: Path, then: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from lightning_sv.atomic import reading
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.sources.document import (
+    BYTE_ORDER_MARK,
     Document,
     Slice,
     decoded,
@@ -159,7 +160,7 @@ def read_lines(file: Any, piece: Slice, text_field: str) -> Iterator[Document]:
     after = f" after byte {piece.start}" if piece.start else ""
     for number, line in enumerate(_lines_between(file, piece), 1):
         where = f"{piece.name}, line {number}{after}"
-        text = decoded(line, where).strip()
+        text = decoded(line, where).removeprefix(BYTE_ORDER_MARK).strip()
         if text:
             value = record_text(_parsed(text, where), where, text_field)
             yield from text_documents(value, where, text_field)

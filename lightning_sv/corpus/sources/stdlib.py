@@ -4,11 +4,19 @@ import importlib.metadata as metadata
 import platform
 import sysconfig
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_sv.corpus.config import CorpusConfig
-from lightning_sv.corpus.sources.document import Document, NotUtf8Error, Slice, Source, decoded
+from lightning_sv.corpus.sources.document import (
+    BYTE_ORDER_MARK,
+    Document,
+    NotUtf8Error,
+    Slice,
+    Source,
+    decoded,
+)
 from lightning_sv.errors import ConfigError
 
 # Distributions of requirements/lock.txt with a megabyte or more of Python. The list is fixed, so
@@ -84,7 +92,9 @@ class PythonReader:
 
     def read(self, piece: Slice) -> Iterator[Document]:
         """Yield the document of a file, which must have its hash of the first reading."""
-        document = self.document(Path(piece.name))
+        document = None
+        with suppress(NotUtf8Error):
+            document = self.document(Path(piece.name))
         if document is None or document.digest.hex() != piece.state:
             found = f"{piece.name}: the file changed while it was being read"
             raise ConfigError(f"{found}; prepare the corpus again.")
@@ -96,7 +106,7 @@ class PythonReader:
         Raises:
             NotUtf8Error: the file is not UTF-8
         """
-        text = decoded(path.read_bytes(), str(path))
+        text = decoded(path.read_bytes(), str(path)).removeprefix(BYTE_ORDER_MARK)
         if not text:
             return None
         return Document.from_text(text, self._inside(path))
