@@ -45,8 +45,7 @@ class CorpusPosition:
         Lightning restores it before it makes the loader, or after: then the loader takes it here.
         """
         is_fit = trainer is not None and trainer.state.fn == "fit"
-        was_read = saved["epoch"] >= 0
-        if not is_fit or not was_read:
+        if not is_fit:
             return
         self._saved = saved
         loader = self._current_loader(trainer)

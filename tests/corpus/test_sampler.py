@@ -146,6 +146,13 @@ def test_load_state_dict_different_settings_are_refused(corpus: Path, tmp_path: 
         loader(corpus).load_state_dict(state | {"corpus_hash": "0" * 64})
 
 
+def test_load_state_dict_of_an_earlier_version_before_the_first_batch(corpus: Path) -> None:
+    start = loader(corpus).state_dict()
+    resumed = loader(corpus)
+    resumed.load_state_dict(start | {"epoch": -1})
+    assert resumed.state_dict() == start
+
+
 def test_load_state_dict_limit_of_other_devices_is_refused(corpus: Path) -> None:
     """`limit_train_batches` counts micro-batches of one device; older checkpoints do not know it."""
     before = loader(corpus, 2, epochs=Epochs(limit=8))
