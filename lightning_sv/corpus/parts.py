@@ -189,14 +189,15 @@ def _documents(part: Part, reader: Reader) -> Iterator[_Read]:
     seen: set[bytes] = set()
     for piece in part.slices:
         for document in reader.read(piece):
-            is_new = document.digest not in seen
-            if is_new:
-                seen.add(document.digest)
-                n_bytes += document.n_bytes
+            if document.digest in seen:
+                yield document, False
+                continue
+            seen.add(document.digest)
+            n_bytes += document.n_bytes
             if n_bytes > limit:
                 yield document, False
                 return
-            yield document, is_new
+            yield document, True
 
 
 def _batches(documents: Iterator[_Read]) -> Iterator[list[_Read]]:

@@ -157,9 +157,8 @@ class _Corpus:
         """Check the bytes of a shard: its header and its tokens."""
         path = self.file(shard.file)
         size = path.stat().st_size
-        expected = (
-            header_bytes(shard.documents) + np.dtype(self.manifest.dtype).itemsize * shard.tokens
-        )
+        header = header_bytes(shard.documents)
+        expected = header + np.dtype(self.manifest.dtype).itemsize * shard.tokens
         if not size == shard.bytes == expected:
             raise self.damaged(f"{path} has {size:,} bytes; expected {expected:,}")
 
@@ -204,9 +203,8 @@ class _Corpus:
         path = self.root / shard.file
         if file_sha256(path) != shard.sha256:
             raise self.damaged(f"{path} does not match its sha256 in manifest.json")
-        tokens = np.memmap(
-            path, self.manifest.dtype, mode="r", offset=header_bytes(shard.documents)
-        )
+        header = header_bytes(shard.documents)
+        tokens = np.memmap(path, self.manifest.dtype, mode="r", offset=header)
         largest = tokens.max()
         if largest >= self.manifest.vocab_size:
             raise self.damaged(f"{path} has token {largest}, outside the vocabulary")

@@ -246,10 +246,11 @@ def _check_word(axis: str, word: str) -> None:
         ConfigError: it is unknown, a row of a different axis, or a class that breaks the contract
             of `ScaleVector`
     """
-    if ":" not in word:
+    is_own = ":" in word
+    if not is_own:
         expect_known(axis, word, AXES[axis])
     row = _row(axis, word)
-    if ":" in word and _axis_of_row(row) != axis:
+    if is_own and _axis_of_row(row) != axis:
         raise ConfigError(f"word {word!r} of the strategy is not a {axis}; {_known()}.")
     if axis == "placement" and word in FOLDED:
         expected = f"a name other than {' '.join(FOLDED)}"
