@@ -1,5 +1,7 @@
 """Parser of config files and keys, based on jsonargparse: its messages, as `ConfigError`.
 
+The steps from a command line to settings, in their order:
+
 words of the command line     `--model.optim.lr 0.1 --config FILE`
 given_values                  key -> value of words and files, before types are known
 jsonargparse                  types, defaults, interpolation
@@ -19,7 +21,14 @@ from lightning_sv.errors import NUMBERS, ConfigError, did_you_mean, expect, expe
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.overrides import given_values, option_value, with_config_paths
 from lightning_sv.settings.paths import PATHS, expand_path
-from lightning_sv.settings.sections import CALLBACKS, SECTIONS, without_empty, without_retired
+from lightning_sv.settings.sections import (
+    CALLBACKS,
+    IGNORED,
+    RETIRED,
+    SECTIONS,
+    without_empty,
+    without_retired,
+)
 from lightning_sv.settings.trainer import TRAINER_DEFAULTS, Plain
 from lightning_sv.settings.words import underscored
 from lightning_sv.settings.yaml_file import parse_yaml
@@ -122,21 +131,28 @@ class Parser(ArgumentParser):
             expect_number(key, number, kind)
 
     def _hint(self, keys: Iterable[str]) -> str:
-        """Return a suggestion for the first unknown key; empty if there is none."""
+        """Return a suggestion for the first unknown key that has one; empty if there is none."""
         unknown = [key for key in keys if not self._is_known(key)]
         if "model_class" in unknown:  # recorded by a subclass of PretrainCLI
             return " The config is that of a script with its own model class: use that script."
-        return self._closest_to(unknown[0]) if unknown else ""
+        suggestions = map(self._suggestion, unknown)
+        return next(filter(None, suggestions), "")
 
-    def _closest_to(self, key: str) -> str:
-        """Suggest a key with the same last name, or else any that is close."""
+    def _suggestion(self, key: str) -> str:
+        """Suggest a key with the same last name, or else any that is close; empty if none is."""
         known = self.known_keys()
         last = key.rpartition(".")[2]
+        if last == "seed" and "seed_everything" in known:
+            return did_you_mean("seed_everything", known)
         of_that_name = [name for name in known if name.endswith(f".{last}")]
-        return did_you_mean(key, of_that_name or known)
+        if len(of_that_name) == 1:
+            return did_you_mean(of_that_name[0], of_that_name)
+        return did_you_mean(key, of_that_name) or did_you_mean(key, known)
 
     def _is_known(self, key: str) -> bool:
-        """Return True for a key of the parser, or one inside its value, e.g. of a class."""
+        """Return True for a key of the parser or of an earlier version, or one inside a value."""
+        if key in RETIRED or key in IGNORED:
+            return True
         known = self.known_keys()
         sections = {name.rpartition(".")[0] for name in known}
         inside_values = tuple(f"{name}." for name in set(known) - sections)

@@ -104,6 +104,10 @@ def test_parse_run_empty_layer_changes_nothing(text: str, tmp_path: Path) -> Non
         ("data: {corpus: x}", r"data\.corpus"),
         ("trainer: false", "trainer"),
         ("model: {optim: {weight_deacy: 0.1}}", "weight_decay"),
+        (
+            "model: {nonfinite: stop, optim: {weight_deacy: 0.1}}",
+            r"model\.optim\.weight_decay",
+        ),
         ("model: {optim: {lr: '${nowhere.lr}'}}", "nowhere"),
         ("data: {corpus: {dir: '${SCRATCH}/r'}}", "SCRATCH"),
     ],

@@ -92,6 +92,10 @@ WITHOUT_CONFIG = (
 #: command, wrong words, and what the error names
 WRONG: list[tuple[list[str], str, str]] = [
     (FIT, "--model.lr 0.1", "model.optim.lr"),
+    (FIT, "--lr 0.1", "model.optim.lr"),
+    (FIT, "--d_model 8", "model.backbone.d_model"),
+    (FIT, "--seed 1", "seed_everything"),
+    (FIT, "--unlike_any 1 --trainer.max_step 3", "'trainer.max_steps'"),
     (DRY, "--trainer.max_step 3", "trainer.max_steps"),  # no abbreviation
     (
         DRY,
