@@ -30,6 +30,7 @@ from lightning_sv.settings.sections import (
     without_retired,
 )
 from lightning_sv.settings.trainer import TRAINER_DEFAULTS, Plain
+from lightning_sv.settings.trainer_classes import check_imports, check_strategy_class
 from lightning_sv.settings.words import underscored
 from lightning_sv.settings.yaml_file import parse_yaml
 
@@ -107,6 +108,8 @@ class Parser(ArgumentParser):
         Its messages are many lines that name Python's types.
         """
         self._check_model(given)
+        check_strategy_class(given)
+        check_imports(given, self.prog)
         for action in self._actions:
             value = given.get(action.dest)
             is_interpolated = isinstance(value, str) and "${" in value

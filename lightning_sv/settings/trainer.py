@@ -243,8 +243,13 @@ def entries_of(value: Any) -> list[Any]:
 
 def class_name(entry: Any) -> str:
     """Return the name of a class without its module; empty if the entry names no class."""
+    return class_path(entry).rpartition(".")[2]
+
+
+def class_path(entry: Any) -> str:
+    """Return the module and name of a class; empty if the entry names no class."""
     path = entry.get("class_path") if isinstance(entry, Mapping | Namespace) else entry
-    return path.rpartition(".")[2] if isinstance(path, str) else ""
+    return path if isinstance(path, str) else ""
 
 
 def prepare_process() -> None:
