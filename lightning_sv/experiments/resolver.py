@@ -143,12 +143,18 @@ class RunResolver:
         tuned = self._tuned(panel, model)
         if tuned is None or (tuned.optim, tuned.schedule) != (panel.optim, panel.schedule):
             return TunedKeys({}, "")
-        if not panel.shares_optimum:
-            run = self._parse(config)
-            strategy = ScaleStrategy.parse(run.strategy)
-            return tuned_keys(tuned, strategy, run.label, run.model.backbone.d_model)
+        if panel.shares_optimum:
+            return self._shared_optimum(tuned, replace(config, scale=panel.tuned_as))
+        return self._own_optimum(tuned, config)
 
-        run = self._parse(replace(config, scale=panel.tuned_as))
+    def _own_optimum(self, tuned: Tuned, config: RunConfig) -> TunedKeys:
+        run = self._parse(config)
+        strategy = ScaleStrategy.parse(run.strategy)
+        return tuned_keys(tuned, strategy, run.label, run.model.backbone.d_model)
+
+    def _shared_optimum(self, tuned: Tuned, config: RunConfig) -> TunedKeys:
+        """Return the values of the strategy of `config`, whatever exceptions the arm has."""
+        run = self._parse(config)
         strategy = run.model.plan.canonical
         values = tuned_keys(tuned, strategy, str(strategy), run.model.backbone.d_model)
         note = f"All arms have the learning rate and the initial std of {strategy}."

@@ -1,4 +1,4 @@
-"""Values of an arm from conf/paper/tuned: its own optimum, or that of the arm that stands for it."""
+"""Values of an arm from conf/paper/tuned: its own optimum, or that of another arm."""
 
 import math
 from typing import NamedTuple

@@ -272,10 +272,10 @@ class LoadedPanel(_Panel):
 
     @cached_property
     def _pairs_and_reasons(self) -> tuple[list[Pair], list[str]]:
+        if not self.kind.has_pairs:
+            return [], []
         pairs: list[Pair] = []
         lost: list[str] = []
-        if not self.kind.has_pairs:
-            return pairs, lost
         for a, b in self._arms_with_baselines():
             try:
                 difference = self.difference(b, a, confidence=TWO_SIDED)

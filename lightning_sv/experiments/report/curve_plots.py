@@ -164,8 +164,12 @@ def _bands(lines: Sequence[_Line]) -> str:
 def _draw_difference(axes: Axes, line: _Line, aside: float) -> None:
     """Draw a line with a band, or a point with a bar at `aside` times its tokens."""
     colour, dashes = line.look
-    look: dict[str, Any] = {"linestyle": dashes, "color": colour, "linewidth": 2}
-    look["label"] = line.label
+    look: dict[str, Any] = {
+        "linestyle": dashes,
+        "color": colour,
+        "linewidth": 2,
+        "label": line.label,
+    }
     tokens, mean, low, high, _ = line.curve
     if not line.is_point:
         axes.fill_between(tokens, low, high, color=colour, alpha=0.15, linewidth=0)
