@@ -56,7 +56,7 @@ class Throughput:
         """Leave out a time in which the run did not train."""
         self._excluded += seconds
 
-    def speeds(self, trainer: L.Trainer) -> dict[str, float]:
+    def measure(self, trainer: L.Trainer) -> dict[str, float]:
         """Return tokens per second and MFU, or steps per second, since the last restart."""
         elapsed = time.perf_counter() - self._began
         seconds = max(1e-9, elapsed - self._excluded)

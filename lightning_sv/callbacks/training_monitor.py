@@ -97,7 +97,7 @@ class TrainingMonitor(MetricAccumulator):
     def act(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Write the means since the last write, and the present speed and memory."""
         sums, n = self.take()
-        scalars = self._of_last_step(pl_module) | self.throughput.speeds(trainer)
+        scalars = self._of_last_step(pl_module) | self.throughput.measure(trainer)
         scalars["memory/peak_gib"] = peak_memory(pl_module.device) / 2**30
         if n:  # not without a loss
             self.last_loss = sums["loss"].item() / n

@@ -38,8 +38,9 @@ def _token_ids(block: Any) -> Tensor:
 
 
 def _holds_integers(block: Tensor) -> bool:
-    is_other = block.is_floating_point() or block.is_complex() or block.dtype == torch.bool
-    return not is_other
+    if block.dtype == torch.bool:
+        return False
+    return not (block.is_floating_point() or block.is_complex())
 
 
 def _check_range(block: Tensor, vocabulary: int) -> None:

@@ -156,7 +156,14 @@ class PretrainCLI(LightningCLI):
             help="Directory of the run; null for runs/<model>/<strategy>-seed<seed>, and a number "
             "if that exists.",
         )
-        _add_switch(parser, "--json", "Print the final figures as JSON, the rest on stderr.")
+        parser.add_argument(
+            "--json",
+            type=bool,
+            nargs="?",
+            const=True,
+            default=False,
+            help="Print the final figures as JSON, the rest on stderr.",
+        )
         if self.model_class is not PretrainModule:  # lightning-sv refuses the config by this key
             parser.add_argument(
                 "--model_class",
@@ -280,7 +287,3 @@ def _exit_after(end: Exception) -> NoReturn:
         log.error("%s", message)
     end_at_once(code)
     sys.exit(code)
-
-
-def _add_switch(parser: LightningArgumentParser, name: str, text: str) -> None:
-    parser.add_argument(name, type=bool, nargs="?", const=True, default=False, help=text)

@@ -107,9 +107,11 @@ def _fully_sharded(
         communication=root + block + root // 2,
         activations=step.activations,
     )
+    gathered = root + 2 * block
+    gradients_in_flight = unreduced_root + 2 * block
     middle = _Moment(
         gradients=gradients_later,
-        communication=root + 2 * block + unreduced_root + 2 * block,
+        communication=gathered + gradients_in_flight,
         activations=step.activations // len(sizes),
     )
     end = _Moment(

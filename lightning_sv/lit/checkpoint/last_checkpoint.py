@@ -91,9 +91,8 @@ class LastCheckpoint(Checkpoint):
             self._save_now_or_after_validation(trainer, is_last=is_last)
 
     def _save_now_or_after_validation(self, trainer: L.Trainer, *, is_last: bool) -> None:
-        self._waits_for_validation = validates_now(trainer)
-        if is_last and not self._is_asked_to_stop:
-            self._waits_for_validation = True  # Lightning validates before an end
+        ends = is_last and not self._is_asked_to_stop  # Lightning validates before an end
+        self._waits_for_validation = ends or validates_now(trainer)
         if not self._waits_for_validation:
             self._save(trainer)
 
