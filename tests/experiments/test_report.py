@@ -287,10 +287,12 @@ def test_write_report_parameters_of_strategies_give_no_range(tmp_path: Path) -> 
     assert re.findall(r"okens per parameter\W+([\d.]+)(?: \(|;)", text) == ["9.9", "9.9"]
 
 
-def test_own_figure_different_settings_need_labels(runs: Path, tmp_path: Path) -> None:
+def test_own_figure_names_a_further_run_of_a_seed_after_its_directory(
+    runs: Path, tmp_path: Path
+) -> None:
     paths = [runs / "llama0", write_run(tmp_path / "faster", "llama", 0, lr=0.5)]
-    with pytest.raises(ConfigError, match="--labels"):
-        own_figure(paths)
+    found = own_figure([*paths, paths[0]])  # given twice, it is one run
+    assert [arm.label for arm in found.panels[0].arms] == ["llama", "faster"]
     figure = own_figure(paths, labels=["slow", "fast"])
     assert "model.optim.lr" in figure.warnings[0]
 
@@ -320,7 +322,7 @@ def test_report_incomparable_runs_refused(runs: Path, tmp_path: Path, refused: R
     wrong: dict[str, list[object]] = {
         "nowhere": [tmp_path / "nowhere"],
         "empty": [tmp_path / "empty"],
-        "'llama' with seed 0": [one, one],
+        "'x' with seed 0": [one, runs / "unified0", "--labels", "x", "x"],
         "seed": [one, runs / "unified1"],
         "--baseline": [one, "--baseline", "hg"],
         "--labels": [one, runs / "unified0", "--labels", "a"],

@@ -138,6 +138,6 @@ def test_fit_fault_on_one_of_two_devices_is_met_by_both(
     ended = launch("tests.faults.two_processes", str(tmp_path), *short_args, logs=tmp_path)
     (line,) = [line for line in ended.logs[0].splitlines() if line.startswith("{")]
     found = json.loads(line)
-    assert len(found) == 4
+    assert len(found) == 3
     for fault, recovered in found.items():
         tally(fault, recovered)

@@ -50,7 +50,7 @@ def own_figure(
     """
     run_dirs, incomplete = _find_runs(dirs)
     runs = [_read(path) for path in run_dirs]
-    runs_by_arm = _runs_by_arm(runs, labels or [run.label for run in runs])
+    runs_by_arm = _runs_by_arm(runs, labels or _own_labels(runs))
     if baseline is None:
         baseline = next(iter(runs_by_arm))
     known = f"one of {', '.join(runs_by_arm)}."
@@ -91,7 +91,8 @@ def _find_runs(dirs: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
         else:
             check_run_directory(path, _RUNS)
             run_dirs.append(path)
-    return run_dirs, incomplete
+    each_once = {path.resolve(): path for path in run_dirs}
+    return list(each_once.values()), incomplete
 
 
 def _read(path: Path) -> Run:
@@ -107,6 +108,17 @@ def _read(path: Path) -> Run:
         found = f"seed in {path / SUMMARY} is {seed}"
         raise ConfigError(f"{found}; expected an integer, which pairs need.")
     return run
+
+
+def _own_labels(runs: Sequence[Run]) -> list[str]:
+    """Return the strategy of each run; a further run of its seed is named after its directory."""
+    labels = []
+    taken = set()
+    for run in runs:
+        pair = run.label, run.summary["seed"]
+        labels.append(run.dir.name if pair in taken else run.label)
+        taken.add(pair)
+    return labels
 
 
 def _runs_by_arm(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, dict[int, Run]]:
