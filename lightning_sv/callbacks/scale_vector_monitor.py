@@ -83,7 +83,13 @@ def _groups_of_a_vector(branches: Sequence[ScaledBranch], side: str) -> list[lis
             groups[id(branch.vectors[side])].append(branch)
     if side == "in":
         return list(groups.values())
-    return [group for group in groups.values() if not any(each.has_output_norm for each in group)]
+
+    direct = []
+    for group in groups.values():
+        is_behind_a_norm = any(branch.has_output_norm for branch in group)
+        if not is_behind_a_norm:
+            direct.append(group)
+    return direct
 
 
 def _imbalance(branches: list[ScaledBranch], side: str) -> Tensor:

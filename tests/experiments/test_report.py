@@ -304,10 +304,10 @@ def test_own_figure_takes_labels_and_a_baseline(runs: Path) -> None:
 
 
 def test_own_figure_without_a_run_refused(runs: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="folder of runs"):
+    with pytest.raises(ConfigError):
         own_figure([])
     write_report([own_figure([runs])], tmp_path / "report", "")
-    with pytest.raises(ConfigError, match=r"report.* or a folder of runs"):
+    with pytest.raises(ConfigError, match=r"report .*folder of runs"):
         own_figure([tmp_path / "report"])
 
 

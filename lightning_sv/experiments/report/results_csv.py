@@ -253,6 +253,11 @@ def _summary_and_curves(cells: Mapping[str, str]) -> tuple[dict[str, Any], dict[
 
 def read_curve(text: str) -> Curve:
     """Return the curve of a text from `curve_text`."""
-    tokens, values = zip(*(point.split(":") for point in text.split()), strict=True)
+    tokens = []
+    values = []
+    for point in text.split():
+        at, value = point.split(":")
+        tokens.append(int(at))
+        values.append(float(value))
     rounded = np.array(values, dtype=np.float32)  # exactly the values of the event files again
     return Curve(np.array(tokens, dtype=np.int64), rounded.astype(np.float64))
