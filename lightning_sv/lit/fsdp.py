@@ -110,6 +110,10 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
     def setup(self, trainer: Trainer) -> None:
         """Refuse to fit a model that is not sharded: each device would train its own weights."""
+        # A validation, also that of an earlier fit, leaves the embedding and the head gathered.
+        for part in self._net.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
         if trainer.state.fn == TrainerFn.FITTING:
             self._check_sharded()
         super().setup(trainer)
@@ -179,9 +183,6 @@ class FullyShardedStrategy(ModelParallelStrategy):
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Load the weights and optimizer states of a file or folder; return the checkpoint."""
-        for part in self._net.modules():
-            if isinstance(part, FSDPModule):
-                part.reshard()
         path = Path(checkpoint_path)
         return self._load_folder(path) if is_sharded(path) else self._load_file(path)
 
@@ -206,7 +207,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         checkpoint = read_sharded(folder, tensors=False, checksums=False)
         check_recorded(checkpoint, self.lightning_module)
         model = get_model_state_dict(self._net, options=_SHARDED)
-        pairs = list(zip(self.optimizers, checkpoint["optimizer_states"], strict=False))
+        pairs = list(zip(self.optimizers, checkpoint.get("optimizer_states", ()), strict=False))
         shards = [self._shards_to_fill(optimizer, saved) for optimizer, saved in pairs]
 
         load(flat_tensors(model, shards), checkpoint_id=folder)

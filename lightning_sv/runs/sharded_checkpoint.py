@@ -165,9 +165,11 @@ def _read_content(folder: Path, names: set[str], *, tensors: bool) -> dict[str, 
     if tensors:
         _load_tensors(flat, folder)
 
-    model, optimizers = unflatten(flat, checkpoint.pop(GROUPS))
+    groups = checkpoint.pop(GROUPS)
+    model, optimizers = unflatten(flat, groups)
     checkpoint["state_dict"] = model
-    checkpoint["optimizer_states"] = [number_parameters(each) for each in optimizers]
+    if groups:  # a checkpoint of weights alone has none
+        checkpoint["optimizer_states"] = [number_parameters(each) for each in optimizers]
     return checkpoint
 
 

@@ -125,6 +125,36 @@ def own_trainer(out: str, corpus: str) -> None:
     ] * len(metrics)
 
 
+def fitted_again(out: str, corpus: str) -> None:
+    """A validation before each fit changes no weight. Weights alone are no checkpoint to resume."""
+    trained: list[torch.Tensor] = []
+    for validates in (False, True):
+        module = PretrainModule(SIZES, lr=1e-3, seed=0)
+        data = TokenDataModule(corpus, seq_len=16, batch_size=1, val_sequences=2)
+        saved = ModelCheckpoint(
+            f"{out}/{validates}", every_n_train_steps=1, save_weights_only=True, save_top_k=-1
+        )
+        trainer = trainer_of(
+            limit_val_batches=1,
+            enable_checkpointing=True,
+            callbacks=[saved],
+            strategy=FullyShardedStrategy(save_distributed_checkpoint=True),
+        )
+        for steps in (1, 2):
+            if validates:
+                trainer.validate(module, data, verbose=False)
+            trainer.fit_loop.epoch_loop.max_steps = steps
+            trainer.fit(module, data)
+        weight: Any = module.net.embed.weight
+        trained.append(weight.detach().full_tensor())
+    assert torch.equal(*trained)
+
+    weights = saved.best_model_path
+    trainer.test(module, data, ckpt_path=weights, weights_only=True, verbose=False)
+    with pytest.raises(ConfigError, match="has weights only"):
+        trainer.fit(module, data, ckpt_path=weights, weights_only=True)
+
+
 def folders(out: str) -> None:
     """A shared folder is left empty. The same path on a disk of each node, and a folder in which a
     rank cannot create a link, are refused on all ranks."""

@@ -170,6 +170,10 @@ def test_own_trainer_fully_sharded(short_corpus: Path, tmp_path: Path) -> None:
     launch("tests.lit.ranks", "own_trainer", str(tmp_path), str(short_corpus), logs=tmp_path)
 
 
+def test_own_trainer_fully_sharded_fits_again(short_corpus: Path, tmp_path: Path) -> None:
+    launch("tests.lit.ranks", "fitted_again", str(tmp_path), str(short_corpus), logs=tmp_path)
+
+
 def test_text_samples_of_ranks_that_draw_different_tokens(
     short_corpus: Path, tmp_path: Path
 ) -> None:

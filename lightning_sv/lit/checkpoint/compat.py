@@ -125,8 +125,8 @@ def check_settings(
     has_optimizer = "optimizer_states" in checkpoint
     if training and not has_optimizer:
         expected = "also the state of the optimizer"
-        start = "To start from its weights, set model.init_from."
-        raise ConfigError(f"the checkpoint has weights only; expected {expected}. {start}")
+        hint = "To start from its weights, set model.init_from, or use load_from_checkpoint."
+        raise ConfigError(f"the checkpoint has weights only; expected {expected}. {hint}")
 
 
 def _check_builder(then: str | None, now: str | None) -> None:
