@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import lightning_sv.roles.ops as ops
 from lightning_sv.roles.dataflow import Dataflow
 from lightning_sv.roles.destinations import is_head, is_router
-from lightning_sv.roles.graph import Node, Use
+from lightning_sv.roles.graph import Node, Use, plain
 from lightning_sv.roles.norms import ScaledValue
 from lightning_sv.roles.types import ModelRole
 
@@ -40,9 +40,21 @@ class LearnedUse(Use):
         return self.flow.factors_of(self.value)
 
     @property
+    def is_learned_matrix(self) -> bool:
+        """True for a matrix that multiplies learned queries."""
+        _, matrix = ops.PRODUCTS.get(self.node.op, ("", ""))
+        is_matrix = self.argument == matrix and plain(self.value).op == "parameter"
+        return self.node.is_learned and is_matrix
+
+    @property
+    def is_learned_scale(self) -> bool:
+        """True for the scale vector of a norm of learned queries."""
+        return self.node.is_learned and self.is_norm_weight
+
+    @property
     def is_learned_bias(self) -> bool:
-        """True for the bias of a product of learned queries."""
-        return self.node.is_learned and self.node.op in ops.PRODUCTS and self.is_addend
+        """True for the bias of a product, or of a norm, of learned queries."""
+        return self.node.is_learned and self.is_addend and self.node.op not in ops.SUMS
 
     @property
     def is_norm_weight(self) -> bool:
@@ -134,6 +146,8 @@ class Rule(NamedTuple):
 
 #: the first rule that applies to a use decides; docs/architecture.md gives the reasons
 RULES = (
+    Rule("learned queries' matrix", "matrix", lambda use: use.is_learned_matrix),
+    Rule("learned queries' scale vector", "multiplier", lambda use: use.is_learned_scale),
     Rule("learned queries' bias", "bias", lambda use: use.is_learned_bias),
     Rule("parameters alone", None, lambda use: use.node.is_learned),
     Rule("lookup", "embedding", lambda use: use.node.op in ops.LOOKUPS),

@@ -15,7 +15,7 @@ import torch
 from lightning_sv.roles.axes import moved
 from lightning_sv.roles.graph import Graph, Node, Use, plain
 from lightning_sv.roles.norms import Norms
-from lightning_sv.roles.ops import CHOICES_OF_ROWS, MULTIPLIED, PRODUCTS
+from lightning_sv.roles.ops import CHOICES_OF_ROWS, MULTIPLIED, NORMS, PRODUCTS
 
 _ONES = {"ones", "ones_like", "new_ones"}
 _JOINS = {"cat", "stack"}
@@ -114,9 +114,11 @@ class Dataflow:
 
 
 def _operands(node: Node) -> list[Node]:
-    """Return the learned inputs whose values the result has: of a product no bias, no index."""
+    """Return the learned inputs whose values the result has: no index, no bias, no scale vector."""
     if node.op in CHOICES_OF_ROWS:
         operands = node.arguments(["self"])
+    elif node.op in NORMS:
+        operands = [node.first]
     elif node.op in PRODUCTS:
         operands = node.arguments(PRODUCTS[node.op])
     else:

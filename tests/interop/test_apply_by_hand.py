@@ -132,6 +132,24 @@ def test_apply_strategy_skipped_layer_with_norm_refused(strategy: str) -> None:
     assert apply_strategy(net, strategy, IDS).same_function
 
 
+def test_apply_strategy_layer_of_learned_queries_is_reached() -> None:
+    def read(net: Net, x: Tensor) -> Tensor:
+        y = x + net.layers[0](net.queries)
+        return net.head(torch.tanh(net.layers[1](y)))  # type: ignore[no-any-return]
+
+    net = Net(read)
+    net.queries = nn.Parameter(torch.randn(1, D))
+    net.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(D), nn.Linear(D, D)) for _ in range(2))
+    net.matrix = None
+    roles = weight_decay_roles(net, IDS)
+    assert {"layers.0.0.bias", "layers.0.0.weight"} <= set(roles.undecayed("iwd"))
+    assert roles["layers.0.1.weight"].role == "matrix"
+    report = apply_strategy(net, "hg+dp+or", IDS)
+    assert report.same_function
+    assert not any(vector.startswith("layers.0") for vector in report.vectors)
+    assert any(vector.startswith("layers.1") for vector in report.vectors)
+
+
 def test_apply_strategy_in_other_modes_of_torch_trains() -> None:
     net = Net(plain)
     with torch.inference_mode(), torch.device("meta"):

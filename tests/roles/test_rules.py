@@ -47,6 +47,10 @@ class Example(nn.Module):
 
 #: row -> shape and role of p, what is computed of it, and the rows that decide its uses, each once
 EXAMPLES: dict[str, tuple[tuple[int, ...], str, Computed, list[str]]] = {
+    "learned queries' matrix": ((4, 4), "matrix", lambda m, x: x + F.linear(m.q, m.p).mean(0), [
+        "parameters alone", "learned queries' matrix", "bias"]),
+    "learned queries' scale vector": ((4,), "multiplier", lambda m, x: x + F.layer_norm(m.q, (4,), m.p).mean(0), [
+        "learned queries' scale vector"]),
     "learned queries' bias": ((4,), "bias", lambda m, x: (x @ torch.addmm(m.p, m.q, torch.ones(4, 4)).T).relu(), [
         "learned queries' bias"]),
     "parameters alone": ((4, 4), "matrix", lambda m, x: (x @ m.p.tanh()).relu(), ["parameters alone", "matrix"]),

@@ -154,6 +154,6 @@ def _unreached_branches(norms: Iterable[TracedNorm], traced: TracedModel) -> Ite
     for norm in norms:
         families.update(family(branch.weight) for branch in norm.branches)
     for row in traced.roles.parameters:
-        is_unreached = row.role in _MATRICES and row.name not in traced.products
+        is_unreached = row.role in _MATRICES and not traced.use_roles.get(row.name)
         if is_unreached and family(row.name) in families:
             yield row.name
