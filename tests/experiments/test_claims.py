@@ -400,12 +400,12 @@ def test_verdicts_need_the_runs_of_their_own_arms_only() -> None:
 
 
 def test_verdicts_of_a_panel_without_a_shared_seed_are_refused() -> None:
-    """Curves keep all their seeds; see `BlockDesign` for those."""
     a = arm("a", -0.02)
     moved = replace(a, by_seed={10 + seed: run for seed, run in a.by_seed.items()})
-    panel = panel_of([], moved, flat(), kind="scalar", tag="val/loss")
-    with pytest.raises(NotTestableError, match="seed"):
-        verdicts(ClaimSpec("lower", "", a="a", b="b"), panel)
+    for kind, panel_kind in (("lower", "scalar"), ("less", "curves"), ("efficiency", "curves")):
+        panel = panel_of([], moved, flat(), kind=panel_kind, tag="val/loss")
+        with pytest.raises(NotTestableError, match="seed"):
+            verdicts(ClaimSpec(kind, "", a="a", b="b"), panel)
 
 
 def figure_of(name: str, *panels: LoadedPanel, paper_scale: bool = False) -> Figure:

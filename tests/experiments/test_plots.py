@@ -237,3 +237,14 @@ def test_copying_table_has_parts_and_time_of_the_circuit(tmp_path: Path) -> None
     for row in fake.rows(tmp_path / "differences.csv"):
         estimates[row["quantity"]] = float(row["estimate"])
     assert estimates["final loss, part of repeat"] == pytest.approx(0.6)
+
+
+def test_write_report_arm_without_a_seed_of_the_baseline(tmp_path: Path) -> None:
+    """As after divergences: llama has seeds 0 and 1, dp has 2, and the third arm has all."""
+    arms = []
+    for arm, seeds in zip(fake.curves_panel().arms, ([2], [0, 1], [0, 1, 2]), strict=True):
+        by_seed = {seed: copying_run(arm.by_seed[seed], 4, 3.5) for seed in seeds}
+        arms.append(replace(arm, by_seed=by_seed))
+    write_report([Figure(FigureSpec("f", "t", "s", []), (panel_of(arms),))], tmp_path, "w")
+    assert {row["arm"] for row in fake.rows(tmp_path / "differences.csv")} == {"hg+dp+or"}
+    assert "dp - llama cannot be drawn" in (tmp_path / "report.md").read_text()

@@ -72,8 +72,11 @@ def test_block_design_missing_run_estimated_through_other_arms() -> None:
 
 
 def test_block_design_no_shared_seed_refused() -> None:
+    connected = {"a": {0: 1.0, 2: 1.1}, "b": {1: 2.0, 3: 2.1}, "c": dict.fromkeys(range(4), 1.5)}
     with pytest.raises(NotTestableError):
-        BlockDesign({"a": {0: 1.0}, "b": {1: 2.0}}).difference("a", "b")
+        BlockDesign(connected).difference("a", "b")
+    one_pair = BlockDesign({"a": {0: 1.0, 1: 1.5}, "b": {1: 2.0, 2: 2.1}}).difference("a", "b")
+    assert one_pair.mean == pytest.approx(-0.5) and not one_pair.has_interval
     alone = BlockDesign({"a": {0: 1.0}, "b": {0: 2.0}}).difference("a", "b")
     assert alone.mean == pytest.approx(-1.0) and alone.p_below() == 1.0
     assert not alone.has_interval

@@ -222,10 +222,16 @@ class LoadedPanel(_Panel):
         return LoadedPanel(self.spec, arms, all_arms, self.pool)
 
     def paired(self, a: Arm, b: Arm) -> tuple[Arm, Arm]:
-        """Return two arms on all seeds of the pool that they share; their runs are pairs."""
+        """Return two arms on all seeds of the pool that they share; their runs are pairs.
+
+        Raises:
+            NotTestableError: they share no seed
+        """
         one = replace(a, by_seed=self.pool.runs(a.key))
         two = replace(b, by_seed=self.pool.runs(b.key))
         seeds = sorted(one.by_seed.keys() & two.by_seed.keys())
+        if not seeds:
+            raise NotTestableError(f"{a.label} and {b.label} share no seed.")
         return one.on(seeds), two.on(seeds)
 
     def difference(

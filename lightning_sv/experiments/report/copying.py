@@ -46,6 +46,7 @@ def parts_of(a: Arm, b: Arm) -> dict[str, PairedDifference]:
 def copying_table(panel: LoadedPanel) -> pd.DataFrame:
     """Return per arm: loss by kind, gain on a second copy, when the circuit forms, parts."""
     arms = baseline_first(panel.arms)
+    pairs = {pair.b.label: pair for pair in panel.pairs}
     first = arms[0]
     shares = {kind: _share(first.runs[0], kind) for kind in TOKEN_KINDS}
     rows = []
@@ -55,8 +56,9 @@ def copying_table(panel: LoadedPanel) -> pd.DataFrame:
             row[f"{kind}, {share:.0%} of tokens"] = f"{_mean_end(arm, COPYING + kind):.3f}"
         row["second copy − first"] = f"{_mean_end(arm, GAIN):.3f}"
         row["circuit forms after, M tokens"] = ", ".join(_time_formed(run) for run in arm.runs)
-        if first.baseline and arm is not first:
-            for kind, part in parts_of(*panel.paired(first, arm)).items():
+        if arm.label in pairs:
+            pair = pairs[arm.label]
+            for kind, part in parts_of(pair.a, pair.b).items():
                 row[f"difference by {kind}"] = f"{part.mean:+.4f}"
         rows.append(row)
     return pd.DataFrame(rows).fillna("")
