@@ -190,9 +190,10 @@ class ParsedRun:
         identity = cast(dict[str, Any], OmegaConf.to_container(settings))
 
         identity.pop("seed_everything", None)
-        # Runs keep the names under which they were recorded before this key existed.
-        if not identity["data"].get("full_last_validation"):
-            identity["data"].pop("full_last_validation", None)
+        # Runs without it keep the names under which they were recorded before this key existed.
+        identity["data"].pop("full_last_validation", None)
+        if self.data.full_last_validation:  # also by default
+            identity["data"]["full_last_validation"] = True
         if self.model.init_from is not None:
             identity["model"]["init_from"] = _checkpoint_hash(self.model.init_from)
         return json.dumps(identity, sort_keys=True)
