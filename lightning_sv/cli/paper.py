@@ -116,9 +116,6 @@ def _keys(words: list[str]) -> dict[str, Any]:
     if files or not all("." in key for key in keys):
         expected = "neither an option nor a key of fit, e.g. --data.corpus.dir DIR"
         raise ConfigError(f"paper: {' '.join(words)} is {expected}.")
-    if "model.scale" in keys:
-        hint = "Use compare for other strategies."
-        raise ConfigError(f"paper: --model.scale is set by the arms of each figure. {hint}")
     return keys
 
 
@@ -226,8 +223,7 @@ class PaperCommand:
         if requests:
             args = list(requests[0].run_spec.args)
             context = context_of(parse_run(args).data)  # a budget has one corpus
-        runs = self._runs(context)
-        return runs
+        return self._runs(context)
 
     def _runs(self, context: Mapping[str, str] | None) -> RunStore:
         """Return the runs and their recordings; with None, those of any corpus and version."""

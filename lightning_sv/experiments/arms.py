@@ -15,6 +15,8 @@ if TYPE_CHECKING:  # it imports torch, which a report does not need
     from lightning_sv.experiments.run_spec import RunSpec
 
 _ArmOrSeries = TypeVar("_ArmOrSeries", "Arm", "Series")
+#: an arm with or without its runs
+AnyArm = TypeVar("AnyArm", "PlannedArm", "Arm")
 
 
 class RunRequest(NamedTuple):
@@ -155,9 +157,9 @@ def runs_of(arms: Iterable[Arm]) -> list[Run]:
     return runs
 
 
-def grouped(arms: Iterable[Arm], key: Callable[[Arm], str]) -> dict[str, list[Arm]]:
+def grouped(arms: Iterable[AnyArm], key: Callable[[AnyArm], str]) -> dict[str, list[AnyArm]]:
     """Return key -> its arms, in their order."""
-    groups: dict[str, list[Arm]] = {}
+    groups: dict[str, list[AnyArm]] = {}
     for arm in arms:
         groups.setdefault(key(arm), []).append(arm)
     return groups

@@ -15,6 +15,7 @@ from lightning_sv.experiments.spec import ArmSpec, Axes, ClaimSpec, PanelSpec
 def check_panel(panel: PanelSpec) -> None:
     """Check the kind, the claims, the fields and the arms of a panel."""
     expect_known("kind", panel.kind, KINDS)
+    expect(bool(panel.arms), "arms", "empty", "one or more.")
     for claim in panel.claims:
         expect_known("claim of kind", claim.kind, CLAIMS)
         _check_claim(claim, panel)

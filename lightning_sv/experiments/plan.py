@@ -6,7 +6,8 @@ from dataclasses import replace
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.arms import PlannedArm
 from lightning_sv.experiments.budgeted_panel import BudgetedPanel
-from lightning_sv.experiments.kinds.base import KINDS, PlannedPanel
+from lightning_sv.experiments.comparability import VALIDATION_KEYS, check_same_data
+from lightning_sv.experiments.kinds.base import KINDS, PlannedPanel, by_size
 from lightning_sv.experiments.panel_checks import check_panel
 from lightning_sv.experiments.resolver import RunResolver
 from lightning_sv.experiments.results import PlannedFigure
@@ -42,7 +43,8 @@ def _plan(panel: BudgetedPanel) -> PlannedPanel:
     if why_untrained is not None:
         return PlannedPanel(panel.spec, skipped=panel.skipped, why_not=why_untrained)
     arms = tuple(_plan_arms(panel))
-    return PlannedPanel(panel.spec, arms, skipped=panel.skipped, warnings=tuple(_warnings(panel)))
+    warnings = tuple(_warnings(panel))
+    return PlannedPanel(panel.spec_of_budget, arms, skipped=panel.skipped, warnings=warnings)
 
 
 def _why_left_out(panel: BudgetedPanel) -> str | None:
@@ -88,7 +90,18 @@ def _plan_arms(panel: BudgetedPanel) -> list[PlannedArm]:
         for arm in kind.points(panel, label, spec):
             arms.append(replace(arm, seeds=seeds, ours=spec.not_in_paper, baseline=spec.baseline))
     check_arms(arms)
+    for group in by_size(arms):
+        _check_validation(group)
     return arms
+
+
+def _check_validation(arms: Sequence[PlannedArm]) -> None:
+    """Refuse arms of one size with different validation sets, whose losses differ by that too."""
+    facts = {}
+    for arm in arms:
+        data = arm.run_spec.settings["data"]
+        facts[arm.label] = {f"data.{key}": data.get(key) for key in VALIDATION_KEYS}
+    check_same_data(facts, "arms")
 
 
 def _check_seeds(claim: ClaimSpec, panel: BudgetedPanel) -> None:

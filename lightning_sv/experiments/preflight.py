@@ -34,23 +34,32 @@ def _refuse_unless_left_out(figure: PlannedFigure) -> None:
 
 
 def check_corpora(figures: Sequence[PlannedFigure]) -> None:
-    """Refuse runs whose corpus is not prepared.
+    """Refuse runs whose corpus is not prepared, or not that of the others.
 
     Raises:
-        ConfigError: names the folder and the command that prepares it
+        ConfigError: names the folder, and the command that prepares it
     """
-    for run_spec, _ in requests_of(figures):
-        _check_corpus(run_spec)
+    run_specs = [run_spec for run_spec, _ in requests_of(figures)]
+    for run_spec in run_specs:
+        _check_corpus(run_spec, run_specs[0])
 
 
-def _check_corpus(run_spec: RunSpec) -> None:
-    folder = run_spec.settings["data"]["corpus"]["dir"]
+def _check_corpus(run_spec: RunSpec, first: RunSpec) -> None:
+    folder = _corpus_folder(run_spec)
+    hint = "Set --data.corpus.dir for all runs, with an --out per corpus."
+    expected = f"{_corpus_folder(first)}, that of {first.title}. {hint}"
+    is_that_of_first = folder == _corpus_folder(first)
+    expect(is_that_of_first, f"data.corpus.dir of {run_spec.title}", folder, expected)
     if is_remote(folder):
         return
     manifest = Path(folder).expanduser() / FILENAME
     command = shlex.join(["lightning-sv", "prepare", *_prepare_args(run_spec.args)])
     expected = f"a prepared corpus. Run `{command}`."
     expect(manifest.is_file(), "data.corpus.dir", folder, expected)
+
+
+def _corpus_folder(run_spec: RunSpec) -> str:
+    return str(run_spec.settings["data"]["corpus"]["dir"])
 
 
 def _prepare_args(args: Sequence[str]) -> Iterator[str]:

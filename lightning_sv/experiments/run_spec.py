@@ -23,6 +23,8 @@ from lightning_sv.settings.overrides import to_args
 from lightning_sv.settings.yaml_file import read_yaml
 
 _ABSENT = object()
+# keys of which each run has its own value, or that are about the output of one run
+_RESERVED = ("model.scale", "seed_everything", "run_dir", "ckpt_path", "json")
 # values that `RunSpec.details` states in other words
 _HIDDEN = ("model.optim.lr", "model.backbone.name", "model.scale_options")
 _SHOWN = ("model.", "trainer.gradient_clip_val")
@@ -105,7 +107,14 @@ class RunConfig:
         return changes
 
     def parse(self) -> "ParsedRun":
-        """Parse the run as `fit` does, without its corpus."""
+        """Parse the run as `fit` does, without its corpus.
+
+        Raises:
+            ConfigError: keys that `fit` refuses, or that each run has of its own
+        """
+        for key in _RESERVED:
+            expected = "no value, because each arm or run has its own. Remove it."
+            expect(key not in self.keys, f"--{key}", self.keys.get(key), expected)
         args = [*fit_args(self.files, self.changes), "--model.scale", self.scale]
         return ParsedRun(self, *parse_run(args, check_corpus=False))
 

@@ -12,6 +12,7 @@ from lightning_sv.cli.paper_runs import TimeEstimate
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import plan_figure
+from lightning_sv.experiments.preflight import check_corpora
 from lightning_sv.experiments.resolver import RunResolver
 from lightning_sv.experiments.results import PlannedFigure
 from lightning_sv.experiments.run_spec import RunSpec
@@ -175,6 +176,15 @@ def test_plan_figure_cross_varies_one_setting_at_a_time(conf: Path) -> None:
     assert points == [(1, 0.02), (2, 0.01), (2, 0.02), (2, 0.03), (4, 0.02)]
 
 
+def test_plan_figure_grid_has_the_axes_of_its_budget(conf: Path) -> None:
+    """Verdicts, pictures and tuned values read one value per axis."""
+    (conf / "paper/budgets/other.yaml").symlink_to(conf / "paper/budgets/cpu.yaml")
+    axes = "{model.optim.lr: {cpu: [1, 2]}, model.backbone.init_std: {other: [3, 4]}}"
+    (panel,) = plan_mine(conf, of_panel(f"kind: grid\n  axes: {axes}")).panels
+    assert [*panel.spec.axes] == ["model.optim.lr"]
+    assert [arm.point for arm in panel.arms] == [(1,), (2,), (1,), (2,)]
+
+
 def of_arm(keys: str) -> str:
     return FIGURE.replace("scale: hg", keys)
 
@@ -217,6 +227,10 @@ WRONG = [
     (of_panel("probes: sharpnes"), "sharpnes"),
     (of_arm("scale: hg, axes: {model.optim.lr: {cpu: [1]}}"), "axes of arm 'b'"),
     (TWO_BASELINES, "baseline.*a and b"),
+    (FIGURE.partition("  arms:")[0] + "  arms: {}\n", "arms"),
+    (of_panel("overrides: {model.scale: hg}"), "--model.scale is hg"),
+    (of_arm("scale: hg, overrides: {seed_everything: 5}"), "--seed_everything is 5"),
+    (of_arm("scale: hg, overrides: {data.seq_len: 32}"), "data.seq_len of b"),
     (of_panel("kind: lengths"), "baseline"),
     (of_panel("model: dnse"), "'dnse'"),
     (of_arm("scale: hg, longer: 2.0, overrides: {trainer.max_steps: 9}"), "longer of arm 'b'"),
@@ -240,6 +254,14 @@ def test_plan_figure_wrong_yaml_refused_in_one_sentence(
     with pytest.raises(ConfigError, match=message) as error:
         plan_mine(conf, text)
     assert "\n" not in str(error.value)
+
+
+def test_check_corpora_runs_of_two_corpora_refused(conf: Path, corpus: Path) -> None:
+    """A run's record has the corpus of the first one; reports compare losses of one corpus."""
+    own = "scale: hg, overrides: {data.corpus.dir: data/other}"
+    text = of_panel(f"overrides: {{data.corpus.dir: {corpus}}}").replace("scale: hg", own)
+    with pytest.raises(ConfigError, match="data/other; expected"):
+        check_corpora([plan_mine(conf, text)])
 
 
 def run_specs_of(figure: PlannedFigure) -> list[RunSpec]:

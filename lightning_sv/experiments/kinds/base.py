@@ -17,6 +17,7 @@ import pandas as pd
 
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import (
+    AnyArm,
     Arm,
     PlannedArm,
     RunRequest,
@@ -299,7 +300,7 @@ class LoadedPanel(_Panel):
                 yield baselines[arm.size], arm
 
 
-def by_size(arms: Sequence[Arm]) -> list[list[Arm]]:
+def by_size(arms: Sequence[AnyArm]) -> list[list[AnyArm]]:
     """Return the arms of each size or length; all arms of a panel without sizes are one group."""
     return list(grouped(arms, attrgetter("size")).values())
 

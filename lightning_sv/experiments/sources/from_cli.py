@@ -25,9 +25,6 @@ from lightning_sv.settings.trainer import check_precision, check_trainer_keys
 from lightning_sv.settings.words import underscored
 from lightning_sv.settings.yaml_file import read_leaves
 
-# keys that the commands set for each run, or that are about the output of one run
-_RESERVED = ("model.scale", "seed_everything", "run_dir", "ckpt_path", "json")
-
 
 class NamedArm(NamedTuple):
     """An arm of the command line: its name in tables and plots, its strategy and own keys."""
@@ -88,7 +85,6 @@ def request_arms(
     Raises:
         ConfigError: arguments that `fit` refuses, or an arm with a length or a batch of its own
     """
-    _check_no_reserved_key(named, words)
     files, keys = parse_overrides(words, "compare")
     common = {**keys, **point}
     arms = [_parse_run(arm, files, common) for arm in named]
@@ -96,16 +92,6 @@ def request_arms(
     for arm in others:
         _check_length(arm, first)
     return [_with_steps(arm, first.steps) for arm in arms]
-
-
-def _check_no_reserved_key(named: Sequence[NamedArm], words: Sequence[str]) -> None:
-    """Refuse keys that the commands set for each run."""
-    names = {word.partition("=")[0] for word in words}
-    for arm in named:
-        names |= {f"--{key}" for key in arm.spec.overrides}
-    for name in _RESERVED:
-        expected = "no value, because each run has its own. Use the command's own options."
-        expect(f"--{name}" not in names, f"--{name}", "set", expected)
 
 
 def _parse_run(named: NamedArm, files: Sequence[Path], common: Mapping[str, Any]) -> RequestedArm:
