@@ -13,15 +13,21 @@ import lightning_sv.roles.ops as ops
 from lightning_sv.roles.graph import Node, follow
 
 _ARITHMETIC = frozenset({"mul", "div", "add", "sub"})
-_OF_LOGITS_ALONE = ops.SCORES | ops.POWERS | ops.STATISTICS
+_OF_LOGITS_ALONE = ops.SCORES | ops.POWERS | ops.STATISTICS | ops.CHOICES | {"amax", "logsumexp"}
 _KEEPING_LOGITS = ops.LOSSES | ops.NORMS.keys() | ops.ROWS.keys() | {"where", "masked_fill"}
 
 
 def is_router(product: Node) -> bool:
     """Return True if a product reaches a selection (top-k, sort, argmax) as scores."""
     scores = follow(product, _keeps_scores)
-    choices = [end for end in scores.ends if end.op in ops.CHOICES]
+    choices = [end for end in scores.ends if _is_choice(end)]
     return any(choice.argument("self") in scores.values for choice in choices)
+
+
+def _is_choice(end: Node) -> bool:
+    """Return True for a selection that the model uses; maxima without positions are a pooling."""
+    is_pooled = end.op == "max" and end.output == 0
+    return end.op in ops.CHOICES and not is_pooled and bool(end.users)
 
 
 def _keeps_scores(user: Node, scores: Collection[Node]) -> bool:

@@ -57,7 +57,8 @@ EXAMPLES: dict[str, tuple[tuple[int, ...], str, Computed, list[str]]] = {
     "lookup": ((9, 4), "embedding", lambda m, x: F.embedding(x.argsort(-1), m.p).relu(), ["lookup"]),
     "chosen rows": ((9, 4), "embedding", lambda m, x: m.p[x.argsort(-1)].relu(), ["chosen rows"]),
     "added table": ((9, 4), "embedding", lambda m, x: (x + m.p[:5]).relu(), ["parameters alone", "added table"]),
-    "router": ((4, 4), "router", lambda m, x: (x @ m.p).softmax(-1).topk(2).values, ["router"]),
+    "router": ((4, 4), "router", lambda m, x: x[..., :2] * (x @ m.p).softmax(-1).topk(2).values, [
+        "router"]),
     "head": ((4, 4), "head", lambda m, x: x @ m.p, ["head"]),
     "matrix": ((4, 4), "matrix", lambda m, x: (x @ m.p).relu(), ["matrix"]),
     "bias": ((4,), "bias", lambda m, x: (x + m.p).relu(), ["bias"]),
@@ -205,6 +206,9 @@ CASES: dict[str, Case] = {
     # logits of the last matrix
     "head, norm by hand": Case("head", lambda m, x: _var_mean(torch.ones(4), x @ m.p), shape=(4, 4)),
     "head, cap by hand": Case("head", lambda m, x: 15 * (y := x @ m.p) * torch.rsqrt(y**2 + 225), shape=(4, 4)),
+    "head, softmax by hand": Case("head", lambda m, x: ((y := x @ m.p) - y.max(-1, True).values).exp(), shape=(4, 4)),
+    "head, its best row": Case("head", lambda m, x: (x @ m.p).argmax(-1), shape=(4, 4)),
+    "maxima over positions": Case("matrix", lambda m, x: m.read((x @ m.p).max(1).values), shape=(4, 4)),
     "gain of rows": Case("multiplier", lambda m, x: F.linear(x, m.up * m.p).tanh(), shape=(8, 1)),
     # added to data, also in a factor of a norm's output
     "SeeDNorm": Case("bias", lambda m, x: m.read((m.p + (x * m.a).sum(-1, keepdim=True).tanh()) * _rms(x))),
