@@ -225,14 +225,18 @@ def test_write_tuned_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["lengths", "scaling"])
-def test_plan_figure_points_are_named_by_the_baseline(conf: Path, kind: str) -> None:
+def test_plan_figure_points_are_in_order_and_named_by_the_baseline(conf: Path, kind: str) -> None:
+    """The primary claim is that of the last point."""
     text = FIGURE.replace("scale: llama", "scale: llama, baseline: true")
-    text = text.replace("  arms", f"  kind: {kind}\n  models: [dense-2, dense]\n  arms")
+    text = text.replace("  arms", f"  kind: {kind}\n  models: [dense, dense-2]\n  arms")
     names = {
         "lengths": ("1.34 tokens a parameter", "6.69 tokens a parameter"),
         "scaling": ("small", "tiny"),
     }
-    short = tiny_with("trainer.max_steps: 600, model.backbone.name: small")
+    keys = "trainer.max_steps: 600, model.backbone.name: small"
+    if kind == "scaling":
+        keys += ", model.backbone.d_ff: 64"
+    short = tiny_with(keys)
     budget = conf / "paper/budgets/cpu.yaml"
     budget.write_text(f"{BUDGET}  dense: {TINY}  dense-2: {short}")
     (panel,) = plan_mine(conf, text).panels

@@ -1,6 +1,7 @@
 """Losses of each arm at several models of a budget, against their size or length of training."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar
 
 import pandas as pd
@@ -59,7 +60,7 @@ class ModelsKind(PanelKind):
             point = (self.value(run_spec),)
             name = point_label(label, size)
             arms.append(PlannedArm(name, run_spec, series=label, point=point, size=size))
-        return arms
+        return sorted(arms, key=attrgetter("point"))  # `models` may have any order
 
     def kept(self, all_arms: Sequence[Arm]) -> list[Arm]:
         """Return the arms of the series that have runs at all points."""
