@@ -7,7 +7,7 @@ from rich.console import Console
 
 from lightning_sv.experiments.report.folder import HTML, check_replaceable
 from lightning_sv.experiments.report.write import write_report
-from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.results import runs_of_figures
 from lightning_sv.experiments.sources.from_runs import own_figure, print_pairs
 from lightning_sv.settings.plain_parser import PlainParser
 
@@ -23,7 +23,7 @@ def run(argv: list[str]) -> int:
     )
     out: Path = options.out or Path("runs/report")
     if options.out:
-        check_replaceable(out, _run_dirs(figure))
+        check_replaceable(out, [run.dir for run in runs_of_figures([figure])])
     write_report([figure], out, "your own runs")
     console = Console()
     print_pairs(console, figure.panels[0].pairs, figure.warnings)
@@ -49,12 +49,3 @@ def _parser() -> PlainParser:
         "--out", type=Path, help="Output directory; by default runs/report, which is overwritten."
     )
     return parser
-
-
-def _run_dirs(figure: Figure) -> list[Path]:
-    """Return the directories of all runs of a figure."""
-    dirs: list[Path] = []
-    for panel in figure.panels:
-        for arm in panel.arms:
-            dirs += [run.dir for run in arm.runs]
-    return dirs

@@ -204,6 +204,9 @@ def test_apart_norms_compare_their_growth(q: np.ndarray, v: np.ndarray, word: st
     growths = math.log(q[-1] / q[0]) - math.log(v[-1] / v[0])
     assert found.estimate == pytest.approx(growths, abs=1e-4)
     assert f"q_proj by {q[-1] / q[0]:.2f}" in found.sentence
+    crossing = [run(FALLING, **{Q: q - 1.5, V: v}) for _ in NOISE]
+    with pytest.raises(NotTestableError, match=Q):
+        judge("apart", of_runs("a", crossing), tags=[Q, V], margin=0.1)
     named = ClaimSpec(kind="apart", paper="", a="a", tags=["grad_norm", Q])
     assert "grad_norm and q_proj" in statement(named)
 

@@ -144,8 +144,22 @@ def _log_growths(arm: Arm, tag: str) -> list[float]:
     growths = []
     for run in arm.runs:
         values = run.curve(tag).values
-        growths.append(math.log(values[-1] / values[0]))
+        first = _positive(values[0], run, tag)
+        last = _positive(values[-1], run, tag)
+        growths.append(math.log(last / first))
     return growths
+
+
+def _positive(value: float, run: Run, tag: str) -> float:
+    """Return a value of a scalar whose ratio is measured.
+
+    Raises:
+        NotTestableError: it is not above 0
+    """
+    if not value > 0:
+        found = f"{tag} of {run.dir} is {value:g}"
+        raise NotTestableError(f"{found}; expected a number above 0 for a ratio.")
+    return float(value)
 
 
 def slope(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
@@ -285,11 +299,8 @@ def ratio(
 
 def _log_scalar(run: Run, tag: str, *, last: bool) -> float:
     values = run.curve(tag).values
-    value = float(values[-1] if last else np.median(values[len(values) // 2 :]))
-    if not value > 0:
-        found = f"{tag} of {run.dir} is {value:g}"
-        raise NotTestableError(f"{found}; expected a number above 0 for a ratio.")
-    return math.log(value)
+    value = values[-1] if last else np.median(values[len(values) // 2 :])
+    return math.log(_positive(value, run, tag))
 
 
 def _below_or_equal(d: PairedDifference, margin: float) -> Outcome:
