@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_sv import BackboneConfig, PretrainModule
+from lightning_sv import BackboneConfig, PretrainModule, TokenDataModule
 from lightning_sv.nn import RouterConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -42,6 +42,15 @@ def trainer(out: Path, *callbacks: L.Callback, **changes: Any) -> L.Trainer:
 def rows(out: Path) -> list[dict[str, str]]:
     with next(out.rglob("metrics.csv")).open() as file:
         return list(csv.DictReader(file))
+
+
+def column(out: Path, tag: str) -> list[float]:
+    """Return the logged values of a tag, in order."""
+    return [float(row[tag]) for row in rows(out) if row.get(tag)]
+
+
+def small_data(corpus: Path) -> TokenDataModule:
+    return TokenDataModule(corpus, seq_len=8, batch_size=2, val_sequences=8, seed=0)
 
 
 def module(**changes: Any) -> PretrainModule:

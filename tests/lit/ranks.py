@@ -15,12 +15,10 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
-from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loops import utilities
 from torch import distributed
-from torch.distributed.tensor import DTensor
 
-from lightning_sv import Backbone, BackboneConfig, PretrainModule, Sharpness, TokenDataModule
+from lightning_sv import Backbone, PretrainModule, Sharpness, TokenDataModule
 from lightning_sv.__main__ import main
 from lightning_sv.callbacks import TrainingMonitor, write_scalars
 from lightning_sv.corpus import Tokenizer
@@ -30,14 +28,14 @@ from lightning_sv.lit.checkpoint.shared_folder import check_shared_folder
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.generate import generate
 from lightning_sv.lit.text_samples import TextSamples
-from lightning_sv.optim import OptimConfig
+from lightning_sv.optim import OptimConfig, full_tensor
 from lightning_sv.runs.lock import find_last_checkpoint
 from lightning_sv.runs.sharded_checkpoint import is_sharded
+from tests.lit.own_trainer import SIZES
 from tests.lit.several_processes import CPU, STRATEGIES
 
-RANK = os.environ.get("RANK")
-RANKS = os.environ.get("WORLD_SIZE")
-SIZES = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300)
+RANK = int(os.environ.get("RANK", "0"))
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def trainer_of(**arguments: Any) -> L.Trainer:
@@ -49,9 +47,15 @@ def trainer_of(**arguments: Any) -> L.Trainer:
         "enable_checkpointing": False,
         "enable_progress_bar": False,
         "accelerator": "cpu",
-        "devices": int(str(RANKS)),
+        "devices": RANKS,
     }
     return L.Trainer(**(usual | arguments))
+
+
+def launched_fabric() -> L.Fabric:
+    fabric = L.Fabric(accelerator="cpu", devices=RANKS, strategy="ddp")
+    fabric.launch()
+    return fabric
 
 
 def mapped_load(file: Any, *given: Any, load: Any = torch.load, **more: Any) -> Any:
@@ -72,15 +76,15 @@ def as_under_nccl(run_dir: str, strategy: str, *given: str) -> None:
     assert main(fit) == 0
     distributed.barrier()
     summary = Path(run_dir, "summary.json")
-    if RANK == "0":
+    if RANK == 0:
         before = json.loads(summary.read_text())["val_loss"]
         summary.unlink()  # as if killed after the last step
     distributed.barrier()
     assert main(fit) == 0
-    if RANK == "0":
+    if RANK == 0:
         assert abs(json.loads(summary.read_text())["val_loss"] - before) < 1e-6
-    if RANKS != "1":  # one node does not see the checkpoint yet
-        seen = find_last_checkpoint if RANK == "0" else (lambda run_dir: None)
+    if RANKS > 1:  # one node does not see the checkpoint yet
+        seen = find_last_checkpoint if RANK == 0 else (lambda run_dir: None)
         with patch("lightning_sv.lit.checkpoint.resumed.find_last_checkpoint", seen):
             assert main([*fit, "--trainer.max_steps", "9"]) == 2
     assert (
@@ -158,15 +162,14 @@ def fitted_again(out: str, corpus: str) -> None:
 def folders(out: str) -> None:
     """A shared folder is left empty. The same path on a disk of each node, and a folder in which a
     rank cannot create a link, are refused on all ranks."""
-    fabric = L.Fabric(accelerator="cpu", devices=int(str(RANKS)), strategy="ddp")
-    fabric.launch()
+    fabric = launched_fabric()
     strategy: Any = fabric.strategy
     shared = Path(out, "run/checkpoints")
     check_shared_folder(strategy, shared)
     fabric.barrier()
     assert list(shared.iterdir()) == []
     problem = "No space left on device"
-    error = OSError(errno.ENOSPC, problem) if RANK == "1" else None  # the other rank links nothing
+    error = OSError(errno.ENOSPC, problem) if RANK == 1 else None  # the other rank links nothing
     with (
         patch.object(Path, "symlink_to", side_effect=error),
         pytest.raises(ConfigError, match=rf"^run_dir is .* \({problem}\);"),
@@ -181,8 +184,7 @@ def folders(out: str) -> None:
 
 def lost_shards(out: str) -> None:
     """A shard that is lost, or that its rank cannot read back, is an error on all ranks."""
-    fabric = L.Fabric(accelerator="cpu", devices=int(str(RANKS)), strategy="ddp")
-    fabric.launch()
+    fabric = launched_fabric()
     strategy: Any = fabric.strategy
     path = Path(out, "step-1.ckpt")
 
@@ -208,14 +210,14 @@ def lost_shards(out: str) -> None:
         assert not path.exists()
 
 
-def sampled_text(corpus: str) -> None:
+def sampled_text(out: str, corpus: str) -> None:
     """The last rank draws the end of the text at once: all ranks sample the text of rank 0."""
     texts: list[str] = []
     data = TokenDataModule(corpus, seq_len=16, batch_size=1, val_sequences=2)
     end = Tokenizer.load(data.settings.folder).eot
 
     def draw(logits: torch.Tensor, *others: Any) -> int:
-        return 65 if RANK == "0" else end
+        return 65 if RANK == 0 else end
 
     def noted(*given: Any, **more: Any) -> str:
         texts.append(generate(*given, **more))
@@ -232,18 +234,17 @@ def sampled_text(corpus: str) -> None:
             callbacks=[TextSamples(tokens=3)],
             strategy=FullyShardedStrategy(),
         ).fit(PretrainModule(SIZES, lr=1e-3), data)
-    ranks: list[Any] = [None] * int(str(RANKS))
+    ranks: list[Any] = [None] * RANKS
     distributed.all_gather_object(ranks, texts)
     assert ranks[0] and ranks[0] == ranks[1] and ranks[0][0], ranks
 
 
-def default_samplers(corpus: str) -> None:
+def default_samplers(out: str, corpus: str) -> None:
     """Lightning's and Fabric's settings for samplers leave the split of the data module alone."""
     alone = TokenDataModule(corpus, seq_len=16, batch_size=4, val_sequences=5, seed=0)
     one_device = iter(alone.train_dataloader())
     steps = [next(one_device) for _ in range(2)]
     held_out = alone.settings.held_out(5)
-    rank = int(str(RANK))
 
     for overfit in (0, 2):
         seen: list[torch.Tensor] = []
@@ -256,8 +257,7 @@ def default_samplers(corpus: str) -> None:
         trainer.fit(module, data)
         assert torch.equal(torch.stack(joined(seen)), torch.stack(steps)), overfit
 
-    fabric = L.Fabric(accelerator="cpu", devices=2, strategy="ddp")
-    fabric.launch()
+    fabric = launched_fabric()
     data = TokenDataModule(corpus, seq_len=16, batch_size=2, val_sequences=5, seed=0)
     with pytest.raises(ConfigError, match="setup"):
         data.train_dataloader()
@@ -265,7 +265,7 @@ def default_samplers(corpus: str) -> None:
     train, held = fabric.setup_dataloaders(data.train_dataloader(), data.val_dataloader())
     reads = iter(train)
     assert torch.equal(torch.stack(joined([next(reads) for _ in range(2)])), torch.stack(steps))
-    assert torch.equal(torch.cat(list(held)), held_out[rank::2])
+    assert torch.equal(torch.cat(list(held)), held_out[RANK::2])
 
 
 def joined(batches: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -275,7 +275,7 @@ def joined(batches: list[torch.Tensor]) -> list[torch.Tensor]:
     return [torch.cat(parts) for parts in zip(*gathered, strict=True)]
 
 
-def own_weights(corpus: str) -> None:
+def own_weights(out: str, corpus: str) -> None:
     """Without a seed, weights that exist before a fit, and those that a fit creates, are rank 0's
     on all devices."""
     for exist in (True, False):
@@ -291,21 +291,16 @@ def own_weights(corpus: str) -> None:
         fit = trainer_of(
             callbacks=[LambdaCallback(on_train_start=look, on_train_end=look)],
             strategy=FullyShardedStrategy(),
-            default_root_dir=Path(corpus).parent,
+            default_root_dir=out,
         )
         data = TokenDataModule(corpus, seq_len=16, batch_size=1)
         fit.fit(module, data)
-        ranks: list[Any] = [None] * int(str(RANKS))
+        ranks: list[Any] = [None] * RANKS
         distributed.all_gather_object(ranks, weights)
         trained = [each[exist:] for each in ranks]
         assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True)), exist
         assert not exist or torch.equal(ranks[0][0], ranks[0][1])
         assert not torch.equal(*trained[0])
-    fit = trainer_of(
-        max_steps=1, strategy=FullyShardedStrategy(), default_root_dir=Path(corpus).parent
-    )
-    with pytest.raises(ConfigError, match="strategy"):
-        fit.fit(BoringModel())
 
 
 def saved_before_a_step(out: str, corpus: str, alone: str) -> None:
@@ -315,9 +310,7 @@ def saved_before_a_step(out: str, corpus: str, alone: str) -> None:
     def updates(
         name: str, save: str = "", resume: str | None = None, *, sharded: bool = False
     ) -> torch.Tensor:
-        config = SIZES
-        optim = OptimConfig(name, lr=1e-2)
-        module = PretrainModule(config, optim=optim, seed=0)
+        module = PretrainModule(SIZES, optim=OptimConfig(name, lr=1e-2), seed=0)
         first = LambdaCallback(
             on_train_start=lambda trainer, module: save and trainer.save_checkpoint(save)
         )
@@ -326,12 +319,8 @@ def saved_before_a_step(out: str, corpus: str, alone: str) -> None:
             strategy=FullyShardedStrategy(save_distributed_checkpoint=sharded),
             default_root_dir=out,
         )
-        fit.fit(
-            module,
-            TokenDataModule(corpus, seq_len=16, batch_size=1),
-            ckpt_path=resume,
-            weights_only=True,
-        )
+        data = TokenDataModule(corpus, seq_len=16, batch_size=1)
+        fit.fit(module, data, ckpt_path=resume, weights_only=True)
         start = Backbone(module.settings.backbone, module.settings.strategy, seed=0).state_dict()
         trained = {name: value.full_tensor() for name, value in module.net.state_dict().items()}
         return torch.cat([(value - start[name]).flatten() for name, value in trained.items()])
@@ -357,11 +346,9 @@ def sharded_checkpoints(die_at: str, *args: str) -> int:
         unsharded = Backbone(
             made.backbone, made.strategy, made.scale_options, seed=made.seed or torch.initial_seed()
         )
-        for name, value in unsharded.state_dict().items() if self.global_step == 0 else ():
-            here = sharded[name]
-            assert torch.equal(here.full_tensor() if isinstance(here, DTensor) else here, value), (
-                name
-            )
+        if self.global_step == 0:
+            for name, value in unsharded.state_dict().items():
+                assert torch.equal(full_tensor(sharded[name]), value), name
 
     def die(self: PretrainModule, batch: Any, batch_idx: int) -> None:
         if self.global_step == int(die_at) and self.global_rank == self.trainer.world_size - 1:
@@ -376,7 +363,7 @@ def one_rank_differs(count: str, *words: str) -> None:
     """Fit is refused; the last rank has these further words, or a different commit."""
     own = words[: int(count)]
     fit = ["fit", *words[int(count) :]]
-    if RANK == "0":
+    if RANK == 0:
         code = main(fit)
     elif own == ("COMMIT",):
         with patch("lightning_sv.lit.same_run.commit", lambda: "0" * 40):

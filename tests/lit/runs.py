@@ -96,6 +96,13 @@ def load(run: Path) -> dict[str, Any]:
     return checkpoint
 
 
+def flip(file: Path) -> None:
+    """Flip a bit in the middle of a file."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
 def contents(folder: Path) -> dict[Path, bytes]:
     """Every file of a folder, byte for byte."""
     return {

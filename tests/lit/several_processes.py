@@ -27,31 +27,20 @@ from tests.conftest import argv
 STEPS = 8
 STOP_AT = 3
 SEQ_LEN = 32
-MUON = argv("--model.optim.name muon --model.optim.ns_dtype float32")
-MIXTURE = argv("--model.backbone.n_expert 6 --model.backbone.n_expert_active 2")
-PROBES = ["--config", "tests/lit/probes.yaml"]
-#: as shipped but for the compiler, Newton-Schulz in bf16 included
-MIXED = argv(
-    "--trainer.precision bf16-mixed --model.activation_checkpointing true --model.optim.name muon"
-)
-MODELS: dict[str, list[str]] = {
-    "unified": ["--model.scale", "unified", *PROBES],
-    "muon": ["--model.scale", "unified", *MUON],
-    "moe": ["--model.scale", "hg+dp+or", *MIXTURE, "--model.backbone.router.balance_coef", "1.0"],
-    "moe-muon": [
-        "--model.scale",
-        "unified",
-        *MIXTURE,
-        *MUON,
-        "--model.backbone.router.balance",
-        "bias",
-    ],
-    "mixed": [
-        "--model.scale",
-        "unified",
-        *MIXED,
-        *argv("--samples.tokens 2"),
-    ],
+MUON = "--model.optim.name muon --model.optim.ns_dtype float32"
+MIXTURE = "--model.backbone.n_expert 6 --model.backbone.n_expert_active 2"
+MODELS = {
+    "unified": argv("--model.scale unified --config tests/lit/probes.yaml"),
+    "muon": argv(f"--model.scale unified {MUON}"),
+    "moe": argv(f"--model.scale hg+dp+or {MIXTURE} --model.backbone.router.balance_coef 1.0"),
+    "moe-muon": argv(
+        f"--model.scale unified {MIXTURE} {MUON} --model.backbone.router.balance bias"
+    ),
+    # as shipped but for the compiler, Newton-Schulz in bf16 included
+    "mixed": argv(
+        "--model.scale unified --trainer.precision bf16-mixed"
+        " --model.activation_checkpointing true --model.optim.name muon --samples.tokens 2"
+    ),
 }
 STOPPED_ONCE = ("unified", "moe-muon")
 CLIPPED_ALONE = "moe-muon"
@@ -59,16 +48,18 @@ CLIPPED_ALONE = "moe-muon"
 MOVED = "muon"
 #: the strategies that are shipped, on a CPU
 STRATEGIES = {"ddp": Path("conf/trainer/ddp.yaml"), "fsdp": Path("conf/trainer/fsdp.yaml")}
-SHARDED = ["--trainer.strategy.init_args.save_distributed_checkpoint", "true"]
+SHARDED = argv("--trainer.strategy.init_args.save_distributed_checkpoint true")
 CPU = argv("--trainer.accelerator cpu --trainer.precision 32-true --model.compile none")
 
 
 def arguments(args: list[str], name: str) -> list[str]:
-    """Of a fit of 8 steps with clipping that bites, in epochs of 5 steps."""
-    args = [*args, *MODELS[name], *argv(f"--model.optim.lr 6e-3 --trainer.max_steps {STEPS}")]
-    args += argv("--data.global_batch 32 --data.val_sequences 33 --trainer.gradient_clip_val 0.5")
-    args += ["--checkpoint.every_n_steps", str(STOP_AT + 1)]
-    return [*args, *argv("--scalars.every_n_steps 2 --experts.every_n_steps 4")]
+    """Return the arguments of a fit of 8 steps with clipping that bites, in epochs of 5 steps."""
+    words = (
+        f"--trainer.max_steps {STEPS} --checkpoint.every_n_steps {STOP_AT + 1}"
+        " --model.optim.lr 6e-3 --data.global_batch 32 --data.val_sequences 33 --trainer.gradient_clip_val 0.5"
+        " --scalars.every_n_steps 2 --experts.every_n_steps 4"
+    )
+    return [*args, *MODELS[name], *argv(words)]
 
 
 def fixed_choice(self: MixtureOfExperts, probabilities: Tensor) -> Tensor:
@@ -133,21 +124,14 @@ def the_table_is_what_is_trained(module: PretrainModule) -> None:
 
 def run(out: Path, strategy: str, moved: str, args: list[str]) -> None:
     MixtureOfExperts._choose = fixed_choice
+    devices = f"--data.micro_batch 8 --trainer.devices {os.environ['WORLD_SIZE']}"
     for name in MODELS:
-        fit = [
-            "fit",
-            "--config",
-            str(STRATEGIES[strategy]),
-            *CPU,
-            *arguments(args, name),
-            "--data.micro_batch",
-            "8",
-        ]
-        fit += ["--trainer.devices", os.environ["WORLD_SIZE"]]
+        fit = ["fit", "--config", str(STRATEGIES[strategy]), *CPU, *arguments(args, name)]
+        fit += argv(devices)
         if name in STOPPED_ONCE:
-            clip = (
-                clip_alone if name == CLIPPED_ALONE else PretrainModule.configure_gradient_clipping
-            )
+            clip: Any = PretrainModule.configure_gradient_clipping
+            if name == CLIPPED_ALONE:
+                clip = clip_alone
             stop_in_the_middle(fit, out / name, clip)
         checkpoint = moved if name == MOVED else "last"
         assert main([*fit, "--run_dir", str(out / name), "--ckpt_path", checkpoint]) == 0, name

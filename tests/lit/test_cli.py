@@ -1,9 +1,9 @@
 """The command line: help, a command line of the user's, and the tools of Lightning that people
 add."""
 
-import json
 import re
 import runpy
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +18,19 @@ from lightning_sv.__main__ import main
 from lightning_sv.cli.names import DEFAULTS
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.run_arguments import run_parser
-from lightning_sv.runs.directory import read_config
+from lightning_sv.runs.directory import (
+    CONFIG,
+    LAST,
+    SUMMARY,
+    event_files,
+    read_config,
+    read_summary,
+)
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.sections import SECTIONS
 from tests.conftest import ROOT, Refused, Told, argv
 from tests.lit.own_trainer import rows
+from tests.lit.runs import run_fit
 from tests.lit.test_module import OwnStep
 
 
@@ -30,23 +38,23 @@ def test_fit_help_is_short_or_complete(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    said = []
-    for words in ("fit --help", "fit --help_all", "validate --help"):
+
+    def shown(words: str) -> str:
         with pytest.raises(SystemExit) as end:
             main(argv(words))
         assert end.value.code == 0
-        said.append(capsys.readouterr().out)
-    short, full, validate = said
+        return capsys.readouterr().out
+
+    short = shown("fit --help")
+    full = shown("fit --help_all")
     assert len(short.splitlines()) <= 36 and "fit --help_all" in short
-    assert validate.startswith("usage: lightning-sv validate RUN ")
-    listed = set(re.findall(r"--([\w.]+)", full))
-    shown = set(re.findall(r"^  --([\w.]+)", short + validate, re.MULTILINE))
-    names = {*DEFAULTS, "scale"}
-    assert names <= shown
+    pattern = re.compile(r"^  --([\w.]+)", re.MULTILINE)
+    in_short = {*pattern.findall(short), *pattern.findall(shown("validate --help"))}
+    in_full = set(re.findall(r"--([\w.]+)", full))
     # they are read before the parser, which has the keys of a run
-    read_before = {*names, "dry_run"}
-    assert shown - read_before <= listed
-    assert {key for key in run_parser().known_keys() if "." in key} - SECTIONS <= listed
+    names = {*DEFAULTS, "scale"}
+    assert names <= in_short and in_short - names - {"dry_run"} <= in_full
+    assert {key for key in run_parser().known_keys() if "." in key} - SECTIONS <= in_full
 
 
 @pytest.fixture
@@ -67,20 +75,16 @@ def test_derived_cli_trains_and_validates(
     own: Callable[..., Any], run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    short = [*argv("--trainer.max_steps 2 --data.val_sequences 4 --run_dir"), str(run)]
-    names = own("fit", *run_args, *short, "--note", "hello")
+    short = f"--trainer.max_steps 2 --data.val_sequences 4 --run_dir {run} --note hello"
+    names = own("fit", *run_args, *argv(short))
     said = capsys.readouterr().out
     assert "context 32\n" in said and "sample " in said
     config = read_config(run)
-    assert (
-        config["note"] == "hello"
-        and "context" not in config["model"]
-        and (run / "summary.json").is_file()
-    )
-    last = str(run / "checkpoints/last.ckpt")
-    restored = names["MyModule"].load_from_checkpoint(last, weights_only=True)
+    assert config["note"] == "hello" and "context" not in config["model"]
+    assert (run / SUMMARY).is_file()
+    restored = names["MyModule"].load_from_checkpoint(run / LAST, weights_only=True)
     assert (restored.hparams.context, restored.settings.backbone.d_model) == (32, 32)
-    own("validate", "--config", str(run / "config.yaml"), "--ckpt_path", last)
+    own(*argv(f"validate --config {run / CONFIG} --ckpt_path {run / LAST}"))
     assert "val/loss" in capsys.readouterr().out
 
 
@@ -88,21 +92,21 @@ def test_cli_with_an_own_optimizer_records_no_rate_of_the_settings(
     run_args: list[str], tmp_path: Path, refused: Refused
 ) -> None:
     run = tmp_path / "run"
-    PretrainCLI(OwnStep, args=["fit", *run_args, "--trainer.max_steps", "2", "--run_dir", str(run)])
-    summary = json.loads((run / "summary.json").read_text())
+    fit = ["fit", *run_args, *argv(f"--trainer.max_steps 2 --run_dir {run}")]
+    PretrainCLI(OwnStep, args=fit)
+    summary = read_summary(run)
     assert (summary["lr"], summary["own_optimizer"]) == (None, "OwnStep")
     assert "OwnStep" in (run / "hparams.yaml").read_text()
-    config = run / "config.yaml"
+    config = run / CONFIG
     assert read_config(run)["model_class"] == "OwnStep"
     for command in ("fit", "validate"):
         said = refused(command, "--config", str(config))
         assert "model_class" in said and "script" in said
-    again = ["fit", "--config", str(config), "--run_dir", str(run), "--ckpt_path", "last"]
+    again = argv(f"fit --config {config} --run_dir {run} --ckpt_path last")
     with pytest.raises(ConfigError, match="model_class"):
         PretrainCLI(OwnLoss, args=again)
-    config.write_text(
-        config.read_text().replace("model_class: OwnStep\n", "")
-    )  # of an earlier version
+    # of an earlier version
+    config.write_text(config.read_text().replace("model_class: OwnStep\n", ""))
     assert PretrainCLI(OwnStep, args=again).summary == summary
     assert main(["export", str(run), str(tmp_path / "out")]) == 0
     assert "learning rate" not in (tmp_path / "out/README.md").read_text()
@@ -136,33 +140,18 @@ def test_names_of_your_own_module_train_resume_and_generate(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_ideas.py").write_text(OWN)
-    names = argv("--model.schedule.name my_ideas:linear --model.optim.lr 0.01")
-    names += [
-        "--model.scale_options.placement_at",
-        "{lm_head: my_ideas:BNP}",
-        "--trainer.max_steps",
-        "2",
-    ]
-    assert "without role or kind" in refused(
-        "fit", *run_args, *names, "--model.optim.name", "my_ideas:bare"
-    )
+    names = "--model.schedule.name my_ideas:linear --model.optim.lr 0.01 --trainer.max_steps 2"
+    fit = ["fit", *run_args, *argv(names)]
+    fit += ["--model.scale_options.placement_at", "{lm_head: my_ideas:BNP}"]
+    assert "without role or kind" in refused(*fit, "--model.optim.name", "my_ideas:bare")
     assert not [*Path("runs").glob("*/*")]
-    run = tmp_path / "run"
-    said = told(
-        "fit", *run_args, *names, "--model.optim.name", "my_ideas:rms", "--run_dir", str(run)
-    )
-    assert f"generate {run} --trust_module my_ideas" in said  # no prompt: the text is not Python
+    said = told(*fit, *argv("--model.optim.name my_ideas:rms --run_dir run"))
+    # no prompt: the text is not Python
+    assert "generate run --trust_module my_ideas" in said
     assert " rms " in said and " adamw " not in said  # of the printed groups
-    resume = [
-        "fit",
-        "--config",
-        str(run / "config.yaml"),
-        "--ckpt_path",
-        str(run / "checkpoints/last.ckpt"),
-    ]
-    assert main(resume) == 0
-    assert "--trust_module my_ideas" in refused("generate", str(run))
-    assert main(["generate", str(run), "--trust_module", "my_ideas"]) == 0
+    assert main(argv(f"fit --config run/{CONFIG} --ckpt_path run/{LAST}")) == 0
+    assert "--trust_module my_ideas" in refused("generate", "run")
+    assert main(argv("generate run --trust_module my_ideas")) == 0
 
 
 class OwnLoss(PretrainModule):
@@ -171,12 +160,10 @@ class OwnLoss(PretrainModule):
 
 
 def test_cli_without_val_loss_keeps_the_events(run_args: list[str], tmp_path: Path) -> None:
+    words = argv(f"--trainer.max_steps 2 --run_dir {tmp_path / 'run'}")
     with pytest.raises(ConfigError, match="val/loss"):
-        PretrainCLI(
-            OwnLoss,
-            args=["fit", *run_args, "--trainer.max_steps", "2", "--run_dir", str(tmp_path / "run")],
-        )
-    assert list((tmp_path / "run").glob("*tfevents*"))
+        PretrainCLI(OwnLoss, args=["fit", *run_args, *words])
+    assert event_files(tmp_path / "run")
 
 
 class HalfResidual(PretrainModule):
@@ -194,13 +181,11 @@ def test_cli_with_an_own_model_is_not_read_as_the_backbone(
     run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused
 ) -> None:
     run = tmp_path / "run"
-    last = ["--ckpt_path", str(run / "checkpoints/last.ckpt")]
-    PretrainCLI(
-        HalfResidual, args=["fit", *run_args, "--trainer.max_steps", "2", "--run_dir", str(run)]
-    )
+    last = ["--ckpt_path", str(run / LAST)]
+    fit = ["fit", *run_args, *argv(f"--trainer.max_steps 2 --run_dir {run}")]
+    PretrainCLI(HalfResidual, args=fit)
     said = capsys.readouterr().out
     assert "the model is that of HalfResidual" in said and "generate" not in said
-    loss = json.loads((run / "summary.json").read_text())["val_loss"]
     commands = (
         ["generate", str(run)],
         ["export", str(run), str(tmp_path / "out")],
@@ -209,60 +194,34 @@ def test_cli_with_an_own_model_is_not_read_as_the_backbone(
     )
     for words in commands:
         assert "that of HalfResidual" in refused(*words)
-    PretrainCLI(HalfResidual, args=["validate", "--config", str(run / "config.yaml"), *last])
+    PretrainCLI(HalfResidual, args=["validate", "--config", str(run / CONFIG), *last])
+    loss = read_summary(run)["val_loss"]
     assert f"val/loss {loss:.4f}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("word", ["-h", "--help"])
-def test_derived_cli_help_names_the_commands(
-    word: str, own: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        own(word)
-    said, errors = capsys.readouterr()
-    assert (end.value.code, errors) == (0, "")
-    assert said.startswith("usage: train.py {fit,validate} --config FILE")
-
-
-@pytest.mark.parametrize("words", [[], ["--config", "tiny-unified", "fit"]])
-def test_derived_cli_without_a_command_prints_the_usage(
-    words: list[str], own: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        own(*words)
-    said = capsys.readouterr().err
-    assert end.value.code == 2
-    assert "train.py {fit,validate} --config" in said
-
-
-def test_derived_cli_takes_no_names(
-    own: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        own("fit", "--help")
-    help_text = capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        own("fit")
-    error = capsys.readouterr().err
-    assert "--config FILE" in error
-    assert "--model NAME" not in help_text + error
-
-
-WRONG = [
-    [],
-    ["train"],
-    ["fit", "--note"],
-    ["fit", "--model.context", "3"],
-    ["fit", "--run_dir", "train.py/run"],
-]
+USAGE = "train.py {fit,validate} --config FILE"
 
 
 @pytest.mark.parametrize(
-    ("code", "words"), [*((2, words) for words in WRONG), (1, ["fit", "--model.optim.lr", "1e30"])]
+    ("words", "code", "text"),
+    [
+        ("-h", 0, f"usage: {USAGE}"),
+        ("--help", 0, f"usage: {USAGE}"),
+        ("fit --help", 0, "--config FILE"),
+        ("", 2, USAGE),
+        ("--config tiny-unified fit", 2, USAGE),
+        ("train RUN", 2, USAGE),
+        ("fit", 2, "--config FILE"),
+        ("fit RUN --note", 2, "--note"),
+        ("fit RUN --model.context 3", 2, "context"),
+        ("fit RUN --run_dir train.py/run", 2, "train.py/run"),
+        ("fit RUN --model.optim.lr 1e30", 1, "finite"),
+    ],
 )
-def test_derived_cli_wrong_words_or_failed_run_are_one_error(
+def test_derived_cli_prints_its_help_or_one_error(
+    words: str,
     code: int,
-    words: list[str],
+    text: str,
     own: Callable[..., Any],
     run_args: list[str],
     tmp_path: Path,
@@ -271,10 +230,13 @@ def test_derived_cli_wrong_words_or_failed_run_are_one_error(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as end:
-        own(*words[:1], *run_args[: len(words) * 100], *words[1:])
-    said = capsys.readouterr().err
-    assert end.value.code == code and said.count("error: ") == 1 and "Traceback" not in said
-    assert code == 1 or (said.startswith("error: ") and said.count("\n") == 1)
+        own(*argv(words.replace("RUN", shlex.join(run_args))))
+    out, errors = capsys.readouterr()
+    assert end.value.code == code
+    assert text in (errors if code else out)
+    assert errors.count("error: ") == (code > 0) and "Traceback" not in errors
+    assert code != 2 or (errors.startswith("error: ") and errors.count("\n") == 1)
+    assert "--model NAME" not in out + errors  # a script takes no names
 
 
 def test_cli_called_from_python_raises(run_args: list[str]) -> None:
@@ -288,7 +250,8 @@ CALLBACKS = callbacks.__name__
 def test_fit_tools_of_lightning_work(
     run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "more.yaml").write_text(f"""
+    more = tmp_path / "more.yaml"
+    more.write_text(f"""
 trainer:
   max_steps: 4
   max_time: "00:12:00:00"
@@ -304,19 +267,14 @@ trainer:
   - class_path: {CALLBACKS}.EarlyStopping
     init_args: {{monitor: val/loss}}
 """)
-    args = ["--config", str(tmp_path / "more.yaml"), "--run_dir", str(tmp_path / "run")]
-    assert main(["fit", *run_args, *args]) == 0
+    assert run_fit([*run_args, "--config", str(more)], tmp_path / "run") == 0
     said = capsys.readouterr().err
-    assert (
-        "warning: trainer.callbacks: EarlyStopping" in said and "warning: trainer.max_time" in said
-    )
+    assert "warning: trainer.callbacks: EarlyStopping" in said
+    assert "warning: trainer.max_time" in said
     run = read_run(tmp_path / "run")
     logged = [row for row in rows(tmp_path / "csv") if row["train/loss"]]
     assert [int(row["step"]) for row in logged] == [1, 2, 3, 4]
-    assert [float(row["train/loss"]) for row in logged] == pytest.approx(
-        run.curve("train/loss").values, rel=1e-6
-    )
-    assert (tmp_path / "best/best.ckpt").is_file() and (
-        tmp_path / "run/checkpoints/last.ckpt"
-    ).is_file()
-    assert [name for name in run.curves if name.startswith("lr-")]
+    losses = [float(row["train/loss"]) for row in logged]
+    assert losses == pytest.approx(run.curve("train/loss").values, rel=1e-6)
+    assert (tmp_path / "best/best.ckpt").is_file() and (run.dir / LAST).is_file()
+    assert any(name.startswith("lr-") for name in run.curves)

@@ -15,7 +15,7 @@ from lightning_sv.callbacks import TrainingMonitor
 from lightning_sv.corpus import RankShare
 from lightning_sv.errors import ConfigError
 from tests.callbacks.test_own_module import Foreign, foreign
-from tests.lit.own_trainer import module, noted, trainer
+from tests.lit.own_trainer import EPOCHS, module, noted, trainer
 
 #: Lightning warns about few workers, full folders and missing seeds
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -26,15 +26,11 @@ def test_data_module_takes_the_accumulation_of_the_trainer(
 ) -> None:
     run = trainer(tmp_path, accumulate_grad_batches=3, val_check_interval=6)
     run.fit(module(), data)
-    assert (
-        run.accumulate_grad_batches == 3
-        and run.val_check_interval == 6
-        and data.settings is not None
-    )
+    assert (run.accumulate_grad_batches, run.val_check_interval) == (3, 6)
     assert data.settings.global_batch == 6
-    wrong = TokenDataModule(str(corpus), seq_len=8, batch_size=2, global_batch=8)
+    wrong = TokenDataModule(corpus, seq_len=8, batch_size=2, global_batch=8)
     with pytest.raises(ConfigError, match="accumulate_grad_batches"):
-        trainer(tmp_path, accumulate_grad_batches=3).fit(module(), wrong)
+        run.fit(module(), wrong)
 
 
 def test_data_module_after_a_fit_pickles_and_is_loaded_from_a_checkpoint(
@@ -45,23 +41,16 @@ def test_data_module_after_a_fit_pickles_and_is_loaded_from_a_checkpoint(
     tools: Any = run.callbacks  # type: ignore[attr-defined]
     copied, callbacks = pickle.loads(pickle.dumps((data, tools)))
     assert copied.settings == data.settings and len(callbacks) == len(tools)
-    run.save_checkpoint(tmp_path / "fit.ckpt")
-    loaded = TokenDataModule.load_from_checkpoint(tmp_path / "fit.ckpt", weights_only=True)
-    assert loaded.settings == data.settings and loaded.train_dataloader().order.seed == 0
 
-
-def test_data_module_is_loaded_from_a_checkpoint_of_an_earlier_version(
-    data: TokenDataModule, tmp_path: Path
-) -> None:
     path = tmp_path / "fit.ckpt"
-    run = trainer(tmp_path)
-    run.fit(module(), data)
     run.save_checkpoint(path)
     saved = torch.load(path, weights_only=True)
+    # a checkpoint of an earlier version has a key more
     saved["datamodule_hyper_parameters"]["corpus"]["errors"] = "replace"
-    torch.save(saved, path)
-    loaded = TokenDataModule.load_from_checkpoint(path, weights_only=True)
-    assert loaded.settings == data.settings
+    torch.save(saved, tmp_path / "earlier.ckpt")
+    for checkpoint in (path, tmp_path / "earlier.ckpt"):
+        loaded = TokenDataModule.load_from_checkpoint(checkpoint, weights_only=True)
+        assert loaded.settings == data.settings and loaded.train_dataloader().order.seed == 0
 
 
 def test_seed_of_the_data_changes_the_order_alone(corpus: Path) -> None:
@@ -87,12 +76,8 @@ def test_seed_of_the_data_changes_the_order_alone(corpus: Path) -> None:
 def test_data_module_epochs_repeat_batches_only_to_overfit(
     changes: dict[str, Any], distinct: int, data: TokenDataModule, tmp_path: Path
 ) -> None:
-    seen, note = noted(
-        "on_train_batch_start", lambda trainer, module, batch, i: str(batch.tolist())
-    )
-    trainer(tmp_path, note, max_steps=-1, max_epochs=3, val_check_interval=None, **changes).fit(
-        module(), data
-    )
+    seen, note = noted("on_train_batch_start", lambda *given: str(given[2].tolist()))
+    trainer(tmp_path, note, **EPOCHS | {"max_epochs": 3} | changes).fit(module(), data)
     assert len(seen) == 6 and len(set(seen)) == distinct
 
 
@@ -167,17 +152,15 @@ def test_last_validation_reads_the_whole_split(data: TokenDataModule, tmp_path: 
     run.fit(made, data)
     every = data.settings.manifest.val.sequences(8)
     assert seen.sequences == [8, every] and every > 1000
-    tokens = data.settings.held_out(every)
     with torch.no_grad():
-        expected = made.loss(tokens)[0].item()
-    assert seen.losses[-1] == pytest.approx(expected, abs=1e-6)
-    assert run.validate(made, data, verbose=False)[0]["val/loss"] == pytest.approx(
-        expected, abs=1e-6
-    )
-    assert run.test(made, data, verbose=False)[0]["test/loss"] == pytest.approx(expected, abs=1e-6)
+        loss = made.loss(data.settings.held_out(every))[0].item()
+    expected = pytest.approx(loss, abs=1e-6)
+    assert seen.losses[-1] == expected
+    assert run.validate(made, data, verbose=False)[0]["val/loss"] == expected
+    assert run.test(made, data, verbose=False)[0]["test/loss"] == expected
     again = Validations()
     resumed = trainer(tmp_path, again, num_sanity_val_steps=0)
-    resumed.fit(module(), data, ckpt_path=str(tmp_path / "step=2.ckpt"))
+    resumed.fit(module(), data, ckpt_path=tmp_path / "step=2.ckpt")
     assert (again.sequences, again.losses) == ([every], [seen.losses[-1]])
 
 
@@ -189,24 +172,14 @@ def test_last_validation_reads_the_whole_split(data: TokenDataModule, tmp_path: 
         ({"max_steps": -1, "max_epochs": 2, "limit_train_batches": 2}, [4, 20]),
         ({"max_steps": 5}, [4, 4]),  # no validation at the last step
         ({"num_sanity_val_steps": 2}, [2, 4, 20]),
-        (
-            {"overfit_batches": 3, "max_steps": -1, "max_epochs": 2, "val_check_interval": 1.0},
-            [3, 3],
-        ),
+        (EPOCHS | {"overfit_batches": 3, "val_check_interval": 1.0}, [3, 3]),
     ],
 )
 def test_last_validation_follows_the_settings_of_the_trainer(
-    corpus: Path, tmp_path: Path, changes: dict[str, Any], batches: list[int]
+    data: TokenDataModule, tmp_path: Path, changes: dict[str, Any], batches: list[int]
 ) -> None:
     sequences = 8 if changes.get("limit_val_batches") == 2 else 1024
-    data = TokenDataModule(
-        corpus,
-        seq_len=8,
-        batch_size=2,
-        val_sequences=sequences,
-        seed=0,
-        full_last_validation=True,
-    )
+    data.settings = replace(data.settings, val_sequences=sequences, full_last_validation=True)
     seen = Validations()
     trainer(tmp_path, seen, **{"num_sanity_val_steps": 0, **changes}).fit(module(), data)
     assert seen.batches == batches

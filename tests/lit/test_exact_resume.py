@@ -2,31 +2,27 @@
 checkpoints."""
 
 import errno
-import io
 import itertools
 import random
+import resource
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import lightning as L
 import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_sv.__main__ import main
 from lightning_sv.callbacks.logging import write_scalars
 from lightning_sv.experiments.comparability import comparability_warnings
 from lightning_sv.lit.checkpoint.atomic_io import AtomicCheckpointIO
 from lightning_sv.lit.checkpoint.sharded_write import link_last
-from lightning_sv.lit.guards.exact_resume import follow_schedule
-from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import OPTIMIZERS, ScheduleConfig
-from lightning_sv.runs.directory import LAST, read_summary
+from lightning_sv.runs.checkpoint import check_checkpoint
+from lightning_sv.runs.directory import LAST
 from lightning_sv.runs.events import read_run
 from lightning_sv.runs.lock import acquire
 from lightning_sv.scale.strategy import PARAMETERIZATIONS, PLACEMENTS
@@ -38,31 +34,22 @@ STOP = 10
 TABLES = (PARAMETERIZATIONS, PLACEMENTS, OPTIMIZERS)
 #: each row of each table: a new one is tested without an edit
 CASES = {
-    "-".join(row): ["--model.scale", f"hg+{row[1]}+{row[0]}", "--model.optim.name", row[2]]
+    "-".join(row): argv(f"--model.scale hg+{row[1]}+{row[0]} --model.optim.name {row[2]}")
     for row in itertools.islice(
         zip(*map(itertools.cycle, TABLES), strict=False), max(map(len, TABLES))
     )
 }
-MIXTURE = argv(
-    "--model.backbone.n_expert 6 --model.backbone.n_expert_active 2 --experts.every_n_steps 4"
-)
-MUON = ["--model.optim.name", "muon"]
+MIXTURE = "--model.backbone.n_expert 6 --model.backbone.n_expert_active 2 --experts.every_n_steps 4"
 CASES |= {
-    "moe": ["--model.scale", "unified", *MIXTURE],
-    "moe-bias": [
-        "--model.backbone.router.balance",
-        "bias",
-        *MIXTURE,
-        *MUON,
-        "--model.schedule.name",
-        "wsd",
-    ],
-    "gemma": [
-        *argv(
-            "--model.scale iwd+offset --model.backbone.qk_norm=true --model.backbone.post_norm=true"
-        ),
-        *MUON,
-    ],
+    "moe": argv(f"--model.scale unified {MIXTURE}"),
+    "moe-bias": argv(
+        f"{MIXTURE} --model.backbone.router.balance bias --model.optim.name muon"
+        " --model.schedule.name wsd"
+    ),
+    "gemma": argv(
+        "--model.scale iwd+offset --model.backbone.qk_norm true --model.backbone.post_norm true"
+        " --model.optim.name muon"
+    ),
 }
 
 
@@ -79,9 +66,9 @@ class Dice(L.Callback):
 
 
 def train(args: list[str], run: Path, *more: str) -> None:
-    dice = ["--trainer.callbacks", f"{__name__}.Dice", "--checkpoint.every_n_steps", str(STOP)]
-    args = [*args, *argv(f"--trainer.max_steps {STEPS} --model.optim.lr 6e-3"), *dice, *more]
-    assert run_fit([*args, "--ckpt_path", "last"], run) == 0
+    words = f"--trainer.max_steps {STEPS} --model.optim.lr 6e-3 --checkpoint.every_n_steps {STOP}"
+    words += f" --trainer.callbacks {__name__}.Dice --ckpt_path last"
+    assert run_fit([*args, *argv(words), *more], run) == 0
 
 
 @pytest.mark.filterwarnings("ignore:scale strategy")
@@ -103,9 +90,8 @@ def test_resume_equals_uninterrupted_bit_for_bit(
     seen = [32 * 32 * step for step in range(1, STEPS + 1)]
     assert curves["train/loss"].tokens.tolist() == seen[3::4]
     for generator in ("torch", "numpy", "python"):
-        assert (
-            len(set(curves[f"dice/{generator}"].values)) == STEPS + 1
-        )  # of a step, and the first micro-batch's
+        # of a step, and the first micro-batch's
+        assert len(set(curves[f"dice/{generator}"].values)) == STEPS + 1
     # several times through the corpus, Python's own modules, which are shorter in some versions
     assert checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["started"] >= 3
 
@@ -158,54 +144,18 @@ def test_fit_ended_by_a_callback_has_a_checkpoint_and_resumes(
     ended = tmp_path / "ended"
     more = argv("--data.validations 2 --trainer.max_steps 10")
     train(short_args, uninterrupted, *more)
-    stop = [f"--trainer.callbacks+={__name__}.Stop", "--trainer.callbacks.at", at]
-    train(short_args, ended, *more, *stop, *(["--trainer.min_steps", "9"] if step == 9 else []))
-    assert (
-        load(ended)["global_step"] == step
-        and f"stopped at step {step}; resume with" in capsys.readouterr().err
-    )
+    stop = argv(f"--trainer.callbacks+={__name__}.Stop --trainer.callbacks.at {at}")
+    if step == 9:
+        stop += ["--trainer.min_steps", "9"]
+    train(short_args, ended, *more, *stop)
+    assert load(ended)["global_step"] == step
+    assert f"stopped at step {step}; resume with" in capsys.readouterr().err
     train(short_args, ended, *more)
     for key in ("state_dict", "optimizer_states", "TokenDataModule"):
         assert differences(load(uninterrupted)[key], load(ended)[key]) == []
 
 
 WSD = ScheduleConfig("wsd", stable_ratio=0.8)
-COS = ScheduleConfig("cos", warmup_ratio=0.1)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "step", "then", "now", "jumps"),
-    [
-        (COS, 50, 100, 100, False),
-        (COS, 50, 100, 150, True),
-        (COS, 100, 100, 150, True),
-        (COS, 5, 100, 101, False),  # in a warm-up of as many steps nothing has been otherwise
-        (WSD, 50, 100, 500, False),
-        (WSD, 50, 100, 62, False),  # the decay begins now
-        (WSD, 50, 100, 60, True),  # it should have begun
-        (WSD, 100, 100, 100, False),
-        (WSD, 100, 100, 200, True),
-        (replace(WSD, stable_ratio=1.0), 100, 100, 200, False),  # constant: never
-    ],
-)
-def test_follow_schedule_warns_of_a_jump(
-    schedule: ScheduleConfig,
-    step: int,
-    then: int,
-    now: int,
-    jumps: bool,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([{"params": [parameter], "initial_lr": 0.01}], lr=0.01)
-    scheduler = LambdaLR(
-        optimizer, lambda at: schedule.factor(min(at, now - 1), now), last_epoch=step - 1
-    )
-    (group,) = optimizer.param_groups
-    group["lr"] = 0.01 * schedule.factor(min(step, then - 1), then)
-    follow_schedule(scheduler)
-    assert group["lr"] == pytest.approx(0.01 * schedule.factor(min(step, now - 1), now))
-    assert bool(caplog.records) == jumps
 
 
 @pytest.mark.parametrize("schedule", thinned(["wsd", "cos"], ["wsd"]))
@@ -214,62 +164,41 @@ def test_fit_extended_run_records_its_lengths(
 ) -> None:
     """wsd before its decay continues as the longer run would; a cosine with a warning."""
     run_dir = tmp_path / "run"
-    fit = ["fit", *run_args, "--model.schedule.name", schedule, "--checkpoint.every_n_steps", "4"]
+    words = f"--model.schedule.name {schedule} --checkpoint.every_n_steps 4 --trainer.max_steps"
+    fit = [*run_args, *argv(words)]
     with leaving(run_dir, 4):
-        assert main([*fit, "--trainer.max_steps", "8", "--run_dir", str(tmp_path / "shorter")]) == 0
-    again = [*fit, "--trainer.max_steps", "12", "--run_dir", str(run_dir), "--ckpt_path", "last"]
+        assert run_fit([*fit, "8"], tmp_path / "shorter") == 0
     capsys.readouterr()
-    assert main(again) == 0
+    assert run_fit([*fit, "12", "--ckpt_path", "last"], run_dir) == 0
     assert ("the learning rate is" in capsys.readouterr().err) == (schedule == "cos")
-    summary = read_summary(run_dir)
     run = read_run(run_dir)
-    assert summary["steps"] == 12
-    assert [(leg["steps"], leg["max_steps"]) for leg in summary["legs"]] == [(4, 8), (8, 12)]
-    assert summary["seconds"] == sum(leg["seconds"] for leg in summary["legs"])
-    assert run.config["trainer"]["max_steps"] == 12
-    assert {leg["numerics"]["precision"] for leg in summary["legs"]} == {"32-true"}
-    assert (
-        "learning rate is that of no single schedule" in comparability_warnings({"run": run}, ())[0]
-    )
+    legs = run.summary["legs"]
+    assert run.summary["steps"] == run.config["trainer"]["max_steps"] == 12
+    assert [(leg["steps"], leg["max_steps"]) for leg in legs] == [(4, 8), (8, 12)]
+    assert run.summary["seconds"] == sum(leg["seconds"] for leg in legs)
+    assert {leg["numerics"]["precision"] for leg in legs} == {"32-true"}
+    (warning, *_) = comparability_warnings({"run": run}, ())
+    assert "learning rate is that of no single schedule" in warning
     if schedule == "wsd":
         lr = run.curve("lr").values
         assert lr.tolist() == pytest.approx([lr[0] * WSD.factor(step, 12) for step in range(12)])
 
 
-def test_fit_raises_errors_of_user_code(
-    run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fit = [
-        "fit",
-        *run_args,
-        "--run_dir",
-        str(tmp_path / "run"),
-        "--ckpt_path",
-        "last",
-        "--trainer.max_steps",
-    ]
-    assert main([*fit, "1"]) == 0
-    monkeypatch.setattr(PretrainModule, "on_train_batch_start", Mock(side_effect=IndexError))
-    with pytest.raises(IndexError):
-        main([*fit, "2"])
-    monkeypatch.setattr(PretrainModule, "on_train_batch_start", Mock(side_effect=KeyboardInterrupt))
-    assert main([*fit, "2"]) == 130
-
-
 #: validates after every second step, and keeps a checkpoint of every third one
-KEPT = argv("--data.validations 6 --data.val_sequences 2 --branch_norms.every_n_steps 100 "
-"--checkpoint.every_n_steps 3 --trainer.callbacks+=ModelCheckpoint "
-"--trainer.callbacks.every_n_train_steps=3 --trainer.callbacks.save_top_k=3 "
-"--trainer.callbacks.monitor=step --trainer.callbacks.mode=max "
-"--trainer.callbacks.enable_version_counter=false")  # fmt: skip
+KEPT = argv(
+    "--data.validations 6 --data.val_sequences 2 --branch_norms.every_n_steps 100"
+    " --checkpoint.every_n_steps 3 --trainer.callbacks+=ModelCheckpoint"
+    " --trainer.callbacks.every_n_train_steps=3 --trainer.callbacks.save_top_k=3"
+    " --trainer.callbacks.monitor=step --trainer.callbacks.mode=max"
+    " --trainer.callbacks.enable_version_counter=false"
+)
 
 
 def steps(run: Path) -> dict[str, int]:
-    """Which step each checkpoint is of."""
-    folder = run / "checkpoints"
+    """Return the step of each checkpoint."""
     return {
-        file.name: torch.load(file, weights_only=True)["global_step"]
-        for file in sorted(folder.iterdir())
+        file.name: check_checkpoint(str(file))["global_step"]
+        for file in (run / LAST).parent.iterdir()
     }
 
 
@@ -279,8 +208,7 @@ def test_model_checkpoint_of_an_earlier_step_resumes(run_args: list[str], tmp_pa
     assert run_fit(args, run) == 0
     named = {f"epoch=0-step={step}.ckpt": step for step in (12, 9, 6)}
     assert steps(run) == {**named, "last.ckpt": 12}
-    whole = tmp_path / "whole"
-    shutil.copytree(run, whole)
+    whole = shutil.copytree(run, tmp_path / "whole")
     for name in named:
         assert main(["fit", *args, "--ckpt_path", str(run / "checkpoints" / name)]) == 0
         same_curves(whole, run)
@@ -293,14 +221,13 @@ def test_checkpoint_replaced_while_waiting_for_the_lock_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = tmp_path / "run"
-    args = [*run_args, *argv("--trainer.max_steps 2 --checkpoint.every_n_steps 1")]
-    with leaving(tmp_path / "stopped", 1):
-        assert run_fit(args, run) == 0
     stopped = tmp_path / "stopped"
-    last_step = (run / LAST).read_bytes()
+    args = [*run_args, *argv("--trainer.max_steps 2 --checkpoint.every_n_steps 1")]
+    with leaving(stopped, 1):
+        assert run_fit(args, run) == 0
 
     def acquire_late(*given: Any, **more: Any) -> Any:
-        (stopped / LAST).write_bytes(last_step)
+        shutil.copy(run / LAST, stopped / LAST)
         return acquire(*given, **more)
 
     monkeypatch.setattr("lightning_sv.lit.fit_run.acquire", acquire_late)
@@ -327,10 +254,11 @@ def test_fit_resumed_from_an_earlier_checkpoint_has_one_timeline(
     run_args: list[str], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    args = ["fit", *run_args, *KEPT, *argv("--model.schedule.name wsd --run_dir"), str(run)]
-    assert main([*args, "--trainer.max_steps", "12"]) == 0
-    again = argv("--trainer.max_steps 8 --data.validations 4 --ckpt_path")
-    assert main([*args, *again, str(run / "checkpoints/epoch=0-step=6.ckpt")]) == 0
+    args = [*run_args, *KEPT, *argv("--model.schedule.name wsd")]
+    assert run_fit(args, run) == 0
+    again = "--trainer.max_steps 8 --data.validations 4 --ckpt_path"
+    checkpoint = run / "checkpoints/epoch=0-step=6.ckpt"
+    assert run_fit([*args, *argv(f"{again} {checkpoint}")], run) == 0
     assert steps(run)["last.ckpt"] == 8
     record = read_run(run)
     assert record.val_loss == pytest.approx(record.summary["val_loss"])
@@ -341,25 +269,19 @@ def test_fit_resumed_from_an_earlier_checkpoint_has_one_timeline(
     assert [event.step for event in events] == record.curve("val/loss").tokens.tolist()
 
 
-@pytest.mark.parametrize("number", [1, 2, 9])
-def test_failed_write_leaves_the_checkpoint(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_write_to_a_full_disk_leaves_the_checkpoint(share: float, tmp_path: Path) -> None:
     """torch's zip writer fails at its end too, by an error of its own if some bytes were
-    written."""
+    written. A limit on the size of files stands for a full disk."""
     path = tmp_path / "last.ckpt"
-    writes = itertools.count(1)
-    AtomicCheckpointIO().save_checkpoint({"weight": torch.zeros(9)}, path)
+    AtomicCheckpointIO().save_checkpoint({"weight": torch.zeros(9_999)}, path)
     kept = path.read_bytes()
-
-    class Full(io.FileIO):
-        def write(self, data: object) -> int:
-            if next(writes) >= number:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return super().write(data)
-
-    monkeypatch.setattr(Path, "open", lambda path, mode: Full(path, mode))
-    with pytest.raises(OSError, match=str(path)) as caught:
-        AtomicCheckpointIO().save_checkpoint({"weight": torch.ones(9)}, path)
-    assert caught.value.errno == errno.ENOSPC
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(share * len(kept)), limits[1]))
+    try:
+        with pytest.raises(OSError, match=str(path)) as caught:
+            AtomicCheckpointIO().save_checkpoint({"weight": torch.ones(9_999)}, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.errno == errno.EFBIG
     assert path.read_bytes() == kept and list(tmp_path.iterdir()) == [path]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 from transformers import Gemma3ForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from lightning_sv import Backbone
@@ -109,9 +110,8 @@ def as_theirs(model: Backbone, kind: type[nn.Module]) -> nn.Module:
         return kind(model)
     theirs = to_hugging_face(model)
     assert type(theirs) is kind
-    if (
-        kind is Gemma3ForCausalLM
-    ):  # an optimizer treats scaled embeddings differently; the paper's Gemma has none
+    if kind is Gemma3ForCausalLM:
+        # an optimizer treats scaled embeddings differently; the paper's Gemma has none
         theirs.model.embed_tokens.embed_scale.fill_(1.0)
         theirs.model.embed_tokens.weight.data.copy_(model.embed.weight)
     return theirs
@@ -165,10 +165,8 @@ def train(theirs: nn.Module, case: Case, batches: list[Tensor]) -> tuple[list[fl
         loss = -logits.log_softmax(-1).gather(-1, block[:, 1:, None]).mean()
         theirs.zero_grad()
         loss.backward()
-        norm = torch.cat([parameter.grad.flatten() for parameter in clipped]).norm()
-        norms.append(
-            torch.cat([parameter.grad.flatten() for parameter in theirs.parameters()]).norm().item()
-        )
+        norm = get_total_norm([p.grad for p in clipped])
+        norms.append(get_total_norm([p.grad for p in theirs.parameters()]).item())
         for parameter in clipped:
             parameter.grad *= min(1.0, case.clip / (norm.item() + 1e-6))
         for optimizer in mine:
@@ -185,36 +183,24 @@ def train(theirs: nn.Module, case: Case, batches: list[Tensor]) -> tuple[list[fl
 def test_fit_equals_foreign_code(name: str, run_args: list[str], tmp_path: Path) -> None:
     """`fit` has two micro-batches per step, the foreign code one batch."""
     case = CASES[name]
-    args = [
-        *run_args,
-        *case.args,
-        *argv(f"--trainer.precision 64-true --trainer.max_steps {STEPS}"),
-    ]
-    args += [
-        *argv("--data.micro_batch 2 --data.validations 1 --trainer.gradient_clip_val"),
-        str(case.clip),
-    ]
-    args += ["--model.optim.name", "muon" if case.muon else "adamw", "--model.optim.lr", str(LR)]
-    args += [
-        "--model.schedule.warmup_ratio",
-        str(WARMUP / STEPS),
-        "--model.backbone.init_std",
-        "0.1",
-    ]
-    first, last, blocks, of_blocks = fit([*args, "--run_dir", str(tmp_path / "run")])
+    words = (
+        f"--trainer.precision 64-true --trainer.max_steps {STEPS} --data.micro_batch 2"
+        f" --data.validations 1 --trainer.gradient_clip_val {case.clip} --model.optim.lr {LR}"
+        f" --model.optim.name {'muon' if case.muon else 'adamw'} --model.backbone.init_std 0.1"
+        f" --model.schedule.warmup_ratio {WARMUP / STEPS} --run_dir {tmp_path / 'run'}"
+    )
+    first, last, blocks, of_blocks = fit([*run_args, *case.args, *argv(words)])
     batches = [torch.cat(pair) for pair in zip(blocks[::2], blocks[1::2], strict=True)]
     ours = [sum(pair) / 2 for pair in zip(of_blocks[::2], of_blocks[1::2], strict=True)]
     assert len(batches) == STEPS and batches[0].shape == (4, 33)
-    foreign = issubclass(case.theirs, PreTrainedModel)
-    wide: AbstractContextManager[Any] = (
-        float64_throughout(case.theirs) if foreign else nullcontext()
-    )
+    wide: AbstractContextManager[Any] = nullcontext()
+    if issubclass(case.theirs, PreTrainedModel):
+        wide = float64_throughout(case.theirs)
     with wide:
         theirs, expected = (as_theirs(model, case.theirs) for model in (first, last))
         losses, norms = train(theirs, case, batches)
-    assert case.free_vectors or min(norms) < CLIP < max(norms), (
-        "clipping must bite in some steps and not in others"
-    )
+    # clipping bites in some steps and not in others
+    assert case.free_vectors or min(norms) < CLIP < max(norms)
     assert losses[-1] < losses[0] - 0.5
     assert ours == pytest.approx(losses, rel=NEAR, abs=0)
     assert read_run(tmp_path / "run").curve("grad_norm").values == pytest.approx(norms, rel=1e-6)

@@ -14,7 +14,7 @@ from tests.conftest import argv
 from tests.lit.own_trainer import (
     EXAMPLES,
     OWN_MODULE,
-    rows,
+    column,
     tags,
 )
 
@@ -35,9 +35,8 @@ def test_lightning_trainer_example_reads_its_best_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(EXAMPLES / "lightning_trainer.py"))["main"](
-        str(corpus), str(tmp_path / "out"), steps=50
-    )
+    example = runpy.run_path(str(EXAMPLES / "lightning_trainer.py"))
+    example["main"](str(corpus), str(tmp_path / "out"), steps=50)
     assert re.search(r"logits \(\d+, 64, 1024\)", capsys.readouterr().out)
     wanted = {
         "train/loss",
@@ -54,30 +53,19 @@ def test_own_lightning_module_example_learns(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(OWN_MODULE))["main"](str(tmp_path), steps=40)
-    losses = [float(row["loss"]) for row in rows(tmp_path) if row["loss"]]
-    assert (
-        losses[-1] < losses[0] - 0.5 and "branch_norm/head/up_proj/gamma_out" in rows(tmp_path)[0]
-    )
+    losses = column(tmp_path, "loss")
+    assert losses[-1] < losses[0] - 0.5
+    assert "branch_norm/head/up_proj/gamma_out" in tags(tmp_path)
 
 
 def test_lightning_cli_trains(corpus: Path, tmp_path: Path) -> None:
     words = argv(
         "fit --model.backbone.d_model=16 --model.backbone.n_layer=1 --model.backbone.n_head=2"
+        f" --model.backbone.vocab_size=300 --model.lr=0.01 --data.corpus={corpus} --data.seq_len=8"
+        " --data.batch_size=2 --data.val_sequences=4 --trainer.max_steps=2 --trainer.devices=1"
+        f" --trainer.default_root_dir={tmp_path} --trainer.enable_progress_bar=false"
+        " --trainer.accelerator=cpu"
     )
-    words += [
-        "--model.backbone.vocab_size=300",
-        "--model.lr=0.01",
-        f"--data.corpus={corpus}",
-        "--data.seq_len=8",
-    ]
-    words += argv(
-        "--data.batch_size=2 --data.val_sequences=4 --trainer.max_steps=2 --trainer.accelerator=cpu"
-    )
-    words += [
-        f"--trainer.default_root_dir={tmp_path}",
-        "--trainer.enable_progress_bar=false",
-        "--trainer.devices=1",
-    ]
     done = LightningCLI(
         PretrainModule, TokenDataModule, args=words, auto_configure_optimizers=False
     )
@@ -101,12 +89,9 @@ def test_from_preset_conf_of_a_different_project_is_not_read(
 def test_from_preset_changes_apply_and_unknown_ones_are_refused() -> None:
     made = PretrainModule.from_preset("tiny", scale="llama", d_model=32, lr=0.5)
     config = made.settings.backbone
-    assert (config.d_model, config.n_layer, made.lr, str(made.settings.strategy)) == (
-        32,
-        2,
-        0.5,
-        "llama",
-    )
-    for name, changes in (("tinny", {}), ("tiny", {"width": 3})):
-        with pytest.raises(ConfigError, match="mean 'tiny'|width"):
-            PretrainModule.from_preset(name, **changes)
+    assert (config.d_model, config.n_layer, made.lr) == (32, 2, 0.5)
+    assert str(made.settings.strategy) == "llama"
+    with pytest.raises(ConfigError, match="mean 'tiny'"):
+        PretrainModule.from_preset("tinny")
+    with pytest.raises(ConfigError, match="width"):
+        PretrainModule.from_preset("tiny", width=3)

@@ -44,23 +44,12 @@ class Watch(L.Callback):
 def test_fit_long_run_memory_files_and_disk_do_not_grow(
     steps: int, run_args: list[str], tmp_path: Path
 ) -> None:
-    args = [
-        *run_args,
-        "--trainer.max_steps",
-        str(steps),
-        "--trainer.callbacks",
-        f"{__name__}.Watch",
-    ]
-    args += argv("--checkpoint.every_n_steps 50 --data.validations 20 --data.num_workers 0")
-    command = [
-        sys.executable,
-        "-m",
-        "lightning_sv",
-        "fit",
-        *args,
-        "--run_dir",
-        str(tmp_path / "run"),
-    ]
+    words = argv(
+        f"--trainer.max_steps {steps} --trainer.callbacks {__name__}.Watch"
+        " --checkpoint.every_n_steps 50 --data.validations 20 --data.num_workers 0"
+        f" --run_dir {tmp_path / 'run'}"
+    )
+    command = [sys.executable, "-m", "lightning_sv", "fit", *run_args, *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     rows = [
@@ -69,9 +58,8 @@ def test_fit_long_run_memory_files_and_disk_do_not_grow(
         if line.startswith("watch")
     ]
     assert [row[0] for row in rows] == list(range(EVERY, steps + 1, EVERY))
-    warm = [
-        row for row in rows if row[0] >= steps // 3
-    ]  # after some epochs, validations and checkpoints
+    # after some epochs, validations and checkpoints
+    warm = [row for row in rows if row[0] >= steps // 3]
     assert warm[-1][1] < 1.02 * warm[0][1], "memory"
     assert {row[2] for row in warm} == {warm[0][2]}, "open files"
     assert max(row[3] for row in warm) <= 1.01 * warm[0][3], "disk"

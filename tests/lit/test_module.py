@@ -1,6 +1,6 @@
 """The module in a plain `lightning.Trainer`."""
 
-from contextlib import nullcontext
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ from lightning_sv import PretrainModule, TokenDataModule, apply_strategy
 from lightning_sv.callbacks import RouterMonitor, TrainingMonitor
 from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.lit.checkpoint.last_checkpoint import LastCheckpoint
-from lightning_sv.nn import RouterConfig, document_ids
+from lightning_sv.nn import document_ids
 from lightning_sv.optim import OptimConfig, ScheduleConfig
 from lightning_sv.scale import ScaleOptions
 from tests.conftest import thinned
@@ -34,10 +34,11 @@ from tests.lit.own_trainer import (
     MIXTURE,
     SIZES,
     blocks,
+    column,
     loader,
     module,
     noted,
-    rows,
+    small_data,
     tags,
     trainer,
 )
@@ -49,30 +50,24 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 def test_module_checkpoint_of_a_trainer_restores_it(data: TokenDataModule, tmp_path: Path) -> None:
     made = module()
-    keep = ModelCheckpoint(tmp_path, monitor="val/loss")
-    for split in ("validate", "test"):  # a validated module trains afterwards
-        (values,) = getattr(trainer(tmp_path / split, logger=False), split)(
-            made, data, verbose=False
-        )
+    quiet = trainer(tmp_path, logger=False)
+    for evaluate in (quiet.validate, quiet.test):  # an evaluated module trains afterwards
+        (values,) = evaluate(made, data, verbose=False)
         assert len(values) == 2  # loss and perplexity
+    keep = ModelCheckpoint(tmp_path, monitor="val/loss")
     rates = LearningRateMonitor()
     run = trainer(tmp_path / "log", keep, L.pytorch.callbacks.EarlyStopping("val/loss"), rates)
     run.fit(made, data)
     assert {"train/loss", "val/loss", "val/perplexity"} <= run.logged_metrics.keys()
     assert {"lr-AdamW/input", "lr-AdamW/matrix"} <= rates.lrs.keys()
-    assert (
-        run.callback_metrics["val/loss"] == run.validate(made, data, verbose=False)[0]["val/loss"]
-    )
+    last = run.callback_metrics["val/loss"]
+    assert last == run.validate(made, data, verbose=False)[0]["val/loss"]
+    assert last == run.test(made, data, verbose=False)[0]["test/loss"]
     restored = PretrainModule.load_from_checkpoint(keep.best_model_path, weights_only=True)
     assert restored.settings.strategy == made.settings.strategy and restored.lr == 0.01
-    state = torch.load(keep.best_model_path, weights_only=True)["state_dict"]
+    made.load_state_dict(torch.load(keep.best_model_path, weights_only=True)["state_dict"])
     tokens = blocks()[:, :-1]
-    made.load_state_dict(state)
     assert torch.equal(restored(tokens), made(tokens)) and restored(tokens).shape == (12, 8, 300)
-    assert (
-        run.test(made, data, verbose=False)[0]["test/loss"]
-        == run.validate(made, data, verbose=False)[0]["val/loss"]
-    )
 
 
 def test_load_from_checkpoint_arguments_keep_the_function(tmp_path: Path) -> None:
@@ -82,27 +77,29 @@ def test_load_from_checkpoint_arguments_keep_the_function(tmp_path: Path) -> Non
     run.fit(made, loader())
     run.save_checkpoint(path)
     load: Any = partial(PretrainModule.load_from_checkpoint, path, weights_only=True)
-    more = {
+    training = {
         "optim": OptimConfig("muon", lr=0.1),
         "schedule": ScheduleConfig("wsd"),
         "compile": "block",
         "seed": 3,
     }
-    start = {"backbone": replace(SIZES, name="mine", init_std_by_role={"head": 0.01})}
-    start["scale_options"] = ScaleOptions(initial_gamma_out=2.0)
-    for changes in (more, {"lr": 0.1, "scale": "hg+dp+or+nowd", **start}):
+    initial = {
+        "backbone": replace(SIZES, name="mine", init_std_by_role={"head": 0.01}),
+        "scale": "hg+dp+or+nowd",
+        "scale_options": ScaleOptions(initial_gamma_out=2.0),
+        "lr": 0.1,
+    }
+    for changes in (training, initial):
         restored = load(**changes)
         assert differences(restored.state_dict(), made.state_dict()) == []
     assert restored.lr == 0.1
     logged = load(hparams_file=next(tmp_path.rglob("hparams.yaml")))
     assert logged.settings == made.settings
+    other_head = ScaleOptions(placement_at={"lm_head": "dnp"})
     for key, changed in (
         ("scale", {"scale": "hg+dp+er"}),
         ("scale", {"scale": "hg+dnp+or"}),
-        (
-            "scale_options.placement_at.*",
-            {"scale_options": ScaleOptions(placement_at={"lm_head": "dnp"})},
-        ),
+        ("scale_options.placement_at.*", {"scale_options": other_head}),
         ("backbone.rope_theta", {"backbone": replace(SIZES, rope_theta=100.0)}),
     ):
         with pytest.raises(ConfigError, match=f"^{key} is "):
@@ -204,14 +201,13 @@ def test_module_takes_token_ids_of_every_integer_type(dtype: torch.dtype) -> Non
 def test_validation_loss_is_a_mean_over_tokens(precision: Any, n: int, tmp_path: Path) -> None:
     """The last batch is shorter, and its loss differs; sums of half precision would be off."""
     made = module(backbone=replace(SIZES, init_std=1.0))
-    sequences = blocks(n)
-    batches = DataLoader(sequences, batch_size=2)
+    batches = DataLoader(blocks(n), batch_size=2)
     (logged,) = trainer(tmp_path, precision=precision).validate(made, batches, verbose=False)
     with torch.no_grad():
-        losses = [made.loss(batch)[0].double() * len(batch) for batch in batches]
-    assert logged["val/loss"] == pytest.approx(float(sum(losses)) / n, rel=1e-5)
-    by_batch = sum(float(loss) / len(batch) for loss, batch in zip(losses, batches, strict=True))
-    assert n > 3 or abs(by_batch / 2 - logged["val/loss"]) > 1e-2
+        losses = torch.stack([made.loss(batch)[0].double() for batch in batches])
+    sizes = torch.tensor([len(batch) for batch in batches])
+    assert logged["val/loss"] == pytest.approx(float((losses * sizes).sum() / n), rel=1e-5)
+    assert n > 3 or abs(losses.mean() - logged["val/loss"]) > 1e-2
 
 
 def test_module_without_weights_is_not_exported() -> None:
@@ -259,28 +255,28 @@ def adafactor(groups: Any, config: OptimConfig, lr: float) -> torch.optim.Optimi
 def test_trainer_resumed_equals_uninterrupted(
     optimizer: str, changes: dict[str, Any], corpus: Path, tmp_path: Path
 ) -> None:
-    keep = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=4)
-    resume = str(tmp_path / "half.ckpt")
-    made = {}
+    def fit(data: TokenDataModule, *callbacks: L.Callback, resume: Path | None = None) -> Any:
+        made = module(optim=OptimConfig(optimizer))
+        run = trainer(tmp_path / "log", *callbacks, accumulate_grad_batches=2, **changes)
+        run.fit(made, data, ckpt_path=resume, weights_only=True)
+        return made
+
+    uninterrupted = fit(small_data(corpus)).state_dict()
     look = LambdaCallback(on_fit_start=read_a_batch, on_train_batch_end=read_a_batch)
-    parts = (("uninterrupted", [], None), ("half", [look, keep], None), ("resumed", [look], resume))
-    for name, callbacks, checkpoint in parts:
-        made[name] = module(optim=OptimConfig(optimizer))
-        data = TokenDataModule(str(corpus), seq_len=8, batch_size=2, val_sequences=8, seed=0)
-        run = trainer(tmp_path / name, *callbacks, accumulate_grad_batches=2, **changes)
-        run.fit(made[name], data, ckpt_path=checkpoint, weights_only=True)
+    keep = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=4)
+    half = fit(small_data(corpus), look, keep)
+    data = small_data(corpus)
+    resumed = fit(data, look, resume=tmp_path / "half.ckpt")
+    run = resumed.trainer
     position = data.state_dict()
-    run.validate(made[name], data, verbose=False)
+    run.validate(resumed, data, verbose=False)
     assert position["epoch"] == ("max_epochs" in changes) * 2 and data.state_dict() == position
-    assert differences(made["uninterrupted"].state_dict(), made["resumed"].state_dict()) == []
-    again = module(
-        optim=OptimConfig(optimizer)
-    )  # a new fit does not continue at the position of the resumed one
-    trainer(tmp_path / "again", accumulate_grad_batches=2, **changes).fit(again, data)
-    assert differences(made["uninterrupted"].state_dict(), again.state_dict()) == []
+    assert differences(uninterrupted, resumed.state_dict()) == []
+    # a new fit does not continue at the position of the resumed one
+    assert differences(uninterrupted, fit(data).state_dict()) == []
     run.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
     with pytest.raises(ConfigError, match="weights only"):
-        run.fit(made["half"], data, ckpt_path=tmp_path / "weights.ckpt", weights_only=True)
+        run.fit(half, data, ckpt_path=tmp_path / "weights.ckpt", weights_only=True)
 
 
 def test_trainer_resumed_with_a_different_length_has_its_rates_from_the_first_step(
@@ -306,29 +302,23 @@ def test_trainer_resumed_inside_an_epoch_trains_every_batch_once(
     corpus: Path, tmp_path: Path
 ) -> None:
     """After an error in a step of the second epoch."""
-    seen: dict[str, list[str]] = {"uninterrupted": [], "half": [], "resumed": []}
-    for name, path in (
-        ("uninterrupted", None),
-        ("half", None),
-        ("resumed", tmp_path / "half.ckpt"),
-    ):
 
-        def note(run: Any, module: Any, outputs: Any, batch: Any, i: int, name: str = name) -> None:
-            seen[name].append(str(batch.tolist()))
+    def fit(*callbacks: L.Callback, resume: Path | None = None) -> list[str]:
+        seen, note = noted("on_train_batch_end", lambda *given: str(given[3].tolist()))
+        run = trainer(tmp_path, note, *callbacks, **EPOCHS, limit_train_batches=4)
+        with suppress(KeyError):
+            run.fit(module(), small_data(corpus), ckpt_path=resume, weights_only=True)
+        return seen
 
-        def fail(run: Any, module: Any, batch: Any, i: int, name: str = name) -> None:
-            if (name, run.current_epoch, i) == ("half", 1, 2):
-                raise KeyError("a bug of the user")
+    def fail(run: Any, module: Any, batch: Any, i: int) -> None:
+        if (run.current_epoch, i) == (1, 2):
+            raise KeyError("a bug of the user")
 
-        notes = LambdaCallback(on_train_batch_end=note, on_train_batch_start=fail)
-        keep = L.pytorch.callbacks.OnExceptionCheckpoint(tmp_path, filename="half")
-        limits = EPOCHS | {"limit_train_batches": 4}
-        data = TokenDataModule(str(corpus), seq_len=8, batch_size=2, val_sequences=8, seed=0)
-        with pytest.raises(KeyError) if name == "half" else nullcontext():
-            trainer(tmp_path / name, notes, keep, **limits).fit(
-                module(), data, ckpt_path=path, weights_only=True
-            )
-    assert len(seen["uninterrupted"]) == 8 and seen["resumed"] == seen["uninterrupted"][6:]
+    uninterrupted = fit()
+    keep = L.pytorch.callbacks.OnExceptionCheckpoint(tmp_path, filename="half")
+    half = fit(LambdaCallback(on_train_batch_start=fail), keep)
+    resumed = fit(resume=tmp_path / "half.ckpt")
+    assert len(half) == 6 and len(resumed) == 2 and half + resumed == uninterrupted
 
 
 CHANGES = [
@@ -360,67 +350,57 @@ def test_interrupted_validation_is_not_part_of_the_next(tmp_path: Path) -> None:
     made = module()
     weights = module(seed=1)
     weights.configure_model()
+    fail = LambdaCallback(on_validation_batch_end=lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        trainer(tmp_path, LambdaCallback(on_validation_batch_end=lambda *_: 1 / 0)).validate(
-            made, loader()
-        )
+        trainer(tmp_path, fail).validate(made, loader())
     made.load_state_dict(weights.state_dict())
-    assert trainer(tmp_path).validate(made, loader()) == trainer(tmp_path).validate(
-        weights, loader()
-    )
+    losses = [trainer(tmp_path).validate(each, loader()) for each in (made, weights)]
+    assert losses[0] == losses[1]
 
 
 def test_interrupted_step_is_not_part_of_the_next_fit(tmp_path: Path) -> None:
     made = module(backbone=BIASED, seed=6)
-    save = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1)
+    save = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
 
-    def interrupt(
-        trainer: L.Trainer, module: PretrainModule, out: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def interrupt(run: Any, module: Any, out: Any, batch: Any, batch_idx: int) -> None:
         assert batch_idx < 9
 
     one_by_one = DataLoader(blocks(), batch_size=1)
     several = {"accumulate_grad_batches": 4, "limit_val_batches": 0}
+    run = trainer(tmp_path, save, LambdaCallback(on_train_batch_end=interrupt), **several)
     with pytest.raises(AssertionError):
-        trainer(tmp_path, save, LambdaCallback(on_train_batch_end=interrupt), **several).fit(
-            made, one_by_one
-        )
-    (checkpoint,) = tmp_path.glob("*step=2.ckpt")
+        run.fit(made, one_by_one)
     ends = []
     for resumed in (made, module(backbone=BIASED, seed=6)):
-        trainer(tmp_path / "again", max_steps=3, **several).fit(
-            resumed, one_by_one, ckpt_path=str(checkpoint)
-        )
+        again = trainer(tmp_path / "again", max_steps=3, **several)
+        again.fit(resumed, one_by_one, ckpt_path=tmp_path / "step=2.ckpt")
         ends.append(resumed.state_dict())
     assert differences(*ends) == []
 
 
 def test_second_fit_of_a_trainer_continues_the_rates(tmp_path: Path) -> None:
-    rates, note = noted(
-        "on_train_batch_end", lambda trainer, *_: trainer.optimizers[0].param_groups[0]["lr"]
-    )
+    def rate(run: L.Trainer, *_: Any) -> float:
+        return float(run.optimizers[0].param_groups[0]["lr"])
+
+    rates, note = noted("on_train_batch_end", rate)
     run = trainer(tmp_path, note, **EPOCHS | {"max_epochs": 1})
     made = module()
     run.fit(made, loader())
     run.fit_loop.max_epochs = 2
     run.fit(made, loader())
-    twice = rates[6:]
-    rates[:] = []
+    expected, note = noted("on_train_batch_end", rate)
     trainer(tmp_path, note, **EPOCHS).fit(module(), loader())
-    assert twice == rates[6:]
+    assert rates[6:] == expected[6:]
 
 
 def test_compiled_module_trains_as_the_plain_one(data: TokenDataModule, tmp_path: Path) -> None:
-    names = ("plain", "compiled")
     plain = module()
+    trainer(tmp_path / "plain").fit(plain, data)
     compiled = module()
-    for name, each in zip(names, (plain, torch.compile(compiled, backend="eager")), strict=True):
-        trainer(tmp_path / name).fit(each, data)
-    losses = [
-        [float(row["train/loss"]) for row in rows(tmp_path / name) if row["train/loss"]]
-        for name in names
-    ]
-    assert len(losses[0]) == 4 and losses[1] == pytest.approx(losses[0], rel=1e-5)
+    trainer(tmp_path / "compiled").fit(torch.compile(compiled, backend="eager"), data)
+    losses = column(tmp_path / "plain", "train/loss")
+    assert len(losses) == 4
+    assert column(tmp_path / "compiled", "train/loss") == pytest.approx(losses, rel=1e-5)
     weights = [parameters_to_vector(each.parameters()) for each in (plain, compiled)]
     torch.testing.assert_close(*weights, rtol=0, atol=0.002)  # four steps of 0.01
 
@@ -431,14 +411,8 @@ def test_copy_of_a_compiled_module_has_its_own_weights() -> None:
         made.configure_model()
         copy = deepcopy(made)
         copy.loss(blocks())[0].backward()
-    assert all(p.grad is not None for p in copy.parameters()) and all(
-        p.grad is None for p in made.parameters()
-    )
-
-
-def test_module_initial_weights_of_the_command_line_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="init_from"):
-        trainer(tmp_path).fit(module(init_from="last"), loader())
+    assert all(p.grad is not None for p in copy.parameters())
+    assert all(p.grad is None for p in made.parameters())
 
 
 class OwnClipping(PretrainModule):
@@ -466,16 +440,15 @@ class Manual(PretrainModule):
 def test_own_optimization_is_guarded_and_logs_its_rates_and_losses(
     kind: type[PretrainModule], tmp_path: Path
 ) -> None:
-    made = kind(replace(MIXTURE, router=RouterConfig(balance="bias")), lr=0.01)
+    made = kind(BIASED, lr=0.01)
     run = trainer(tmp_path, TrainingMonitor(1), LearningRateMonitor())
     run.fit(made, loader(), loader())
-    assert all(
-        value.any() for key, value in made.state_dict().items() if key.endswith("router_bias")
-    )
+    biases = [value for key, value in made.state_dict().items() if key.endswith("router_bias")]
+    assert biases and all(value.any() for value in biases)
     assert (run.callback_metrics["val/loss"] == 2) == (kind is OwnClipping)
     assert ("val/perplexity" in tags(tmp_path)) == (kind is Manual)
-    rates = [[row[tag] for row in rows(tmp_path) if row[tag]] for tag in ("lr", "lr-AdamW/matrix")]
-    assert rates[0] == rates[1] and len(rates[0]) == 4
+    rates = column(tmp_path, "lr")
+    assert len(rates) == 4 and rates == column(tmp_path, "lr-AdamW/matrix")
     assert {"train/loss", "grad_norm"} <= tags(tmp_path)
     made.net.embed.weight.data.fill_(float("nan"))
     with pytest.raises(RunError, match="finite"):
@@ -499,18 +472,14 @@ def test_module_with_own_step_and_optimizer_trains_and_resumes(
     data: TokenDataModule, tmp_path: Path
 ) -> None:
     first, resumed = (OwnStep(backbone=MIXTURE, lr=0.01, seed=0) for _ in range(2))
-    keep = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=2, save_top_k=1)
+    keep = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=2)
     callbacks = [keep, RouterMonitor(1), TrainingMonitor(1)]
     trainer(tmp_path / "a", *callbacks, gradient_clip_val=1.0, max_steps=2).fit(first, data)
     assert "train/loss" in tags(tmp_path / "a")
-    assert any(float(row["grad_norm"] or 0) > 0 for row in rows(tmp_path / "a"))
-    trainer(tmp_path / "b", max_steps=4).fit(
-        resumed, data, ckpt_path=str(tmp_path / "half.ckpt"), weights_only=True
-    )
-    assert resumed.trainer.global_step == 4
-    first.net.embed.weight.data.fill_(float("nan"))
-    with pytest.raises(RunError):
-        trainer(tmp_path / "nan").fit(first, data)
+    assert any(column(tmp_path / "a", "grad_norm"))
+    more = trainer(tmp_path / "b", max_steps=4)
+    more.fit(resumed, data, ckpt_path=tmp_path / "half.ckpt", weights_only=True)
+    assert more.global_step == 4
 
 
 class Wider(PretrainModule):
@@ -536,14 +505,11 @@ def test_own_arguments_are_restored(
     assert "extra.weight is not trained" in caplog.text
     (logged,) = (tmp_path / "log").rglob("hparams.yaml")
     assert "d_model: 16" in logged.read_text()
-    restored = Wider.load_from_checkpoint(keep.best_model_path, weights_only=True)
-    trainer(tmp_path / "more", max_steps=8).fit(
-        restored, data, ckpt_path=keep.best_model_path, weights_only=True
-    )
+    best = keep.best_model_path
+    restored = Wider.load_from_checkpoint(best, weights_only=True)
+    more = trainer(tmp_path / "more", max_steps=8)
+    more.fit(restored, data, ckpt_path=best, weights_only=True)
     assert "the learning rate is" in caplog.text  # of a schedule of a different length
     assert torch.equal(restored.net.embed.weight, made.net.embed.weight)
-    assert (
-        restored.extra.in_features == 3
-        and restored.settings.backbone == SIZES
-        and restored.lr == 0.01
-    )
+    assert restored.extra.in_features == 3
+    assert restored.settings.backbone == SIZES and restored.lr == 0.01

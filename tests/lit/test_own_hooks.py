@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader
 
 from lightning_sv import PretrainModule
 from lightning_sv.errors import ConfigError
-from tests.lit.own_trainer import BIASED, SIZES, blocks, loader, module, trainer
+from tests.lit.own_trainer import BIASED, SIZES, blocks, loader, trainer
+from tests.lit.runs import differences
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LIMIT = 0.01
@@ -25,9 +26,7 @@ def gradient_norm(module: PretrainModule) -> float:
 class LouderGradients(PretrainModule):
     """Changes the gradients between the guard's check and clipping."""
 
-    def __init__(self, **arguments: Any):
-        super().__init__(**arguments)
-        self.clipped: list[float] = []
+    clipped: list[float]
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         for parameter in self.parameters():
@@ -42,10 +41,8 @@ class LouderGradients(PretrainModule):
 class ManualClipping(PretrainModule):
     """Clips before the guard's check, which follows in the optimizer's step."""
 
-    def __init__(self, **arguments: Any):
-        super().__init__(**arguments)
-        self.automatic_optimization = False
-        self.clipped: list[float] = []
+    automatic_optimization = False
+    clipped: list[float]
 
     def training_step(self, block: Tensor, batch_idx: int) -> None:  # type: ignore[override]
         optimizer: Any = self.optimizers()
@@ -63,7 +60,8 @@ class ManualClipping(PretrainModule):
 def test_clipping_uses_the_norm_of_the_gradients_of_the_step(
     kind: Any, limit: float | None, tmp_path: Path
 ) -> None:
-    made = kind(backbone=SIZES, scale="hg+dp+or", lr=0.01, seed=0)
+    made = kind(SIZES, lr=0.01, seed=0)
+    made.clipped = []
     trainer(tmp_path, gradient_clip_val=limit).fit(made, loader(), loader())
     assert made.clipped == pytest.approx([LIMIT] * 4, rel=1e-3)
 
@@ -79,27 +77,21 @@ class UncountedStep(PretrainModule):
 
 
 def test_own_step_moves_the_biases_of_experts_or_is_refused(tmp_path: Path) -> None:
-    arguments: Any = {"backbone": BIASED, "scale": "hg+dp+or", "lr": 0.01, "seed": 0}
-    expected = module(backbone=BIASED)
-    own = OwnStep(**arguments)
+    expected = PretrainModule(BIASED, lr=0.01, seed=0)
+    own = OwnStep(BIASED, lr=0.01, seed=0)
     for made in (expected, own):
         trainer(tmp_path).fit(made, loader(), loader())
-    ends = own.state_dict()
-    for name, value in expected.state_dict().items():
-        assert torch.equal(ends[name], value)
+    assert differences(own.state_dict(), expected.state_dict()) == []
 
     with pytest.raises(ConfigError, match=r"router\.balance"):
-        trainer(tmp_path).fit(UncountedStep(**arguments), loader(), loader())
-    unbiased = {**arguments, "backbone": SIZES}
-    trainer(tmp_path).fit(UncountedStep(**unbiased), loader(), loader())
+        trainer(tmp_path).fit(UncountedStep(BIASED, lr=0.01), loader(), loader())
+    trainer(tmp_path).fit(UncountedStep(SIZES, lr=0.01), loader(), loader())
 
 
 class TwoOptimizers(PretrainModule):
     """One backward pass, two optimizers; returns nothing."""
 
-    def __init__(self, **arguments: Any):
-        super().__init__(**arguments)
-        self.automatic_optimization = False
+    automatic_optimization = False
 
     def configure_optimizers(self) -> Any:
         vectors = [each for name, each in self.net.named_parameters() if "scale" in name]
@@ -122,7 +114,7 @@ class SkippingStep(PretrainModule):
 
 @pytest.mark.parametrize("kind", [TwoOptimizers, SkippingStep])
 def test_step_without_new_tokens_of_experts_is_taken(kind: Any, tmp_path: Path) -> None:
-    made = kind(backbone=BIASED, scale="hg+dp+or", lr=0.01, seed=0)
+    made = kind(BIASED, lr=0.01, seed=0)
     trainer(tmp_path, max_steps=2, val_check_interval=1).fit(made, loader(), loader())
     biases = [each for name, each in made.state_dict().items() if "router_bias" in name]
     assert torch.cat(biases).any()
@@ -134,12 +126,12 @@ class OwnValidationStart(PretrainModule):
 
 
 def test_each_validation_has_its_own_mean(tmp_path: Path) -> None:
-    made = OwnValidationStart(backbone=SIZES, lr=0.01, seed=0)
+    made = OwnValidationStart(SIZES, lr=0.01, seed=0)
     run = trainer(tmp_path)
     run.fit(made, loader(), DataLoader(blocks(4), batch_size=2))  # the second validation is last
-    logged = run.callback_metrics["val/loss"]
     with torch.no_grad():
-        assert logged == pytest.approx(made.loss(blocks(4))[0].item(), rel=1e-5)
+        expected = made.loss(blocks(4))[0].item()
+    assert run.callback_metrics["val/loss"] == pytest.approx(expected, rel=1e-5)
 
 
 class OwnStart(PretrainModule):
@@ -148,6 +140,6 @@ class OwnStart(PretrainModule):
 
 
 def test_initial_weights_are_checked_next_to_an_own_start(tmp_path: Path) -> None:
-    made = OwnStart(backbone=SIZES, lr=0.01, init_from="no/run")
+    made = OwnStart(SIZES, lr=0.01, init_from="no/run")
     with pytest.raises(ConfigError, match="init_from"):
         trainer(tmp_path).fit(made, loader(), loader())

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_sv.__main__ import main
 from lightning_sv.callbacks import scale_vector_figures
 from lightning_sv.callbacks.sharpness import parameter_subsets
 from lightning_sv.corpus import Manifest, open_split
@@ -16,26 +15,18 @@ from lightning_sv.curvature import HessianProduct, hutchinson, lanczos
 from lightning_sv.nn import document_ids, next_token_loss
 from lightning_sv.runs.checkpoint import load_backbone
 from lightning_sv.runs.events import Run, read_run
-from tests.conftest import Refused, argv, thinned, write_run_args
+from tests.conftest import Refused, argv, write_run_args
 from tests.lit.runs import differences, drawn_charts, leaving, load, run_fit, same_curves
 
 CONFIG = Path(__file__).parents[2] / "conf/probes/sharpness.yaml"
-FAMILIES = {
-    "llama": argv("--model.scale unified --model.mask_documents true"),
-    "gemma": argv(
-        "--model.scale iwd --model.backbone.qk_norm true --model.backbone.post_norm true"
-    ),
-    "moe": argv(
-        "--model.scale hg+dp+er --model.backbone.n_expert 6 --model.backbone.n_expert_active 2"
-    ),
-}
-#: arguments of a family, its probed run, the same run after a kill in step 3, and the output
-Probed = tuple[list[str], Path, Path, str]
+#: a probed run, the same run after a kill in step 3, and the output
+Probed = tuple[Path, Path, str]
 
 
 @pytest.fixture(scope="module")
 def plain(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return [*write_run_args(corpus, tmp_path_factory.mktemp("plain")), "--model.optim.lr", "6e-3"]
+    words = "--model.mask_documents true --model.optim.lr 6e-3 --data.micro_batch 2"
+    return [*write_run_args(corpus, tmp_path_factory.mktemp("plain")), *argv(words)]
 
 
 @pytest.fixture(scope="module")
@@ -48,34 +39,32 @@ def probed(plain: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[s
     return [*plain, "--config", str(config)]
 
 
-@pytest.fixture(scope="module", params=thinned(FAMILIES, ["llama"]))
-def probed_run(
-    request: pytest.FixtureRequest, probed: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> Probed:
-    folder = tmp_path_factory.mktemp(request.param)
-    more = [*FAMILIES[request.param], *argv("--data.micro_batch 2 --checkpoint.every_n_steps 3")]
+@pytest.fixture(scope="module")
+def probed_run(probed: list[str], tmp_path_factory: pytest.TempPathFactory) -> Probed:
+    folder = tmp_path_factory.mktemp("runs")
     said = io.StringIO()
     with contextlib.redirect_stderr(said), leaving(folder / "killed", 3):
-        assert run_fit([*probed, *more], folder / "run") == 0
-    return more, folder / "run", folder / "killed", said.getvalue()
+        assert run_fit([*probed, "--checkpoint.every_n_steps", "3"], folder / "run") == 0
+    return folder / "run", folder / "killed", said.getvalue()
 
 
-def assert_figures_are_those_of_the_checkpoint(run: Run, corpus: Path, *, mask: bool) -> None:
+def assert_figures_are_those_of_the_checkpoint(run: Run, corpus: Path) -> None:
     """By hand: three sequences spread over the validation split, a Hessian for each subset."""
-    model = load_backbone(str(run.dir / "checkpoints/last.ckpt"))
+    model = load_backbone(run.dir)
     split = open_split(corpus, "val", seq_len=32)
     manifest = Manifest.load(corpus)
     n = manifest.val.sequences(32)
     blocks = torch.stack([split[i] for i in (0, n // 3, 2 * n // 3)])
-    documents = document_ids(blocks[:, :-1], manifest.eot) if mask else None
+    documents = None
+    if run.config["model"]["mask_documents"]:
+        documents = document_ids(blocks[:, :-1], manifest.eot)
     subsets = parameter_subsets(model)
     loss = lambda: next_token_loss(model(blocks[:, :-1], documents), blocks[:, 1:])  # noqa: E731
-    for name in filter(subsets.get, ("all", "scale_input", "scale_output")):
+    for name in ("all", "scale_input", "scale_output"):
         product = HessianProduct(loss, subsets[name])
-        sharpest = lanczos(product, 12, rtol=1e-2)
         moments = hutchinson(product, 2)
         estimates = {
-            "lambda_max": sharpest,
+            "lambda_max": lanczos(product, 12, rtol=1e-2),
             "trace": moments.trace,
             "fro2": moments.squared_frobenius,
         }
@@ -89,10 +78,10 @@ def assert_figures_are_those_of_the_checkpoint(run: Run, corpus: Path, *, mask: 
 def test_fit_probed_trains_as_without_and_logs_the_checkpoint(
     probed_run: Probed, plain: list[str], corpus: Path, tmp_path: Path
 ) -> None:
-    args, run, _, said = probed_run
+    run, _, said = probed_run
     without_probes = tmp_path / "plain"
     assert "3 held-out sequences; math attention" in said
-    assert run_fit([*plain, *args], without_probes) == 0
+    assert run_fit(plain, without_probes) == 0
     assert differences(load(run)["state_dict"], load(without_probes)["state_dict"]) == []
     record = read_run(run)
     without = read_run(without_probes)
@@ -100,16 +89,11 @@ def test_fit_probed_trains_as_without_and_logs_the_checkpoint(
     assert not any(tag.startswith(("sharpness/", "scale_vector/")) for tag in without.curves)
     assert set(record.curves) >= set(without.curves)
 
-    assert_figures_are_those_of_the_checkpoint(
-        record, corpus, mask="--model.mask_documents" in args
-    )
+    assert_figures_are_those_of_the_checkpoint(record, corpus)
     assert (record.curve("sharpness/seconds").values > 0).all()
-    for key, figure in scale_vector_figures(
-        load_backbone(str(run / "checkpoints/last.ckpt"))
-    ).items():
-        assert record.curve(f"scale_vector/{key}").values[-1] == pytest.approx(
-            figure.item(), rel=1e-5, abs=1e-6
-        ), key
+    for key, figure in scale_vector_figures(load_backbone(run)).items():
+        logged = record.curve(f"scale_vector/{key}").values[-1]
+        assert logged == pytest.approx(figure.item(), rel=1e-5, abs=1e-6), key
     charts = drawn_charts(run)
     assert charts["sharpness: trace"] == [
         f"sharpness/{subset}/trace" for subset in ("all", "scale_input", "scale_output")
@@ -122,8 +106,9 @@ def test_fit_probed_trains_as_without_and_logs_the_checkpoint(
 
 @pytest.mark.long
 def test_fit_probed_and_resumed_has_equal_figures(probed_run: Probed, probed: list[str]) -> None:
-    args, whole, killed, _ = probed_run
-    assert run_fit([*probed, *args, "--ckpt_path", "last"], killed) == 0
+    whole, killed, _ = probed_run
+    resume = argv("--checkpoint.every_n_steps 3 --ckpt_path last")
+    assert run_fit([*probed, *resume], killed) == 0
     assert len(same_curves(whole, killed)["sharpness/all/lambda_max"].tokens) == 4
     assert differences(load(whole)["state_dict"], load(killed)["state_dict"]) == []
 
@@ -132,14 +117,8 @@ def test_fit_probe_with_an_unknown_subset_is_refused(
     plain: list[str], tmp_path: Path, refused: Refused
 ) -> None:
     (tmp_path / "probes.yaml").write_text(CONFIG.read_text().replace("- scale_input", "- layer2"))
-    args = [
-        *plain,
-        "--config",
-        str(tmp_path / "probes.yaml"),
-        "--run_dir",
-        str(tmp_path / "refused"),
-    ]
-    assert "subset of Sharpness 'layer2'" in refused("fit", *args)
+    words = argv(f"--config {tmp_path / 'probes.yaml'} --run_dir {tmp_path / 'refused'}")
+    assert "subset of Sharpness 'layer2'" in refused("fit", *plain, *words)
     assert not (tmp_path / "refused/config.yaml").exists()  # so the directory can be used again
 
 
@@ -153,7 +132,7 @@ def test_sharpness_compiled_bf16_run_uses_float32_weights(
 ) -> None:
     """The backend is aot_eager, because Inductor takes half a minute."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    fit = ["fit", *probed, "--run_dir", str(tmp_path / "run")]
-    assert main([*fit, *argv("--trainer.precision bf16-mixed --model.compile block")]) == 0
+    words = "--trainer.precision bf16-mixed --model.compile block --model.mask_documents false"
+    assert run_fit([*probed, *argv(words)], tmp_path / "run") == 0
     assert capsys.readouterr().err.count("sharpness: 3 held-out sequences") == 1
-    assert_figures_are_those_of_the_checkpoint(read_run(tmp_path / "run"), corpus, mask=False)
+    assert_figures_are_those_of_the_checkpoint(read_run(tmp_path / "run"), corpus)

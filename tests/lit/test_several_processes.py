@@ -3,7 +3,6 @@ three."""
 
 import json
 import random
-import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,8 +13,6 @@ import pytest
 import torch
 
 from lightning_sv import Backbone, BackboneConfig, PretrainModule, TokenDataModule
-from lightning_sv.__main__ import main
-from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.random_states import restore_rng, rng_states
 from lightning_sv.lit.shard import shard
 from lightning_sv.nn import MixtureOfExperts, RouterConfig
@@ -23,8 +20,9 @@ from lightning_sv.runs.checkpoint import check_checkpoint, load_backbone
 from lightning_sv.runs.directory import LAST, read_summary
 from lightning_sv.runs.events import Run, read_run
 from lightning_sv.runs.sharded_checkpoint import is_sharded
-from tests.conftest import MOE, write_run_args
+from tests.conftest import MOE, argv, write_run_args
 from tests.launch import launch
+from tests.lit.own_trainer import SIZES
 from tests.lit.runs import differences, leaving, run_fit
 from tests.lit.several_processes import (
     CPU,
@@ -79,15 +77,8 @@ def test_fit_two_processes_equal_one_and_share_checkpoints(
     stopped = tmp_path / "moe-muon" / "stopped.ckpt"
     assert torch.load(stopped, weights_only=True)["global_step"] == STOP_AT + 1
     monkeypatch.setattr(MixtureOfExperts, "_choose", fixed_choice)
-    go_on = [
-        "--data.micro_batch",
-        "4",
-        "--ckpt_path",
-        str(stopped),
-        "--run_dir",
-        str(tmp_path / "back"),
-    ]
-    assert main(["fit", *arguments(args, "moe-muon"), *go_on]) == 0
+    go_on = argv(f"--data.micro_batch 4 --ckpt_path {stopped}")
+    assert run_fit([*arguments(args, "moe-muon"), *go_on], tmp_path / "back") == 0
     assert_same_run(read_run(alone / "moe-muon"), read_run(tmp_path / "back"), after=STOP_AT + 1)
 
 
@@ -137,7 +128,7 @@ def assert_same_run(
             )
 
 
-OTHERS = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.every_n_train_steps=2"]
+OTHERS = argv("--trainer.callbacks+=ModelCheckpoint --trainer.callbacks.every_n_train_steps=2")
 
 
 @pytest.mark.parametrize(
@@ -166,63 +157,36 @@ def test_validate_as_under_nccl_equals_one_process(
         assert is_sharded(tmp_path / "run" / LAST.parent / "epoch=0-step=2.ckpt")
 
 
-def test_own_trainer_fully_sharded(short_corpus: Path, tmp_path: Path) -> None:
-    launch("tests.lit.ranks", "own_trainer", str(tmp_path), str(short_corpus), logs=tmp_path)
-
-
-def test_own_trainer_fully_sharded_fits_again(short_corpus: Path, tmp_path: Path) -> None:
-    launch("tests.lit.ranks", "fitted_again", str(tmp_path), str(short_corpus), logs=tmp_path)
-
-
-def test_text_samples_of_ranks_that_draw_different_tokens(
-    short_corpus: Path, tmp_path: Path
-) -> None:
-    launch("tests.lit.ranks", "sampled_text", str(short_corpus), logs=tmp_path, seconds=120)
-
-
-def test_own_trainer_and_fabric_with_default_samplers_split_the_batch_once(
-    short_corpus: Path, tmp_path: Path
-) -> None:
-    launch("tests.lit.ranks", "default_samplers", str(short_corpus), logs=tmp_path)
+@pytest.mark.parametrize(
+    "task", ["default_samplers", "fitted_again", "own_trainer", "own_weights", "sampled_text"]
+)
+def test_two_ranks(task: str, short_corpus: Path, tmp_path: Path) -> None:
+    """The docstring of the task in ranks.py says what it asserts."""
+    launch("tests.lit.ranks", task, str(tmp_path), str(short_corpus), logs=tmp_path)
 
 
 def test_fully_sharded_checkpoint_before_the_first_step_changes_no_step(
     short_corpus: Path, tmp_path: Path
 ) -> None:
-    module = PretrainModule(
-        BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=1e-2, seed=0
-    )
+    module = PretrainModule(SIZES, lr=1e-2, seed=0)
     trainer = L.Trainer(
         max_steps=0, limit_val_batches=0, logger=False, accelerator="cpu", default_root_dir=tmp_path
     )
     trainer.fit(module, TokenDataModule(short_corpus, seq_len=16, batch_size=2))
     trainer.save_checkpoint(alone := tmp_path / "alone.ckpt")
     assert not check_checkpoint(str(alone))["optimizer_states"][0]["state"]
-    launch(
-        "tests.lit.ranks",
-        "saved_before_a_step",
-        str(tmp_path),
-        str(short_corpus),
-        str(alone),
-        logs=tmp_path,
+    words = [str(tmp_path), str(short_corpus), str(alone)]
+    launch("tests.lit.ranks", "saved_before_a_step", *words, logs=tmp_path)
+
+
+def fsdp(args: list[str], run: Path, ranks: int) -> list[str]:
+    """Return the arguments of a fit with sharded checkpoints of every second step."""
+    words = (
+        f"--checkpoint.every_n_steps 2 --data.micro_batch 4 --trainer.devices {ranks}"
+        f" --run_dir {run} --ckpt_path last"
     )
-
-
-def test_own_weights_fully_sharded_are_those_of_rank_0(short_corpus: Path, tmp_path: Path) -> None:
-    launch("tests.lit.ranks", "own_weights", str(short_corpus), logs=tmp_path)
-
-
-def fsdp(args: list[str], run: Path, ranks: int, *more: str) -> list[str]:
-    fit = [
-        "--config",
-        str(STRATEGIES["fsdp"]),
-        *CPU,
-        *arguments(args, "muon"),
-        "--checkpoint.every_n_steps",
-        "2",
-    ]
-    fit += ["--data.micro_batch", "4", *SHARDED, *more, "--trainer.devices", str(ranks)]
-    return [*fit, "--run_dir", str(run), "--ckpt_path", "last"]
+    model = arguments(args, "muon")
+    return ["--config", str(STRATEGIES["fsdp"]), *CPU, *model, *SHARDED, *argv(words)]
 
 
 @pytest.mark.long
@@ -230,17 +194,14 @@ def test_fit_sharded_checkpoint_on_fewer_ranks_equals_one_process(
     args: list[str], alone: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    four = fsdp(args, run, 4)
-    ended = launch(
-        "tests.lit.ranks", "sharded_checkpoints", "7", *four, logs=tmp_path, ranks=4, fails=True
-    )
+    killed = ["sharded_checkpoints", "7", *fsdp(args, run, 4)]
+    ended = launch("tests.lit.ranks", *killed, logs=tmp_path, ranks=4, fails=True)
     assert is_sharded(run / LAST), ended
     step = check_checkpoint(str(run / LAST))["global_step"]
     assert step == 6
 
-    (partial := run / LAST.parent / ".step-6.ckpt.partial").mkdir(
-        exist_ok=True
-    )  # as if killed while writing
+    # as if killed while writing
+    (partial := run / LAST.parent / ".step-6.ckpt.partial").mkdir(exist_ok=True)
     launch("tests.lit.ranks", "sharded_checkpoints", "-1", *fsdp(args, run, 2), logs=tmp_path)
     assert not partial.exists()
     assert [leg["steps"] for leg in read_summary(run)["legs"]] == [step, STEPS - step]
@@ -250,30 +211,16 @@ def test_fit_sharded_checkpoint_on_fewer_ranks_equals_one_process(
     # one process reads it: the weights, and the optimizer's state of a run that goes on. Adam
     # divides small gradients by themselves, so that single entries depend on the order of sums; a
     # shard in the wrong place is off by its norm
-    expected = load_backbone(alone / "muon").state_dict()
-    for name, value in load_backbone(run).state_dict().items():
-        assert (value - expected[name]).norm() <= 1e-2 * expected[name].norm(), name
-    states = check_checkpoint(str(run / LAST), tensors=True)["optimizer_states"][0]["state"]
-    for number, state in check_checkpoint(str(alone / "muon" / LAST))["optimizer_states"][0][
-        "state"
-    ].items():
+    found, expected = (load_backbone(each).state_dict() for each in (run, alone / "muon"))
+    for name, value in expected.items():
+        assert (found[name] - value).norm() <= 1e-2 * value.norm(), name
+    states, expected_states = (
+        check_checkpoint(str(each / LAST), tensors=True)["optimizer_states"][0]["state"]
+        for each in (run, alone / "muon")
+    )
+    for number, state in expected_states.items():
         for key, value in state.items():
             error = (states[number][key] - value).norm()
             assert error <= 1e-2 * value.norm() + 1e-10, (number, key)  # of a gradient near 0
-    single = [
-        "--run_dir",
-        str(tmp_path / "single"),
-        "--ckpt_path",
-        str(run / LAST),
-    ]
-    assert main(["fit", *arguments(args, "muon"), "--trainer.max_steps", "9", *single]) == 0
-
-    # and refuses incomplete checkpoints
-    broken = tmp_path / "broken.ckpt"
-    shutil.copytree(run / LAST, broken)
-    data = next(broken.glob("*.distcp"))
-    data.write_bytes(data.read_bytes()[:-1])
-    for damage in (lambda: None, (broken / ".metadata").unlink):
-        damage()
-        with pytest.raises(ConfigError, match="broken"):
-            check_checkpoint(str(broken))
+    more = argv(f"--trainer.max_steps 9 --ckpt_path {run / LAST}")
+    assert run_fit([*arguments(args, "muon"), *more], tmp_path / "single") == 0

@@ -1,5 +1,6 @@
 """Damaged sharded checkpoints are refused by every command that reads a checkpoint."""
 
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,26 +16,23 @@ from lightning_sv.runs.checkpoint import check_checkpoint, load_backbone
 from lightning_sv.runs.directory import LAST
 from tests.conftest import Refused, argv, write_run_args
 from tests.launch import launch
+from tests.lit.runs import flip
 from tests.lit.several_processes import CPU, SHARDED, STRATEGIES
 
 
 @pytest.fixture(scope="module")
 def args(short_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return [
-        *write_run_args(short_corpus, tmp_path_factory.mktemp("args")),
-        "--trainer.max_steps",
-        "2",
-    ]
+    args = write_run_args(short_corpus, tmp_path_factory.mktemp("args"))
+    return [*args, "--trainer.max_steps", "2"]
 
 
 @pytest.fixture(scope="module")
 def written(args: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run of two ranks with sharded checkpoints."""
     run = tmp_path_factory.mktemp("sharded") / "run"
-    fit = ["--config", str(STRATEGIES["fsdp"]), *CPU, *args, *SHARDED, "--trainer.devices", "2"]
-    launch(
-        "tests.lit.ranks", "sharded_checkpoints", "-1", *fit, "--run_dir", str(run), logs=run.parent
-    )
+    fit = ["--config", str(STRATEGIES["fsdp"]), *CPU, *args, *SHARDED]
+    fit += argv(f"--trainer.devices 2 --run_dir {run}")
+    launch("tests.lit.ranks", "sharded_checkpoints", "-1", *fit, logs=run.parent)
     return run
 
 
@@ -44,15 +42,8 @@ def run(written: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(written, tmp_path / "copy", symlinks=True))
 
 
-def flip(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-
-
 def zero(file: Path) -> None:
-    content = file.read_bytes()
-    file.write_bytes(bytes(len(content)))
+    file.write_bytes(bytes(file.stat().st_size))
 
 
 def cut(file: Path) -> None:
@@ -81,9 +72,10 @@ def test_check_checkpoint_damaged_shard_is_refused(
         check_checkpoint(str(checkpoint))
 
 
-def test_write_sharded_lost_shard_is_refused_on_all_ranks(tmp_path: Path) -> None:
-    """As if run_dir were on a disk of each node."""
-    launch("tests.lit.ranks", "lost_shards", str(tmp_path), logs=tmp_path, seconds=60)
+@pytest.mark.parametrize("task", ["folders", "lost_shards"])
+def test_two_ranks_write_to_one_folder(task: str, tmp_path: Path) -> None:
+    """The docstring of the task in ranks.py says what it asserts."""
+    launch("tests.lit.ranks", task, str(tmp_path), logs=tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -104,31 +96,20 @@ def test_write_sharded_accepts_a_file_of_the_file_system(
     assert "__0_0.distcp" in (path / "checksums.json").read_text()
 
 
-def test_check_shared_folder_refuses_what_cannot_hold_a_checkpoint(tmp_path: Path) -> None:
-    launch("tests.lit.ranks", "folders", str(tmp_path), logs=tmp_path)
-
-
 def test_every_reader_refuses_a_damaged_shard(
     run: Path, args: list[str], tmp_path: Path, refused: Refused
 ) -> None:
     load_backbone(run)
     flip(run / LAST / "__1_0.distcp")
-    last = str(run / LAST)
-    commands = [
-        ["inspect", last],
-        ["generate", str(run), "--prompt", "a"],
-        ["export", str(run), str(tmp_path / "out")],
-        ["validate", *args, "--ckpt_path", last],
-        ["fit", *args, "--model.init_from", last, "--run_dir", str(tmp_path / "new")],
-        [
-            "fit",
-            *args,
-            "--run_dir",
-            str(run),
-            *argv("--ckpt_path last --trainer.max_steps 3"),
-        ],
-    ]
-    for command in commands:
-        assert "__1_0.distcp" in refused(*command)
-    assert not (tmp_path / "out").exists()
-    assert not (tmp_path / "new").exists()
+    last = run / LAST
+    new = tmp_path / "new"
+    for words in (
+        f"inspect {last}",
+        f"generate {run}",
+        f"export {run} {new}",
+        f"validate ARGS --ckpt_path {last}",
+        f"fit ARGS --model.init_from {last} --run_dir {new}",
+        f"fit ARGS --run_dir {run} --ckpt_path last --trainer.max_steps 3",
+    ):
+        assert "__1_0.distcp" in refused(*argv(words.replace("ARGS", shlex.join(args))))
+    assert not new.exists()

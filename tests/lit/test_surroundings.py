@@ -14,11 +14,23 @@ from lightning_sv.__main__ import main
 from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.lit.backbone_module import BackboneModule
 from lightning_sv.lit.signals import HUNG_UP
-from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, event_files, read_config
+from lightning_sv.runs.directory import (
+    CONFIG,
+    LAST,
+    SUMMARY,
+    event_files,
+    read_config,
+    read_summary,
+)
 from lightning_sv.runs.events import read_run
 from tests.conftest import Refused, argv
 from tests.faults.test_signals import SRUN
 from tests.lit.runs import load, run_fit
+
+
+def set_environment(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
 
 
 def test_fit_expanded_run_dir_finds_its_corpus_from_elsewhere(
@@ -31,18 +43,12 @@ def test_fit_expanded_run_dir_finds_its_corpus_from_elsewhere(
     (home / "text").symlink_to(corpus)
     monkeypatch.chdir(home)
     monkeypatch.setenv("HOME", str(home))
-    args = [
-        *run_args,
-        *argv("--data.corpus.dir text --data.validations 1 --trainer.max_steps"),
-    ]
-    assert main(["fit", *args, "1", "--run_dir", "~/run"]) == 0
+    words = "--data.corpus.dir text --data.validations 1 --trainer.max_steps 1 --run_dir ~/run"
+    assert main(["fit", *run_args, *argv(words)]) == 0
     run = home / "run"
-    assert (
-        event_files(run)
-        and (run / CONFIG).is_file()
-        and (run / SUMMARY).is_file()
-        and (run / LAST).is_file()
-    )
+    assert event_files(run)
+    for file in (CONFIG, SUMMARY, LAST):
+        assert (run / file).is_file()
     assert sorted(path.name for path in home.iterdir()) == ["run", "text"]
     assert read_config(run)["data"]["corpus"]["dir"] == str(home / "text")
     monkeypatch.chdir(elsewhere)
@@ -58,18 +64,16 @@ def test_fit_hpc_checkpoint_is_ignored(
     args = [*short_args, *argv("--trainer.max_steps 2 --scalars.every_n_steps 1")]
     assert run_fit(args, tmp_path / "other") == 0
     (tmp_path / "other" / LAST).rename(tmp_path / "hpc_ckpt_1.ckpt")
-    for name, value in SRUN.items():
-        monkeypatch.setenv(name, value)
+    set_environment(monkeypatch, SRUN)
     monkeypatch.chdir(tmp_path)
-    assert main(["fit", *args, "--run_dir", "run"]) == 0
-    assert read_run(tmp_path / "run").curve("train/loss").tokens[0] == 32 * 32  # of the first step
+    assert run_fit(args, Path("run")) == 0
+    assert read_run(Path("run")).curve("train/loss").tokens[0] == 32 * 32  # of the first step
 
 
 def test_fit_allocation_of_other_processes_is_refused(
     short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
-    for name, value in SRUN.items():
-        monkeypatch.setenv(name, value)
+    set_environment(monkeypatch, SRUN)
     monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
     fit = ["fit", *short_args, "--run_dir", str(tmp_path / "run")]
     assert "trainer.devices" in refused(*fit, *argv("--trainer.strategy ddp --trainer.devices 2"))
@@ -83,27 +87,23 @@ def test_fit_processes_of_torchrun_with_one_device_are_refused(
 ) -> None:
     """Lightning ignores torchrun for one device: each process would be a run. Tasks of srun stay
     runs of their own."""
-    fit = [*short_args, "--trainer.max_steps", "2", "--run_dir", str(tmp_path / "run")]
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "--trainer.devices" in refused("fit", *fit)
+    fit = [*short_args, "--trainer.max_steps", "2"]
+    set_environment(monkeypatch, {"RANK": "1", "WORLD_SIZE": "2"})
+    assert "--trainer.devices" in refused("fit", *fit, "--run_dir", str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
     monkeypatch.delenv("WORLD_SIZE")
-    for name, value in (
-        SRUN | {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_PROCID": "1"}
-    ).items():
-        monkeypatch.setenv(name, value)
+    task = {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_PROCID": "1"}
+    set_environment(monkeypatch, SRUN | task)
     assert run_fit(fit, tmp_path / "task") == 0
 
 
 def test_fit_port_in_use_is_refused(
     short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
+    fit = ["fit", *short_args, *argv(f"--trainer.strategy ddp --run_dir {tmp_path / 'run'}")]
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
-        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-        monkeypatch.setenv("MASTER_PORT", port)
-        fit = ["fit", *short_args, "--trainer.strategy", "ddp", "--run_dir", str(tmp_path / "run")]
+        set_environment(monkeypatch, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
         error = refused(*fit)
     assert port in error and "MASTER_PORT" in error
 
@@ -120,19 +120,10 @@ def test_fit_hangup_in_setup_leaves_a_checkpoint(
     """After a SIGHUP during setup the run ends after one step, with a checkpoint."""
     run = tmp_path / "run"
     pictures: list[Path] = []
-    fit = [
-        "fit",
-        *short_args,
-        "--trainer.max_steps",
-        "4",
-        "--run_dir",
-        str(run),
-        "--ckpt_path",
-        "last",
-    ]
-    monkeypatch.setattr(
-        rank_zero_only, "rank", 1
-    )  # RANK of a launcher whose processes are runs of their own
+    words = f"--trainer.max_steps 4 --run_dir {run} --ckpt_path last"
+    fit = ["fit", *short_args, *argv(words)]
+    # RANK of a launcher whose processes are runs of their own
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
     handlers = [signal.signal(number, signal.SIG_DFL) for number in SIGNALS]
     configure = BackboneModule.configure_model
 
@@ -155,11 +146,7 @@ def test_fit_hangup_in_setup_leaves_a_checkpoint(
         for times in (1, 2):  # the second time there is nothing to train, and the end comes again
             assert main([*fit, "--json"]) == 0
             shown = capsys.readouterr()
-            figures = json.loads(shown.out)
-            assert figures == {
-                "run_dir": str(run),
-                **json.loads((run / "summary.json").read_text()),
-            }
+            assert json.loads(shown.out) == {"run_dir": str(run), **read_summary(run)}
             assert len(pictures) == times and "run.png" in shown.err
         assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_DFL] * len(SIGNALS)
     finally:

@@ -7,9 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from lightning_sv.__main__ import main
-from lightning_sv.runs.directory import event_files
-from lightning_sv.runs.events import read_run
+from lightning_sv.runs.directory import LAST, event_files
 from tests.conftest import Answer, argv
 from tests.lit.runs import drawn_charts, run_fit, same_checkpoint, same_curves
 
@@ -35,10 +33,9 @@ COLUMNS = {
 def test_fit_tensorboard_has_the_loss_first_and_hparams(
     run_args: list[str], tmp_path: Path
 ) -> None:
-    assert run_fit(run_args, tmp_path / "run") == 0
-    assert "final/val_loss" not in read_run(tmp_path / "run").curves
-    events = EventAccumulator(str(tmp_path / "run")).Reload()
-    charts = drawn_charts(tmp_path / "run")
+    run = tmp_path / "run"
+    assert run_fit(run_args, run) == 0
+    charts = drawn_charts(run)
     assert charts["loss: validation"] == ["val/loss"]
     assert charts["loss: training"] == ["train/loss"]
     pages = dict.fromkeys(chart.partition(":")[0] for chart in charts)
@@ -47,28 +44,21 @@ def test_fit_tensorboard_has_the_loss_first_and_hparams(
         f"branch_norm/mean/{branch}_proj/effective" for branch in "kqv"
     ]
 
-    start = HParamsPluginData.FromString(
-        events.SummaryMetadata(START).plugin_data.content
-    ).session_start_info
+    metadata = EventAccumulator(str(run)).Reload().SummaryMetadata(START)
+    start = HParamsPluginData.FromString(metadata.plugin_data.content).session_start_info
     written = {
         key: getattr(value, str(value.WhichOneof("kind"))) for key, value in start.hparams.items()
     }
-    assert COLUMNS.items() <= written.items() and written.keys() == {
-        *COLUMNS,
-        "corpus",
-        "parameters",
-        "settings",
-    }
+    assert COLUMNS.items() <= written.items()
+    assert written.keys() == {*COLUMNS, "corpus", "parameters", "settings"}
     assert str(written["corpus"]).startswith("shards ")
 
-    (file,) = event_files(tmp_path / "run")
+    (file,) = event_files(run)
     order: list[str] = []
     for event in LegacyEventFileLoader(str(file)).Load():
         order += [value.tag for value in event.summary.value]
-    assert (
-        order.index(START) < order.index("train/loss")
-        and order.count(START) == order.count(END) == 1
-    )
+    assert order.index(START) < order.index("train/loss")
+    assert order.count(START) == order.count(END) == 1
 
 
 def test_text_samples_equal_generate_and_leave_the_run_unchanged(
@@ -76,26 +66,17 @@ def test_text_samples_equal_generate_and_leave_the_run_unchanged(
 ) -> None:
     silent = tmp_path / "silent"
     speaking = tmp_path / "speaking"
-    args = ["fit", *run_args, *argv("--trainer.max_steps 4")]
-    assert main([*args, "--run_dir", str(silent)]) == 0
-    drawn = [
-        "--samples.tokens",
-        "20",
-        "--samples.prompt",
-        "def f\n# x",
-        "--samples.temperature",
-        "1.5",
-    ]
-    assert main([*args, *drawn, "--run_dir", str(speaking)]) == 0
+    prompt = "def f\n# x"
+    args = [*run_args, *argv("--trainer.max_steps 4")]
+    assert run_fit(args, silent) == 0
+    drawn = argv("--samples.tokens 20 --samples.temperature 1.5 --samples.prompt")
+    assert run_fit([*args, *drawn, prompt], speaking) == 0
     same_checkpoint(silent, speaking)
     same_curves(silent, speaking)
 
-    words = ["--max_new_tokens", "20", "--prompt", "def f\n# x", "--temperature", "1.5"]
-    text = (
-        "def f\n# x" + answer("generate", str(speaking / "checkpoints/last.ckpt"), *words)["text"]
-    )
-    events = EventAccumulator(str(speaking)).Reload()
-    first, last = events.Tensors("sample/text_summary")
+    words = argv(f"{speaking / LAST} --max_new_tokens 20 --temperature 1.5 --prompt")
+    text = prompt + answer("generate", *words, prompt)["text"]
+    first, last = EventAccumulator(str(speaking)).Reload().Tensors("sample/text_summary")
     assert (first.step, last.step) == (2 * 128, 4 * 128)
     (shown,) = last.tensor_proto.string_val
     assert shown.decode() == "".join(f"    {line}\n" for line in text.split("\n"))
