@@ -14,14 +14,14 @@ from lightning_sv.scale.branch import BranchGroup
 from tests.conftest import GEMMA, MOE, gammas, perturbed
 
 
-def parts(group: BranchGroup, name: str) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-    """Return W, the branch's scale vectors by side, and the matrix of their products, by which each
-    entry is scaled."""
-    weight = getattr(group, name).weight.detach()
+def gammas_of(group: BranchGroup, name: str) -> dict[str, Tensor]:
+    """Return the scale vectors of a branch by side."""
     by_side = zip(("in", "out"), gammas(group, name), strict=True)
-    found = {side: gamma.detach() for side, gamma in by_side if gamma is not None}
-    ones = {"out": weight.new_ones(len(weight)), "in": weight.new_ones(weight.shape[1])} | found
-    return weight, found, torch.outer(ones["out"], ones["in"])
+    return {side: gamma.detach() for side, gamma in by_side if gamma is not None}
+
+
+def rms(x: Tensor) -> float:
+    return x.square().mean().sqrt().item()
 
 
 def figures_of(figures: dict[str, Tensor], place: str) -> dict[str, float]:
@@ -34,10 +34,6 @@ def figures_of(figures: dict[str, Tensor], place: str) -> dict[str, float]:
     }
 
 
-def numbers(figures: dict[str, Tensor]) -> dict[str, float]:
-    return {key: value.item() for key, value in figures.items()}
-
-
 @pytest.mark.parametrize("text", ["llama", "hg+dp+or", "unified", "nop"])
 def test_branch_norms_equal_norms_of_dense_matrices(text: str, config: BackboneConfig) -> None:
     model = perturbed(Backbone(config, text)).double()
@@ -45,39 +41,37 @@ def test_branch_norms_equal_norms_of_dense_matrices(text: str, config: BackboneC
     for name in ("q_proj", "k_proj", "v_proj"):
         per_layer = []
         for i, layer in enumerate(model.layers):
-            weight, gammas, field = parts(layer.attn.qkv, name)
-            effective = (weight * field).norm()
-            expected = {"W": weight.norm(), "effective": effective}
-            for side, gamma in gammas.items():
-                expected[f"gamma_{side}"] = gamma.square().mean().sqrt()
-            assert figures_of(norms, f"layer{i}/{name}") == pytest.approx(numbers(expected))
-            per_layer.append(effective)
-        torch.testing.assert_close(norms[f"mean/{name}/effective"], torch.stack(per_layer).mean())
+            weight = getattr(layer.attn.qkv, name).weight.detach()
+            vectors = gammas_of(layer.attn.qkv, name)
+            effective = weight * vectors.get("in", torch.ones(()))
+            effective = vectors.get("out", torch.ones(1)).unsqueeze(-1) * effective
+            expected = {"W": weight.norm().item(), "effective": effective.norm().item()}
+            expected |= {f"gamma_{side}": rms(gamma) for side, gamma in vectors.items()}
+            assert figures_of(norms, f"layer{i}/{name}") == pytest.approx(expected)
+            per_layer.append(expected["effective"])
+        assert norms[f"mean/{name}/effective"].item() == pytest.approx(sum(per_layer) / 2)
     assert "head/lm_head/effective" in norms
 
 
-def test_branch_norms_of_experts_and_gemma_norms_equal_dense_ones(config: BackboneConfig) -> None:
+def test_branch_norms_of_experts_equal_dense_ones(config: BackboneConfig) -> None:
     model = perturbed(Backbone(replace(config, **MOE), "hg+dp")).double()
     norms = branch_norms(model)
     branch = model.layers[1].ffn.inputs.expert_up_proj
-    matrices = (
-        branch.scale_out().unsqueeze(-1) * branch.weight.detach() * branch.scale_in().unsqueeze(-2)
-    )
+    matrices = branch.scale_out().unsqueeze(-1) * branch.weight * branch.scale_in().unsqueeze(-2)
     expected = matrices.detach().flatten(1).norm(dim=1)
     found = torch.stack([norms[f"layer1/expert_up_proj/effective/expert{e}"] for e in range(6)])
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(norms["layer1/expert_up_proj/effective"], expected.mean())
     assert not any(key.startswith("mean/") and "/expert0" in key for key in norms)
 
+
+def test_branch_norms_of_a_gemma_have_its_norms(config: BackboneConfig) -> None:
     model = perturbed(Backbone(replace(config, **GEMMA))).double()
     norms = branch_norms(model)
-    gamma = model.layers[0].attn.q_norm.scale().detach()
-    torch.testing.assert_close(norms["layer0/q_norm/gamma"], gamma.square().mean().sqrt())
-    assert {
-        "layer0/k_norm/gamma",
-        "layer1/attn_post_norm/gamma",
-        "mean/ffn_post_norm/gamma",
-    } <= set(norms)
+    gamma = model.layers[0].attn.q_norm.scale()
+    assert norms["layer0/q_norm/gamma"].item() == pytest.approx(rms(gamma))
+    others = {"layer0/k_norm/gamma", "layer1/attn_post_norm/gamma", "mean/ffn_post_norm/gamma"}
+    assert others <= norms.keys()
     assert not any("/attn_norm/" in key or "/norm/" in key for key in norms)
 
 
@@ -88,14 +82,11 @@ def test_scale_vector_drift_and_beta_equal_those_of_the_vectors(
     model = perturbed(Backbone(config, text))
     figures = scale_vector_figures(model)
     expected: dict[str, float] = {}
-    for i, layer in enumerate(model.layers):
-        _, vectors, _ = parts(layer.ffn.gate_up, "up_proj")
-        for side, gamma in vectors.items():
-            expected[f"layer{i}/up_proj/drift_{side}"] = (gamma - 1).square().mean().sqrt().item()
-    for key in ("drift_in", "drift_out"):
-        per_layer = [value for name, value in expected.items() if name.endswith(key)]
-        if per_layer:
-            expected[f"mean/up_proj/{key}"] = sum(per_layer) / len(per_layer)
+    vectors = [gammas_of(layer.ffn.gate_up, "up_proj") for layer in model.layers]
+    for side in vectors[0]:
+        drifts = [rms(of_layer[side] - 1) for of_layer in vectors]
+        expected |= {f"layer{i}/up_proj/drift_{side}": drift for i, drift in enumerate(drifts)}
+        expected[f"mean/up_proj/drift_{side}"] = sum(drifts) / len(drifts)
     beta = dict(model.named_parameters()).get("layers.0.ffn.gate_up.up_proj.scale_out.beta")
     if beta is not None:
         expected["layer0/up_proj/beta_out"] = beta.item()
@@ -164,8 +155,6 @@ def test_beta_gradients_of_the_input_vanish_under_dnp_only(config: BackboneConfi
     for text in ("hg+dnp+or", "hg+dp+or"):
         model = perturbed(Backbone(replace(config, norm_eps=1e-12), text)).double()
         next_token_loss(model(tokens[:, :-1]), tokens[:, 1:]).backward()
-        gradients = beta_gradients(model)
-        ratios[text] = (
-            gradients["mean/up_proj/beta_in_grad"] / gradients["mean/up_proj/beta_out_grad"]
-        )
+        of_side = beta_gradients(model)
+        ratios[text] = of_side["mean/up_proj/beta_in_grad"] / of_side["mean/up_proj/beta_out_grad"]
     assert ratios["hg+dnp+or"] < 1e-8 < 1e-2 < ratios["hg+dp+or"]

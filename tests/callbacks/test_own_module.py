@@ -1,6 +1,7 @@
 """The callbacks on modules and in Trainers of a user."""
 
 import runpy
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning import LightningModule
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
@@ -29,15 +31,16 @@ from lightning_sv.callbacks.tensorboard_layout import tag_of
 from lightning_sv.callbacks.training_monitor import mean_loss
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import meta_backbone
+from tests.callbacks.stub import run_of
 from tests.conftest import thinned
 from tests.lit.own_trainer import (
     BIASED,
     OWN_MODULE,
     SIZES,
     blocks,
+    column,
     loader,
     module,
-    rows,
     tags,
     trainer,
 )
@@ -58,7 +61,7 @@ def test_training_monitor_keeps_the_loss_for_other_callbacks(
     assert "scale: hg+dp+or" in next(tmp_path.rglob("hparams.yaml")).read_text()
     assert all(checkpoint.best_model_path for checkpoint in checkpoints)
     assert {"train/loss", "val/loss"} <= run.progress_bar_metrics.keys()
-    assert sum(bool(row["train/loss"]) for row in rows(tmp_path)) == 4  # each step once
+    assert len(column(tmp_path, "train/loss")) == 4  # each step once
 
 
 def test_logger_prefix_is_in_the_tags_of_the_layout(tmp_path: Path) -> None:
@@ -119,24 +122,22 @@ def test_callbacks_leave_custom_training_unchanged(
 ) -> None:
     module_class = ForeignMixture if kind == "mixture" else Foreign
     user = module_class(foreign(kind))
-    before = {key: value.clone() for key, value in user.state_dict().items()}
+    quiet = deepcopy(user)
 
     def loss(user: Any) -> Tensor:
         return user.training_step(blocks(4), 0)
 
     probe = Sharpness(("all", "scale_input"), points=3, loss=loss, model=name)
-    probes = [BranchNorms(2, model=name), ScaleVectorMonitor(2, model=name), probe]
-    callbacks: list[Any] = [TrainingMonitor(2), *probes]
+    probes: list[Any] = [BranchNorms(2, model=name), ScaleVectorMonitor(2, model=name), probe]
     if kind == "mixture":
-        callbacks.append(RouterMonitor(2, model=name))
+        probes.append(RouterMonitor(2, model=name))
+    callbacks = [TrainingMonitor(2), *probes]
     trainer(tmp_path / "user", *callbacks, accumulate_grad_batches=2).fit(user, loader())
     logged = tags(tmp_path / "user")
     assert expected_tags(kind) <= logged
     known = {"train", "loss", "mean", "epoch", "step", "lr", "memory", "throughput"}
-    known |= {callback.tag for callback in callbacks[1:]}
+    known |= {callback.tag for callback in probes}
     assert {tag.partition("/")[0] for tag in logged} <= known
-    quiet = module_class(foreign(kind))
-    quiet.load_state_dict(before)
     trainer(tmp_path / "quiet", accumulate_grad_batches=2).fit(quiet, loader())
     # the probes leave training alone
     assert differences(quiet.state_dict(), user.state_dict()) == []
@@ -171,18 +172,12 @@ def expected_tags(kind: str) -> set[str]:
     return expected
 
 
-def column(folder: Path, tag: str) -> list[float]:
-    """Return the values of a tag, in order."""
-    return [float(row[tag]) for row in rows(folder) if row[tag]]
-
-
 def test_router_monitor_loads_are_those_of_the_block(tmp_path: Path) -> None:
     net = lightning_sv.Backbone(replace(BIASED, n_layer=2), "hg", seed=0)
     net.layers[1].ffn.router_bias[0] = 9
     trainer(tmp_path, RouterMonitor(1), max_steps=1).fit(ForeignMixture(net), loader())
-    (logged,) = (row for row in rows(tmp_path) if row["moe/mean/entropy"])
-    assert float(logged["moe/layer0/load/expert0"]) < 1.5
-    assert float(logged["moe/layer1/load/expert0"]) == 1.5  # of 3 experts, 2 active
+    (first,), (second,) = (column(tmp_path, f"moe/layer{i}/load/expert0") for i in range(2))
+    assert first < 1.5 and second == 1.5  # of 3 experts, 2 active
 
 
 def test_router_monitor_without_routings_is_refused(tmp_path: Path) -> None:
@@ -233,60 +228,60 @@ def test_sharpness_copy_keeps_parameters_frozen() -> None:
     model = lightning_sv.Backbone(SIZES, "hg+dp+or", seed=0)
     model.embed.requires_grad_(False)
     meta = meta_backbone(SIZES, "hg+dp+or")
-    copy = plain_copy(model, meta, torch.device("cpu"), keep=True)
-    assert copy is not None
+    copy: Any = plain_copy(model, meta, torch.device("cpu"), keep=True)
     frozen = [name for name, value in copy.named_parameters() if not value.requires_grad]
     assert frozen == ["embed.weight"]
 
 
 def test_metric_accumulator_drops_sums_of_an_incomplete_step() -> None:
     """They are not in a checkpoint inside of the step, and the next fit starts without them."""
-    run: Any = SimpleNamespace(
-        global_step=0, max_steps=9, estimated_stepping_batches=9, callbacks=[], is_global_zero=True,
-        strategy=SimpleNamespace(
-            root_device=torch.device("cpu"), reduce=lambda value, reduce_op: value
-        ),
-    )  # fmt: skip
+    run = run_of(9)
     sums = MetricAccumulator(4)
-    sums.on_train_start(run, None)  # type: ignore[arg-type]
+    sums.on_train_start(run, LightningModule())
     run.global_step = 1
     sums.add({"loss": torch.tensor(1.0)}, 2)
     sums.add({"loss": torch.tensor(10.0)}, 2)
     assert sums.state_dict() == {"sums": {"loss": 1, "sequences": 2}}
-    sums.on_train_start(run, None)  # type: ignore[arg-type]
+    sums.on_train_start(run, LightningModule())
     run.global_step = 2
     sums.add({"loss": torch.tensor(3.0)}, 2)
     assert sums.take() == ({"loss": 4}, 4)
 
 
-def test_training_monitor_keeps_the_sums_of_this_device_in_a_second_fit() -> None:
+def test_metric_accumulator_keeps_the_sums_of_this_device_in_a_second_fit() -> None:
     """Those of a checkpoint are of all devices, and rank 0 alone continues them."""
-    rank: Any = SimpleNamespace(
-        global_step=3, max_steps=9, max_epochs=None, num_training_batches=9, estimated_stepping_batches=9, callbacks=[],
-        is_global_zero=False, strategy=SimpleNamespace(root_device=torch.device("cpu")),
-    )  # fmt: skip
-    monitor = TrainingMonitor(4)
+    rank = run_of(9, is_global_zero=False)
+    sums = MetricAccumulator(4)
     for restored in (False, True, False):
-        monitor._sums = {"loss": torch.tensor(2.0)}
+        sums.on_train_start(rank, LightningModule())
+        rank.global_step += 1
+        sums.add({"loss": torch.tensor(2.0)}, 1)
+        state = sums.state_dict()
         if restored:
-            monitor.load_state_dict({"sums": monitor._sums})
-        MetricAccumulator.on_train_start(monitor, rank, None)  # type: ignore[arg-type]
-        assert float(monitor._sums["loss"]) == (0 if restored else 2)
+            sums.load_state_dict(state)
+        sums.on_train_start(rank, LightningModule())
+        assert (sums.state_dict() == state) != restored
+        assert restored or float(sums.take()[0]["loss"]) == 2
 
 
-def test_callbacks_without_their_model_are_refused(data: TokenDataModule, tmp_path: Path) -> None:
-    readers: tuple[list[L.Callback], ...] = (
-        [BranchNorms()],
-        [BranchNorms(model="nett")],
-        [ScaleVectorMonitor()],
-        [RouterMonitor()],
-        [Sharpness()],
-        [ResidualMonitor()],
-        [CopyingMonitor(2, 2)],
-    )
-    for callbacks in readers:
-        with pytest.raises(ConfigError):
-            trainer(tmp_path, *callbacks).fit(Foreign(plain()), data)
+@pytest.mark.parametrize(
+    "callback",
+    [
+        BranchNorms(),
+        BranchNorms(model="nett"),
+        ScaleVectorMonitor(),
+        RouterMonitor(),
+        Sharpness(),
+        ResidualMonitor(),
+        CopyingMonitor(2, 2),
+    ],
+    ids=lambda callback: type(callback).__name__,
+)
+def test_callback_without_its_model_is_refused(
+    callback: L.Callback, data: TokenDataModule, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError):
+        trainer(tmp_path, callback).fit(Foreign(plain()), data)
 
 
 @pytest.mark.parametrize("subsets", [("all", "scale_input"), ("scale_output",)])
@@ -297,7 +292,7 @@ def test_sharpness_of_scale_vectors_that_a_model_lacks_is_refused(
         probe = Sharpness(
             subsets, 2, lanczos_steps=1, loss=lambda module: module.training_step(blocks(2), 0)
         )
-        trainer(tmp_path, probe).fit(Foreign(net), loader())
+        trainer(tmp_path, probe, max_steps=1).fit(Foreign(net), loader())
 
     with pytest.raises(ConfigError, match="^the model of Sharpness is Foreign"):
         fit(plain(), subsets)
@@ -311,9 +306,7 @@ def test_callbacks_of_training_ignore_validation(tmp_path: Path) -> None:
 
 
 def test_training_monitor_speed_leaves_out_validation(
-    data: TokenDataModule,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    data: TokenDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """16 tokens per batch of one second; a batch of validation takes 1,000 seconds."""
     clock = SimpleNamespace(seconds=0.0, perf_counter=lambda: clock.seconds)
@@ -325,5 +318,4 @@ def test_training_monitor_speed_leaves_out_validation(
 
     waits = LambdaCallback(on_train_batch_start=wait(1), on_validation_batch_start=wait(1000))
     trainer(tmp_path, TrainingMonitor(2), waits, val_check_interval=1).fit(module(), data)
-    speeds = [float(speed) for row in rows(tmp_path) if (speed := row["throughput/tokens_per_s"])]
-    assert speeds == pytest.approx([16, 16])
+    assert column(tmp_path, "throughput/tokens_per_s") == pytest.approx([16, 16])

@@ -4,8 +4,7 @@ import math
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,8 +17,9 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.nn import document_ids, next_token_loss
 from lightning_sv.scale import ScaleVector
 from lightning_sv.settings.data import DataConfig
+from tests.callbacks.stub import run_of
 from tests.conftest import GEMMA, MOE
-from tests.lit.own_trainer import SIZES, module, rows, trainer
+from tests.lit.own_trainer import SIZES, column, module, trainer
 
 
 @pytest.mark.parametrize("text", ["llama", "hg+dp+or", "unified", "nop"])
@@ -31,34 +31,20 @@ def test_parameter_subsets_partition_by_role(
         text = "hg+dp"  # q and k would be normalized twice
     model = Backbone(replace(config, **{"llama": {}, "gemma": GEMMA, "moe": MOE}[family]), text)
     name_of = {parameter: name for name, parameter in model.named_parameters()}
-    every = set(name_of.values())
     subsets = {}
     for subset, members in parameter_subsets(model).items():
-        names = [name_of[parameter] for parameter in members]
-        subsets[subset] = set(names)
-        assert len(names) == len(subsets[subset])
+        subsets[subset] = sorted(name_of[parameter] for parameter in members)
 
-    def named(part: str) -> set[str]:
-        return {name for name in every if part in name}
-
+    every = sorted(name_of.values())
     assert subsets["all"] == every
     roles = ("matrix", "router", "head", "embedding", "scale_input", "scale_output")
-    assert sorted(chain.from_iterable(subsets[role] for role in roles)) == sorted(every)
+    assert sorted(chain.from_iterable(subsets[role] for role in roles)) == every
     for role in ("input", "output"):
-        expected: set[str] = set()
+        expected = []
         for path, vector in model.named_modules():
             if isinstance(vector, ScaleVector) and vector.role == role:
-                expected |= named(f"{path}.")
-        assert subsets[f"scale_{role}"] == expected
-
-
-def trainer_stub(written: dict[int, dict[str, float]]) -> Any:
-    logger = SimpleNamespace(log_metrics=lambda values, step: written.update({step: values}))
-    strategy = SimpleNamespace(broadcast=lambda value: value, barrier=lambda: None)
-    return SimpleNamespace(
-        global_step=0, estimated_stepping_batches=1000, max_steps=1000, strategy=strategy, loggers=[logger],
-        callbacks=[], callback_metrics={}, lightning_module=LightningModule(),
-    )  # fmt: skip
+                expected += [name for name in every if name.startswith(f"{path}.")]
+        assert subsets[f"scale_{role}"] == sorted(expected)
 
 
 def test_sharpness_loss_is_that_of_training_in_float32(
@@ -72,7 +58,7 @@ def test_sharpness_loss_is_that_of_training_in_float32(
     probe = Sharpness(("scale_input",), 2, sequences=8, lanczos_steps=1)
     run = trainer(tmp_path, probe, precision="bf16-mixed", max_steps=1, val_check_interval=None)
     run.fit(module(backbone=sizes, mask_documents=True), data)
-    logged = [float(row["sharpness/loss"]) for row in rows(tmp_path) if row.get("sharpness/loss")]
+    first, *_ = column(tmp_path, "sharpness/loss")
     start = module(backbone=sizes)
     start.configure_model()
     tokens = block[:, :-1]
@@ -80,7 +66,7 @@ def test_sharpness_loss_is_that_of_training_in_float32(
     documents = document_ids(tokens, frequent)
     masked = next_token_loss(start.net(tokens, documents), targets).item()
     unmasked = next_token_loss(start.net(tokens), targets).item()
-    assert logged[0] == pytest.approx(masked, rel=1e-6) and abs(masked - unmasked) > 1e-3
+    assert first == pytest.approx(masked, rel=1e-6) and abs(masked - unmasked) > 1e-3
 
 
 def test_sharpness_loss_not_finite_is_logged_without_curvature() -> None:
@@ -97,10 +83,7 @@ def test_sharpness_leaves_out_subsets_that_are_frozen_by_now() -> None:
 
 
 def test_sharpness_full_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> dict[str, float]:
-        raise torch.OutOfMemoryError
-
     callback = Sharpness(loss=lambda module: torch.zeros(()))
-    monkeypatch.setattr(callback.loss, "figures", full)
+    monkeypatch.setattr(callback.loss, "figures", Mock(side_effect=torch.OutOfMemoryError))
     with pytest.raises(ConfigError, match="^a measurement of Sharpness"):
-        callback.on_train_start(trainer_stub({}), LightningModule())
+        callback.on_train_start(run_of(1000), LightningModule())

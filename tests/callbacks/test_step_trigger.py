@@ -14,6 +14,7 @@ from lightning_sv.callbacks import CopyingMonitor, StepCallback
 from lightning_sv.callbacks.run_state import evaluation_mode
 from lightning_sv.callbacks.steps import StepTrigger, known_steps, log_spaced, total_steps
 from lightning_sv.errors import ConfigError
+from tests.callbacks.stub import run_of
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
@@ -21,9 +22,7 @@ from lightning_sv.errors import ConfigError
 @pytest.mark.parametrize("begin", [0, 4])
 def test_step_trigger_acts_once_at_due_steps_and_the_last(accumulate: int, begin: int) -> None:
     clock = StepTrigger("x.every_n_steps", 2)
-    trainer: Any = SimpleNamespace(
-        global_step=begin, estimated_stepping_batches=7, callbacks=[], max_steps=7
-    )
+    trainer = run_of(7, global_step=begin)
     acted: list[tuple[int, int]] = []
     clock.start(trainer)
     for step in range(begin, 7):
@@ -39,9 +38,7 @@ def test_step_trigger_acts_once_at_due_steps_and_the_last(accumulate: int, begin
 def test_step_trigger_counts_all_steps_of_a_batch(every: int | None, chosen: list[int]) -> None:
     """With two optimizers, or when a batch passes the last step."""
     clock = StepTrigger("x.every_n_steps", every)
-    trainer: Any = SimpleNamespace(
-        global_step=7, estimated_stepping_batches=7, callbacks=[], max_steps=7
-    )
+    trainer = run_of(7, global_step=7)
     clock.start(trainer, chosen)
     trainer.global_step = 9
     # 8 is one of its steps, 11 a later one that the caller knows
@@ -62,14 +59,7 @@ class TwoFigures(StepCallback):
 def test_step_callback_writes_numbers_and_tensors_at_its_steps() -> None:
     written: dict[int, dict[str, float]] = {}
     logger = SimpleNamespace(log_metrics=lambda values, step: written.update({step: values}))
-    trainer: Any = SimpleNamespace(
-        global_step=0,
-        estimated_stepping_batches=5,
-        max_steps=5,
-        callbacks=[],
-        callback_metrics={},
-        loggers=[logger],
-    )
+    trainer = run_of(5, loggers=[logger])
     callback = TwoFigures(every_n_steps=2)
     callback.on_train_start(trainer, Any)
     for step in range(1, 6):
@@ -80,8 +70,7 @@ def test_step_callback_writes_numbers_and_tensors_at_its_steps() -> None:
 
 @pytest.mark.parametrize(("points", "steps"), [(2, [2, 5]), (8, [1, 1, 2, 3, 3, 4, 5])])
 def test_held_out_probe_measures_after_the_first_step(points: int, steps: list[int]) -> None:
-    trainer: Any = SimpleNamespace(estimated_stepping_batches=5, max_steps=5, callbacks=[])
-    assert CopyingMonitor(points=points).chosen_steps(trainer) == steps
+    assert CopyingMonitor(points=points).chosen_steps(run_of(5)) == steps
 
 
 @pytest.mark.parametrize(
@@ -96,17 +85,10 @@ def test_held_out_probe_measures_after_the_first_step(points: int, steps: list[i
     ],
 )
 def test_total_steps_are_unknown_if_batches_do_not_tell_them(
-    max_steps: int,
-    estimated: float,
-    optimizers: int,
-    callbacks: list[Any],
-    expected: int | None,
+    max_steps: int, estimated: float, optimizers: int, callbacks: list[Any], expected: int | None
 ) -> None:
-    trainer: Any = SimpleNamespace(
-        max_steps=max_steps,
-        estimated_stepping_batches=estimated,
-        optimizers=[None] * optimizers,
-        callbacks=callbacks,
+    trainer = run_of(
+        estimated, max_steps=max_steps, optimizers=[None] * optimizers, callbacks=callbacks
     )
     assert total_steps(trainer) == expected
     if expected is None:
