@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,8 +12,9 @@ from lightning_sv.__main__ import main
 from lightning_sv.atomic import locked
 from lightning_sv.errors import ConfigError
 from lightning_sv.runs import lock
-from lightning_sv.runs.directory import LAST, read_summary, run_of
+from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, read_summary, run_of
 from lightning_sv.runs.lock import (
+    RUN_DIR_VARIABLE,
     acquire,
     check_run_dir,
     clear_unfinished,
@@ -23,28 +25,36 @@ from tests.conftest import Told
 
 
 @pytest.mark.parametrize("again", [False, True])
+def make_run(run: Path) -> Path:
+    """Make the directory of a run with a checkpoint, all of its files empty."""
+    (run / LAST).parent.mkdir(parents=True)
+    (run / LAST).touch()
+    (run / CONFIG).touch()
+    return run
+
+
+@pytest.mark.parametrize("again", [False, True])
 def test_acquire_run_finished_since_is_refused(again: bool, tmp_path: Path) -> None:
     run = tmp_path / "run"
     check_run_dir(str(run), None, again=again)
-    run.mkdir()
-    (run / "config.yaml").touch()
-    (run / LAST).parent.mkdir()
-    (run / LAST).touch()
+    make_run(run)
     with pytest.raises(ConfigError, match="run_dir"):
         acquire(run, None, again=again)
     acquire(run, str(run / LAST)).release()
+
+
+def test_acquire_run_without_a_checkpoint_only_again(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
     (run / LAST).unlink()
-    if again:  # begun, and ended before its first checkpoint
-        acquire(run, None, again=True).release()
-        events = [folder / "events.out.tfevents.1" for folder in (run, tmp_path)]
-        for file in events:
-            file.touch()
-            clear_unfinished(file.parent)
-        # those of a folder that is no run stay
-        assert [file.exists() for file in events] == [False, True]
-    else:
-        with pytest.raises(ConfigError, match="run_dir"):
-            acquire(run, None)
+    with pytest.raises(ConfigError, match="run_dir"):
+        acquire(run, None)
+    acquire(run, None, again=True).release()
+    events = [folder / "events.out.tfevents.1" for folder in (run, tmp_path)]
+    for file in events:
+        file.touch()
+        clear_unfinished(file.parent)
+    # those of a folder that is no run stay
+    assert [file.exists() for file in events] == [False, True]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
@@ -52,11 +62,7 @@ def test_acquire_file_system_without_locks_leaves_none(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As the file of a run that was killed would stay locked."""
-
-    def flock(*args: object) -> None:
-        raise OSError(number, "not supported")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, "not supported")))
     monkeypatch.setattr(lock, "LOCK_SECONDS", 0)
     for _ in range(2):
         acquire(tmp_path, None)
@@ -100,17 +106,13 @@ def test_run_dir_foreign_checkpoint_is_refused(
 ) -> None:
     """A checkpoint may resume into a new directory; without one, it must be in the directory of its
     run."""
-    a = tmp_path / "a"
-    b = tmp_path / "b"
-    for run in (a, b):
-        (run / LAST).parent.mkdir(parents=True)
-        (run / LAST).touch()
-        (run / "config.yaml").touch()
+    a, b = (make_run(tmp_path / name) for name in "ab")
+    new = tmp_path / "new"
     alone = tmp_path / "x.ckpt"
     alone.touch()
+    monkeypatch.setenv(RUN_DIR_VARIABLE, "")  # which make_run_dir sets
 
     def chosen(given: Path | None, ckpt_path: Path) -> Path:
-        monkeypatch.setenv("LIGHTNING_SV_RUN_DIR", "")
         place = given and str(given)
         check_run_dir(place, str(ckpt_path))
         return make_run_dir("x", place, str(ckpt_path))
@@ -119,7 +121,7 @@ def test_run_dir_foreign_checkpoint_is_refused(
     (a / LAST.parent).rename(tmp_path / "other disk")
     (a / LAST.parent).symlink_to(tmp_path / "other disk")
     assert chosen(a, a / LAST) == chosen(None, a / LAST) == a
-    assert chosen(tmp_path / "new", b / LAST) == chosen(tmp_path / "new", alone) == tmp_path / "new"
+    assert chosen(new, b / LAST) == chosen(new, alone) == new
     for other in (b / LAST, alone):
         with pytest.raises(ConfigError, match=f"run_dir {a} .*{other}"):
             chosen(a, other)
@@ -143,10 +145,11 @@ def test_make_run_dir_default_is_new_for_each_run(
         make_run_dir("tiny/llama-seed0", "file", None)
 
 
-CONFIG = (
-    "model: {scale: llama, optim: {lr: null}}\ndata: {corpus: {dir: data/stdlib}}\ntrainer:"
-    " {max_steps: 70}\n"
-)
+SETTINGS = """
+model: {scale: llama, optim: {lr: null}}
+data: {corpus: {dir: data/stdlib}}
+trainer: {max_steps: 70}
+"""
 
 
 def test_runs_command_lists_settings_and_losses(
@@ -155,25 +158,26 @@ def test_runs_command_lists_settings_and_losses(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["runs"]) == 2 and "runs" in capsys.readouterr().err
+    runs = tmp_path / "runs"
     for name in ("tiny/a", "tiny/b", "c", "damaged", "tiny/a/checkpoints"):
-        (tmp_path / "runs" / name).mkdir(parents=True)
-        (tmp_path / "runs" / name / "config.yaml").write_text(CONFIG)
+        (runs / name).mkdir(parents=True)
+        (runs / name / CONFIG).write_text(SETTINGS)
     summary = {"label": "unified\x1b[2J", "lr": 0.006, "steps": 12, "val_loss": 4.60240364074707}
-    (tmp_path / "runs/tiny/a/summary.json").write_text(json.dumps(summary))
-    (tmp_path / "runs/damaged/summary.json").write_text("{")
+    (runs / "tiny/a" / SUMMARY).write_text(json.dumps(summary))
+    (runs / "damaged" / SUMMARY).write_text("{")
     assert main(["runs", "--json"]) == 0
     shown = capsys.readouterr()
     assert "damaged" in shown.err
-    shown_label = "unified\N{REPLACEMENT CHARACTER}[2J"
-    begun = {"complete": False, "diverged": False}
-    unfinished = {"strategy": "llama", "lr": None, "steps": 70, "val_loss": None} | begun
-    finished = {"strategy": shown_label, "lr": 0.006, "steps": 12, "val_loss": summary["val_loss"]}
-    finished |= {"complete": True, "diverged": False}
-    rows = [("runs/c", unfinished), ("runs/tiny/a", finished), ("runs/tiny/b", unfinished)]
-    assert json.loads(shown.out) == [{"run": name, "data": "stdlib", **row} for name, row in rows]
+    label = "unified\N{REPLACEMENT CHARACTER}[2J"
+    state = {"data": "stdlib", "complete": False, "diverged": False}
+    unfinished = state | {"strategy": "llama", "lr": None, "steps": 70, "val_loss": None}
+    finished = state | summary | {"strategy": label, "complete": True}
+    del finished["label"]
+    rows = {"runs/c": unfinished, "runs/tiny/a": finished, "runs/tiny/b": unfinished}
+    assert json.loads(shown.out) == [{"run": name, **row} for name, row in rows.items()]
     lines = told("runs", "runs/tiny").splitlines()[1:]
     assert len(lines) == 2
-    assert lines[0].split() == f"runs/tiny/a stdlib {shown_label} 0.006 12 4.6024".split()
+    assert lines[0].split() == f"runs/tiny/a stdlib {label} 0.006 12 4.6024".split()
 
 
 def test_runs_command_cuts_no_path_that_another_program_reads(
@@ -181,17 +185,15 @@ def test_runs_command_cuts_no_path_that_another_program_reads(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "40")
-    run = tmp_path / "runs" / ("long" * 50)
+    run = Path("runs", "long" * 50)
     run.mkdir(parents=True)
-    (run / "config.yaml").write_text(CONFIG)
-    assert f"runs/{run.name} " in told("runs")
+    (run / CONFIG).write_text(SETTINGS)
+    assert f"{run} " in told("runs")
 
 
 def test_run_of_checkpoint_in_a_folder_of_its_own_is_the_run(tmp_path: Path) -> None:
     """ModelCheckpoint takes the slash of `{val/loss}` in its filename for a folder."""
-    run = tmp_path / "run"
-    (run / "checkpoints" / "epoch=0-val").mkdir(parents=True)
-    (run / "config.yaml").touch()
+    run = make_run(tmp_path / "run")
     assert run_of(run / "checkpoints" / "epoch=0-val" / "loss=3.ckpt") == run
-    assert run_of(run / "checkpoints" / "last.ckpt") == run
+    assert run_of(run / LAST) == run
     assert run_of(run / "other" / "last.ckpt") is None

@@ -104,32 +104,31 @@ def test_read_run_summary_that_contradicts_events_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("scale", "options", "stated", "label"),
+    ("model", "stated", "label"),
     [
-        ("unified", {}, "hg+dnp+or+iwd", "hg+dnp+or+iwd"),
-        ("hg+nowhere:Mine", {}, None, "hg+nowhere:Mine"),  # and nothing is imported
-        ("hg", {"placement_at": {"lm_head": "dp"}}, None, "hg[lm_head=dp]"),
+        ({"scale": "unified"}, "hg+dnp+or+iwd", "hg+dnp+or+iwd"),
+        ({"scale": "hg+nowhere:Mine"}, None, "hg+nowhere:Mine"),  # and nothing is imported
+        (
+            {"scale": "hg", "scale_options": {"placement_at": {"lm_head": "dp"}}},
+            None,
+            "hg[lm_head=dp]",
+        ),
     ],
+    ids=["stated", "own vector", "option"],
 )
 def test_read_run_label_and_seed_are_those_of_summary_and_config(
-    tmp_path: Path, scale: str, options: dict[str, object], stated: str | None, label: str
+    tmp_path: Path, model: dict[str, object], stated: str | None, label: str
 ) -> None:
     write(tmp_path, [(40, 1.5)], 1)
-    config = {
-        "seed_everything": 3,
-        "model": {"scale": scale, "scale_options": options},
-        "note": {"\x1b]": ["\x1b["]},
-    }
+    config = {"seed_everything": 3, "model": model, "note": {"\x1b]": ["\x1b["]}}
     (tmp_path / "config.yaml").write_text(json.dumps(config))
-    (tmp_path / "summary.json").write_text(
-        json.dumps({"label": stated, "seed": 7, "torch": "2\x1b[31m"})
-    )
+    summary = {"label": stated, "seed": 7, "torch": "2\x1b[31m"}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
     run = read_run(tmp_path)
     assert (run.label, run.summary["label"], run.summary["seed"]) == (label, label, 3)
-    assert (
-        run.summary["torch"].isprintable()
-        and str(run.config["note"]).count("\N{REPLACEMENT CHARACTER}") == 2
-    )
+    # a terminal would obey an escape character
+    assert run.summary["torch"].isprintable()
+    assert str(run.config["note"]).count("\N{REPLACEMENT CHARACTER}") == 2
 
 
 def test_read_run_incomplete_or_damaged_directory_is_refused(tmp_path: Path) -> None:

@@ -34,35 +34,15 @@ class AbsentLogger(CSVLogger):
         raise ModuleNotFoundError("No module named 'absent'")
 
 
-def test_parsers_both_spellings_are_one_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_parsers_both_spellings_are_one_option(told: Told) -> None:
     """Of plain parsers and of jsonargparse's, in a name alone, before '=', and in a dotted key."""
+    plan = "--gpus 1 --gpu H100 --gpu_memory=80 --trainer.max_steps 3 --scalars.every_n_steps 2"
+    params = "--model.backbone.n_layer=3 --seed_everything 1"
     said = []
     for a in ("_", "-"):
-        plan = [
-            "plan",
-            "--gpus",
-            "1",
-            f"--gpu{a}memory=80",
-            f"--trainer.max{a}steps",
-            "3",
-            "--json",
-        ]
-        assert main([*plan, f"--scalars.every{a}n{a}steps", "2", *CONFIG]) == 0
-        assert (
-            main(
-                [
-                    "params",
-                    f"--model.backbone.n{a}layer=3",
-                    f"--seed{a}everything",
-                    "1",
-                    *CONFIG,
-                    "--json",
-                ]
-            )
-            == 0
-        )
-        said.append(capsys.readouterr().out)
-    assert said[0] == said[1] and '"steps": 3' in said[0]
+        for command, words in (("plan", plan), ("params", params)):
+            said.append(told(command, *argv(words.replace("_", a)), *CONFIG, "--json"))
+    assert said[:2] == said[2:] and '"steps": 3' in said[0]
     words = argv("--data.global_batch 4 --trainer.max-steps=-1 --trainer.max-epochs 7")
     _, data, trainer = parse_run([*CONFIG, *words], check_corpus=False)
     assert (data.global_batch, trainer["max_steps"], trainer["max_epochs"]) == (4, -1, 7)
@@ -72,7 +52,6 @@ def test_parsers_both_spellings_are_one_option(capsys: pytest.CaptureFixture[str
 DEFAULTS_OF_TRAINER = {
     key: parameter.default for key, parameter in inspect.signature(L.Trainer).parameters.items()
 } | TRAINER_DEFAULTS
-PLUGINS = "lightning.pytorch.plugins"
 ABSENT = f"{__name__}.AbsentLogger"
 FIT = ["fit", *CONFIG]
 DRY = [*FIT, "--dry_run"]
@@ -93,26 +72,17 @@ WITHOUT_CONFIG = (
 WRONG: list[tuple[list[str], str, str]] = [
     (FIT, "--model.lr 0.1", "model.optim.lr"),
     (FIT, "--lr 0.1", "model.optim.lr"),
-    (FIT, "--d_model 8", "model.backbone.d_model"),
     (FIT, "--seed 1", "seed_everything"),
-    (FIT, "--unlike_any 1 --trainer.max_step 3", "'trainer.max_steps'"),
     (DRY, "--trainer.max_step 3", "trainer.max_steps"),  # no abbreviation
-    (
-        DRY,
-        "--trainer.max_steps '${data.global_batch}' --trainer.max_step 3",
-        "'trainer.max_steps'",
-    ),
+    (DRY, "--trainer.max_steps '${data.seq_len}' --trainer.max_step 3", "'trainer.max_steps'"),
     (DRY, "--data.seq_len", "argument --data.seq_len"),
     (DRY, "--model.optim '{weight_deacy: 1}'", "model.optim.weight_decay"),
     (FIT, "--model.optim.lr nan", "model.optim.lr"),
     (DRY, "--data.seq_len x", "data.seq_len is 'x'"),
-    (FIT, "--data.seq_len null", "data.seq_len"),
-    (FIT, "--json maybe", "json"),
     (FIT, "--model.optim.name math:pi --model.optim.lr 1", "model.optim.name"),
     (DRY, "--model.compile all", "model.compile is all"),
     (DRY, "--trainer.gradient_clip_val x", "trainer.gradient_clip_val is 'x'"),
     (DRY, "--model.scale unifed", "unifed"),
-    (FIT, "--trainer.callbacks+=Nonsense", "trainer.callbacks"),
     (FIT, "--trainer.callbacks no_module.C", "No module named 'no_module'.\n"),
     (
         PLAN,
@@ -121,20 +91,16 @@ WRONG: list[tuple[list[str], str, str]] = [
     ),
     (PLAN, "--trainer.strategy.init_args.timeout 1", "expected trainer.strategy.class_path."),
     (FIT, "--trainer.accelerator gpu", "trainer: "),
-    (FIT, "--seed_everything ''", "seed_everything"),
     (FIT, "--seed_everything -3", "seed_everything"),
     (FIT, "--trainer null", "trainer"),
     (FIT, "--model.optim ''", "--model.optim"),
-    (FIT, "--trainer=", "--trainer"),
     (FIT, "--trainer '{max_steps: 1, max_steps: 2}'", "--trainer"),
     (FIT, f"--trainer.logger {ABSENT}", "absent"),
-    (FIT, f"--trainer.logger+ {ABSENT}", "absent"),
     (FIT, f"--trainer.logger {ABSENT} --trainer.logger.n x", "trainer.logger"),
-    (FIT, f"--trainer.plugins {PLUGINS}.TorchCheckpointIO", "trainer.plugins"),
     (
         FIT,
-        f"--trainer.plugins {PLUGINS}.MixedPrecision --trainer.plugins.precision bf16-mixed "
-        "--trainer.plugins.device cpu",
+        "--trainer.plugins lightning.pytorch.plugins.MixedPrecision"
+        " --trainer.plugins.precision bf16-mixed --trainer.plugins.device cpu",
         "trainer.plugins is MixedPrecision",
     ),
     (FIT, "--trainer.gradient_clip_val=.inf", "trainer.gradient_clip_val"),
@@ -143,10 +109,8 @@ WRONG: list[tuple[list[str], str, str]] = [
     (PLAN, "--gpu_memory=inf", "--gpu_memory"),
     (PLAN, "--gpu H999", "h100"),
     (PLAN, "--model.backbone.name mine", "model.optim.lr"),
-    (PLAN, "--data.seed=-1", "data.seed"),
     (PLAN, "--model.seed=1" + "0" * 20, "model.seed"),
     (PLAN, "--optimizer=AdamW", "--optimizer"),
-    (COMPARE, "--seeds=1" + "0" * 20, "--seeds"),
     (COMPARE, "--jobs=1" + "0" * 5000, "--jobs"),
     (SWEEP, "--seeds=999999999", "--seeds"),
     (GENERATE, "--temperature=nan", "--temperature"),
@@ -199,12 +163,10 @@ def test_every_argument_of_the_trainer_is_followed_or_refused() -> None:
 
 def test_own_trainer_page_lists_the_refused_callbacks() -> None:
     shown = table("own-trainer", "| callback | own Trainer |").reset_index().to_numpy().tolist()
-    rows = []
-    for name, reason in REFUSED_CALLBACKS.items():
-        rows.append([name, "refused" if name in REFUSED_EVERYWHERE else "works", "refused", reason])
-    assert [[cell.replace("`", "") for cell in row] for row in shown] == [
-        [cell.replace("`", "") for cell in row] for row in rows
-    ]
+    for (name, reason), row in zip(REFUSED_CALLBACKS.items(), shown, strict=True):
+        own = "refused" if name in REFUSED_EVERYWHERE else "works"
+        expected = [name, own, "refused", reason.replace("`", "")]
+        assert [cell.replace("`", "") for cell in row] == expected
 
 
 @pytest.mark.parametrize("command", ["fit", "validate"])
@@ -220,14 +182,12 @@ def test_dry_run_reads_no_corpus(
 def test_main_traceback_shows_the_source_above_the_sentence(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for words in (
-        [name, "--traceback", "--no_such_option"],
-        ["--traceback", name, "--no_such_option"],
-    ):
-        assert main(words) == 2
+    for words in (f"{name} --traceback --no_such_option", f"--traceback {name} --no_such_option"):
+        assert main(argv(words)) == 2
         said = capsys.readouterr().err
-        assert said.startswith("Traceback") and said.splitlines()[-1].startswith("error: ")
-        assert "--traceback" not in said.splitlines()[-1]
+        last = said.splitlines()[-1]
+        assert said.startswith("Traceback") and last.startswith("error: ")
+        assert "--traceback" not in last
 
 
 def test_plain_parser_text_of_other_bytes_is_replaced() -> None:
@@ -264,24 +224,18 @@ def test_check_trainer_keys_one_batch_is_not_all_of_them() -> None:
         check_trainer_keys(given | {"limit_val_batches": 1})
 
 
-def test_plan_gpu_name_in_capitals_is_known(told: Told) -> None:
-    assert told("plan", *CONFIG, *argv("--gpus 1 --gpu H100"))
-
-
 def test_presets_are_listed_and_are_configs(
     answer: Answer, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
+    names = ["base"]
+    for path in (ROOT / "conf").glob("*/*.yaml"):
+        if path.parent.name not in ("paper", "tuned"):
+            names.append(path.stem)
     found = answer("presets")
-    files = [
-        path
-        for path in (ROOT / "conf").glob("*/*.yaml")
-        if path.parent.name not in ("paper", "tuned")
-    ]
-    names = [path.stem for path in files] + ["base"]
     assert sorted(names) == sorted(found)  # each name is that of one file
     listed = told("presets")
     assert all(name in listed for name in found)
-    layers = argv("--config base --config adamw --config cos --config cpu --config stdlib")
-    run, *_ = parse_run([*layers, "--config", "llama-1b"], check_corpus=False)
+    layers = "--config base --config adamw --config cos --config cpu --config stdlib"
+    run = parse_run([*argv(layers), "--config", "llama-1b"], check_corpus=False).model
     assert run.backbone.name == "llama-1b"
