@@ -38,13 +38,8 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.parametrize("fails", ["0", "1", "killed"])
 def test_fit_failing_rank_ends_the_job(fails: str, short_args: list[str], tmp_path: Path) -> None:
     """By Lightning's own launcher; also when rank 0 is killed."""
-    args = [
-        "--config",
-        str(STRATEGIES["ddp"]),
-        *CPU,
-        *short_args,
-        *argv("--trainer.devices 2 --trainer.max_steps 4"),
-    ]
+    args = ["--config", str(STRATEGIES["ddp"]), *CPU, *short_args]
+    args += argv("--trainer.devices 2 --trainer.max_steps 4")
     env = os.environ | {"FAILS": "-1" if fails == "killed" else fails, "OMP_NUM_THREADS": "1"}
     process = start(
         args, tmp_path / "run", module="tests.faults.failing_rank", env=env, start_new_session=True
@@ -55,9 +50,8 @@ def test_fit_failing_rank_ends_the_job(fails: str, short_args: list[str], tmp_pa
         while len(pids) < 2:
             line = process.stdout.readline()
             assert line, "both ranks must reach the second step"
-            pids |= {
-                rank: int(pid) for rank, pid in re.findall(r"rank (\d) is process (\d+)\.", line)
-            }
+            for rank, pid in re.findall(r"rank (\d) is process (\d+)\.", line):
+                pids[rank] = int(pid)
         if fails == "killed":
             process.kill()
         begin = time.monotonic()
@@ -69,9 +63,8 @@ def test_fit_failing_rank_ends_the_job(fails: str, short_args: list[str], tmp_pa
         if process.poll() is None or any(map(is_alive, pids.values())):
             os.killpg(process.pid, signal.SIGKILL)
     # Lightning kills rank 0 if a different rank fails
-    fine = code == (1 if fails == "0" else -signal.SIGKILL)
-    fine &= fails == "killed" or ("RuntimeError: a rank fails" in output)
-    assert fine, (code, output)
+    assert code == (1 if fails == "0" else -signal.SIGKILL), output
+    assert fails == "killed" or "RuntimeError: a rank fails" in output, output
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -95,36 +88,27 @@ def test_torchrun_failed_job_restarts_from_its_checkpoint(
     short_args: list[str], tmp_path: Path
 ) -> None:
     """torchrun kills the waiting rank after 30 s, and starts both again."""
-    args = [
-        *short_args,
-        *argv("--trainer.max_steps 4 --checkpoint.every_n_steps 1 --ckpt_path last"),
-    ]
+    words = "--trainer.max_steps 4 --checkpoint.every_n_steps 1 --ckpt_path last"
+    args = [*short_args, *argv(words)]
     assert run_fit(args, tmp_path / "alone") == 0
-    command = [
-        sys.executable,
-        *argv("-m torch.distributed.run --standalone --nproc-per-node=2 --max-restarts=1"),
-    ]
-    command += [
-        *argv("-m tests.faults.failing_rank fit --config"),
-        str(STRATEGIES["ddp"]),
-        *CPU,
-        *args,
-    ]
-    command += ["--trainer.devices", "2", "--run_dir", str(tmp_path / "run")]
-    env = os.environ | {
-        "FAILS": "1",
-        "OMP_NUM_THREADS": "1",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    }
+    torchrun = argv(
+        "-m torch.distributed.run --standalone --nproc-per-node=2 --max-restarts=1"
+        f" -m tests.faults.failing_rank fit --config {STRATEGIES['ddp']}"
+    )
+    command = [sys.executable, *torchrun, *CPU, *args, "--trainer.devices", "2"]
+    env = {"FAILS": "1", "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     done = subprocess.run(
-        command, env=env, capture_output=True, text=True, check=False, timeout=300
+        [*command, "--run_dir", str(tmp_path / "run")],
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stderr.count("RuntimeError: a rank fails") >= 1
-    ended = read_summary(tmp_path / "run")
-    assert ended["val_loss"] == pytest.approx(
-        read_summary(tmp_path / "alone")["val_loss"], rel=1e-5
-    )
+    assert "RuntimeError: a rank fails" in done.stderr
+    ended, alone = (read_summary(tmp_path / name) for name in ("run", "alone"))
+    assert ended["val_loss"] == pytest.approx(alone["val_loss"], rel=1e-5)
     assert len(ended["legs"]) == 2
 
 

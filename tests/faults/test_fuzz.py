@@ -76,17 +76,13 @@ def fuzz(
     """
     act(good)
 
-    phases = (
-        Phase.explicit,
-        Phase.generate,
-    )  # a failing input is reported as found: shrinking would count it often
-
     @settings(
         max_examples=n,
         derandomize=True,
         database=None,
         suppress_health_check=list(HealthCheck),
-        phases=phases,
+        # a failing input is reported as found: shrinking would count it often
+        phases=(Phase.explicit, Phase.generate),
     )
     @given(hostile)
     def run(value: Any) -> None:
@@ -101,16 +97,14 @@ def fuzz(
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place in nested dictionaries and lists, the top excepted."""
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list | tuple)
-        else ()
-    )
-    found = [] if not path else [path]
-    for key, child in items:
+    """Return every place in nested dictionaries and lists, the top excepted."""
+    children: dict[Any, Any] = {}
+    if isinstance(value, dict):
+        children = value
+    elif isinstance(value, list | tuple):
+        children = dict(enumerate(value))
+    found = [path] if path else []
+    for key, child in children.items():
         found += leaves(child, (*path, key))
     return found
 
@@ -273,10 +267,8 @@ def test_load_backbone_hostile_checkpoint_is_read_or_refused(
         "scale": "unified",
         "scale_options": asdict(ScaleOptions()),
     }
-    state = {
-        f"backbone.{name}": value
-        for name, value in Backbone(config, "unified").state_dict().items()
-    }
+    weights = Backbone(config, "unified").state_dict()
+    state = {f"backbone.{name}": value for name, value in weights.items()}
     torch.save({CHECKPOINT_KEY: made, "state_dict": state, "global_step": 3}, path)
     good = path.read_bytes()
 

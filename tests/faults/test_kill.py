@@ -43,10 +43,11 @@ RESUME = ["--ckpt_path", "last"]
 
 @pytest.fixture
 def args(short_args: list[str]) -> list[str]:
-    return [
-        *short_args, *argv(f"--trainer.max_steps {STEPS} --checkpoint.every_n_steps 3 "
-f"--data.validations 20 --progress.lines {STEPS}"),
-    ]  # fmt: skip
+    words = (
+        f"--trainer.max_steps {STEPS} --checkpoint.every_n_steps 3 --data.validations 20"
+        f" --progress.lines {STEPS}"
+    )
+    return [*short_args, *argv(words)]
 
 
 def test_fit_killed_at_random_steps_equals_uninterrupted(
@@ -77,9 +78,8 @@ def test_fit_killed_at_random_steps_equals_uninterrupted(
 def start_in_a_write(args: list[str], run: Path, fast: int) -> tuple[subprocess.Popen, Path]:
     """Return a fit that has written more than `fast` bytes of its second checkpoint, and the
     file."""
-    process = start(
-        args, run, module="tests.faults.slow_writes", env=os.environ | {"SLOW_AFTER": str(fast)}
-    )
+    env = os.environ | {"SLOW_AFTER": str(fast)}
+    process = start(args, run, module="tests.faults.slow_writes", env=env)
     partial = run / "checkpoints/.last.ckpt.partial"
     while not ((run / LAST).exists() and partial.exists() and partial.stat().st_size > fast):
         assert process.poll() is None, finish(process)
@@ -90,10 +90,7 @@ def start_in_a_write(args: list[str], run: Path, fast: int) -> tuple[subprocess.
 def test_fit_killed_in_a_checkpoint_write_resumes_from_the_last(
     args: list[str], tmp_path: Path, tally: Tally
 ) -> None:
-    args = [
-        *args,
-        *argv("--trainer.max_steps 9 --checkpoint.every_n_steps 3 --data.validations 2"),
-    ]
+    args = [*args, *argv("--trainer.max_steps 9 --data.validations 2")]
     whole = tmp_path / "whole"
     assert run_fit(args, whole) == 0
     size = (whole / LAST).stat().st_size
@@ -125,10 +122,11 @@ def test_fit_started_twice_trains_once(args: list[str], tmp_path: Path, tally: T
 def test_fit_killed_worker_is_one_error_and_resumes(
     run_args: list[str], tmp_path: Path, tally: Tally
 ) -> None:
-    args = [
-        *run_args, *argv(f"--trainer.max_steps {WORKER_STEPS} --data.num_workers 1 "
-f"--checkpoint.every_n_steps 20 --progress.lines {WORKER_STEPS}"),
-    ]  # fmt: skip
+    words = (
+        f"--trainer.max_steps {WORKER_STEPS} --data.num_workers 1 --checkpoint.every_n_steps 20"
+        f" --progress.lines {WORKER_STEPS}"
+    )
+    args = [*run_args, *argv(words)]
     whole = tmp_path / "whole"
     run = tmp_path / "run"
     assert run_fit([*args, "--data.num_workers", "0"], whole) == 0
@@ -141,10 +139,8 @@ f"--checkpoint.every_n_steps 20 --progress.lines {WORKER_STEPS}"),
         (worker,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(worker), signal.SIGKILL)
         code, output = finish(process)
-        errors = [line for line in output.splitlines() if "error" in line.lower()]
-        assert (
-            code == 1 and len(errors) == 1 and "worker" in errors[0] and "Traceback" not in output
-        ), output
+        (error,) = [line for line in output.splitlines() if "error" in line.lower()]
+        assert code == 1 and "worker" in error and "Traceback" not in output, output
         target = load(run)["global_step"]
     assert run_fit([*args, *RESUME], run) == 0
     different = differences(load(whole), load(run))
@@ -172,12 +168,8 @@ def test_fit_full_disk_keeps_last_checkpoint(
 
     code, output = finish(start([*args, *RESUME], run, preexec_fn=full))
     errors = [line for line in output.splitlines() if line.startswith("error: ")]
-    told = (
-        code == 1
-        and len(errors) == 1
-        and "File too large" in errors[0]
-        and "Traceback" not in output
-    )
+    told = code == 1 and len(errors) == 1 and "Traceback" not in output
+    told = told and "File too large" in errors[0]
     kept = checkpoint.read_bytes() == before and not list(run.glob("checkpoints/.*"))
     tally("a full disk (limit on file size)", told and kept, output)
     assert run_fit([*args, *RESUME], run) == 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -19,8 +20,10 @@ from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.corpus import Manifest, Tokenizer, check_corpus, open_split
 from lightning_sv.corpus.manifest import CHECKSUM, checksum
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, load_backbone
+from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY
 from lightning_sv.scale import ScaleOptions
-from tests.conftest import Refused, argv, edit_json
+from tests.conftest import Refused, argv, edit_json, thinned
+from tests.lit.runs import flip
 from tests.runs.test_events import finish, write
 
 
@@ -47,10 +50,8 @@ def marker(tmp_path: Path) -> Path:
 @pytest.fixture
 def module(tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the name of a module whose import creates the marker."""
-    (tmp_path / "payload_module.py").write_text(
-        f"open({str(marker)!r}, 'w').close()\nfrom lightning_sv.scale.vector import DirectScale as"
-        " MyScale\n"
-    )
+    code = f"open({str(marker)!r}, 'w').close()\nfrom lightning_sv.scale.vector import DirectScale"
+    (tmp_path / "payload_module.py").write_text(f"{code} as MyScale\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "payload_module", raising=False)
     return "payload_module"
@@ -59,26 +60,23 @@ def module(tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch) -> str
 def write_run(folder: Path, corpus: Path, scale: str = "unified", **more: object) -> Path:
     """Write a run directory as `generate` reads it."""
     config = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300)
-    state = {
-        f"backbone.{name}": value
-        for name, value in Backbone(config, "unified").state_dict().items()
-    }
+    weights = Backbone(config, "unified").state_dict()
     made = {
         "format": FORMAT,
         "backbone": asdict(config),
         "scale": scale,
         "scale_options": asdict(ScaleOptions()),
-    }
-    made |= {
         "tokenizer_sha256": Tokenizer.load(corpus).sha256,
         "data": {"seq_len": 8},
         "corpus_hash": "c0ffee",
     }
-    (folder / "checkpoints").mkdir(parents=True)
-    torch.save(
-        {CHECKPOINT_KEY: made, "state_dict": state, **more}, folder / "checkpoints/last.ckpt"
-    )
-    (folder / "config.yaml").write_text("data: {seq_len: 8}\nmodel: {scale: unified}\n")
+    checkpoint = {
+        CHECKPOINT_KEY: made,
+        "state_dict": {f"backbone.{name}": value for name, value in weights.items()},
+    }
+    (folder / LAST).parent.mkdir(parents=True)
+    torch.save(checkpoint | more, folder / LAST)
+    (folder / CONFIG).write_text("data: {seq_len: 8}\nmodel: {scale: unified}\n")
     shutil.copy(corpus / "tokenizer.json", folder)
     write(folder, [(10, 1.0)], number=1)
     return folder
@@ -88,36 +86,34 @@ def write_run(folder: Path, corpus: Path, scale: str = "unified", **more: object
 def test_checkpoint_that_is_unreadable_is_refused(
     damage: str, corpus: Path, run_args: list[str], tmp_path: Path, marker: Path, refused: Refused
 ) -> None:
-    run = write_run(
-        tmp_path / "run",
-        corpus,
-        **({"payload": Payload(marker)} if damage == "a pickled call" else {}),
-    )
-    path = run / "checkpoints/last.ckpt"
-    if damage == "a flipped bit":
-        raw = bytearray(path.read_bytes())
-        raw[len(raw) // 2] ^= 1
-        path.write_bytes(raw)
-    for command in (
-        ("generate", str(run)),
-        ("inspect", str(run)),
-        ("validate", *run_args, "--ckpt_path", str(path)),
-        ("fit", *run_args, "--run_dir", str(tmp_path / "new"), "--ckpt_path", str(path)),
-        ("fit", *run_args, "--run_dir", str(tmp_path / "new"), "--model.init_from", str(run)),
+    if damage == "a pickled call":
+        run = write_run(tmp_path / "run", corpus, payload=Payload(marker))
+    else:
+        run = write_run(tmp_path / "run", corpus)
+        flip(run / LAST)
+    path = run / LAST
+    new = tmp_path / "new"
+    for words in (
+        f"generate {run}",
+        f"inspect {run}",
+        f"validate ARGS --ckpt_path {path}",
+        f"fit ARGS --run_dir {new} --ckpt_path {path}",
+        f"fit ARGS --run_dir {new} --model.init_from {run}",
     ):
-        assert f"{path} is not a readable checkpoint" in refused(*command)
-    assert not (tmp_path / "new").exists() and not marker.exists()
+        error = refused(*argv(words.replace("ARGS", shlex.join(run_args))))
+        assert f"{path} is not a readable checkpoint" in error
+    assert not new.exists() and not marker.exists()
 
 
 def test_checkpoint_whose_strategy_names_a_module_is_refused(
     corpus: Path, tmp_path: Path, marker: Path, module: str, refused: Refused
 ) -> None:
     run = write_run(tmp_path / "run", corpus, scale=f"hg+dnp+iwd+{module}:MyScale")
-    assert f"--trust_module {module}" in refused("generate", str(run))
-    assert f"--trust_module {module}" in refused("generate", str(run), "--trust_module", "another")
+    for trusted in ([], ["--trust_module", "another"]):
+        assert f"--trust_module {module}" in refused("generate", str(run), *trusted)
     assert not marker.exists()
     with pytest.raises(ValueError, match="weights"):  # OR's weights under a direct scale
-        load_backbone(str(run / "checkpoints/last.ckpt"), allow=[module])
+        load_backbone(run, allow=[module])
     assert marker.exists()
 
 
@@ -130,22 +126,22 @@ def test_run_with_a_foreign_tokenizer_is_refused(
     assert f"{run}: tokenizer_sha256 is" in refused("generate", str(run))
 
 
-@pytest.mark.parametrize(
-    "kind", ["python tag", "cycle", pytest.param("deep", marks=pytest.mark.long)]
-)
+HOSTILE = {
+    "python tag": "model: !!python/object/apply:os.open [MARKER, 65]\n",
+    "cycle": "a: &a {b: *a}\n",
+    "deep": "a: " + "[" * 1_000,
+}
+
+
+@pytest.mark.parametrize("kind", thinned(HOSTILE, ["python tag", "cycle"]))
 def test_hostile_config_is_refused(
     kind: str, corpus: Path, tmp_path: Path, marker: Path, refused: Refused
 ) -> None:
-    text = {
-        "python tag": f"model: !!python/object/apply:os.open [{marker}, 65]\n",
-        "cycle": "a: &a {b: *a}\n",
-        "deep": "a: " + "[" * 1_000,
-    }[kind]
     run = write_run(tmp_path / "run", corpus)
-    (run / "config.yaml").write_text(text)
+    (run / CONFIG).write_text(HOSTILE[kind].replace("MARKER", str(marker)))
     assert "is not valid YAML" in refused("generate", str(run))
     for command in ("fit", "validate", "params", "prepare"):
-        assert "is not valid YAML" in refused(command, "--config", str(run / "config.yaml"))
+        assert "is not valid YAML" in refused(command, "--config", str(run / CONFIG))
     assert not marker.exists()
 
 
@@ -153,22 +149,22 @@ def test_config_of_a_run_reads_no_environment(
     corpus: Path, tmp_path: Path, refused: Refused
 ) -> None:
     run = write_run(tmp_path / "run", corpus)
-    config = run / "config.yaml"
-    config.write_text("data: {seq_len: '${oc.env:HOME}'}\n")
+    (run / CONFIG).write_text("data: {seq_len: '${oc.env:HOME}'}\n")
     assert "'${oc.env:HOME}'" in refused("generate", str(run))
 
 
-def test_index_with_a_pickle_format_is_refused(copy: Path, marker: Path) -> None:
-    index = json.loads((copy / "train/index.json").read_text())
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("data_format", ["pickle"]), ("item_loader", "PyTreeLoader"), ("compression", "zstd")],
+)
+def test_index_with_a_pickle_format_is_refused(
+    key: str, value: object, copy: Path, marker: Path
+) -> None:
+    index = copy / "train/index.json"
     (copy / "train/chunk-0-0.bin").write_bytes(pickle.dumps(Payload(marker)))
-    for change in (
-        {"data_format": ["pickle"]},
-        {"item_loader": "PyTreeLoader"},
-        {"compression": "zstd"},
-    ):
-        edit_json(copy / "train/index.json", config=index["config"] | change)
-        with pytest.raises(ValueError, match="train/index.json"):
-            open_split(copy, "train", seq_len=8)
+    edit_json(index, config=json.loads(index.read_text())["config"] | {key: value})
+    with pytest.raises(ValueError, match="train/index.json"):
+        open_split(copy, "train", seq_len=8)
     assert not marker.exists()
 
 
@@ -215,8 +211,9 @@ def test_command_pipe_in_a_directory_is_refused(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
-    (run / "checkpoints").mkdir(parents=True)
-    if not name.endswith(("json", "safetensors")) or name == "summary.json":
+    (run / LAST).parent.mkdir(parents=True)
+    is_of_a_run = "tfevents" in name or name in (SUMMARY, str(LAST))
+    if is_of_a_run:
         write(run, [(10, 4.0)], number=1)
         finish(run)
     (run / name).unlink(missing_ok=True)
