@@ -7,6 +7,7 @@ blue.
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import TextWrapper
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -103,13 +104,15 @@ def legend_below(figure: Figure, title: str) -> None:
     for axes in figure.axes:
         for line, name in zip(*axes.get_legend_handles_labels(), strict=True):
             lines.setdefault(name, line)
-    most_characters = 4.5 * figure.get_figwidth()  # of a name in half of the width
-    columns = 2 if max(map(len, lines)) <= most_characters else 1
-    rows_of_title = len(title.splitlines())
-    rows = rows_of_title + math.ceil(len(lines) / columns)
+    width = figure.get_figwidth()
+    columns = 2 if max(map(len, lines)) <= 4.5 * width else 1
+    # a name that is longer than the width would be cut off, with the number at its end
+    fitting = TextWrapper(round(10 * width), break_on_hyphens=False)
+    names = list(map(fitting.fill, lines))
+    rows_of_names = sum(name.count("\n") + 1 for name in names)
+    rows = len(title.splitlines()) + math.ceil(rows_of_names / columns)
     figure.set_figheight(figure.get_figheight() + 0.25 * rows)  # inches per row
     where: dict[str, Any] = {"loc": "outside lower left", "ncols": columns, "alignment": "left"}
-    names = list(lines)
     figure.legend(lines.values(), names, frameon=False, title=title, handlelength=3, **where)
 
 

@@ -62,6 +62,18 @@ def test_curve_plots_have_losses_and_differences(seeds: int) -> None:
     assert ("one pair" in title) == (seeds == 1)
 
 
+def test_curve_plots_long_names_are_inside_the_picture() -> None:
+    dp, llama, ours = fake.curves_panel().arms
+    long_name = replace(ours, label="tiny-hg+dnp+or+iwd_lm_head_dp_-seed100-1b85a92304" * 2)
+    plots, _ = curve_plots(panel_of([dp, llama, long_name]))
+    for plot in plots:
+        plot.figure.draw_without_rendering()
+        (names,) = plot.figure.legends
+        box = names.get_window_extent()
+        assert box.x1 <= plot.figure.bbox.x1 and box.y0 >= 0
+        assert plot.figure.axes[0].get_window_extent().height > 300
+
+
 @pytest.mark.parametrize("base", ["llama", "nop", "gemma"])
 def test_with_looks_baseline_is_blue_and_solid(base: str) -> None:
     """Whatever its name, also if llama is a different arm; the other arms are not."""
