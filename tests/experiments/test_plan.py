@@ -23,7 +23,6 @@ from lightning_sv.experiments.spec import (
     figure_names,
     load_budget,
     load_figure,
-    load_tuned,
 )
 from lightning_sv.experiments.tuned_values import tuned_keys
 from lightning_sv.lit.run_arguments import parse_run
@@ -88,34 +87,24 @@ def test_plan_figure_budgets_have_their_tokens_per_parameter(planned: Planned) -
     assert min(pairs) >= 2
 
 
-def test_array_script_tasks_have_their_arguments(planned: Planned, tmp_path: Path) -> None:
-    """`bash -n` accepts it, and the arguments of a task are those of its run."""
-    budget, figures = planned
+def test_array_script_tasks_have_their_arguments(tmp_path: Path) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    srun.chmod(0o755)
     jobs = []
-    for run_spec, seed in figures["placement"].requests():
-        args = (*run_spec.args, "--seed_everything", str(seed))
-        jobs.append(Job("t", ("x",), args, tmp_path / run_spec.run_name(seed)))
-    text = array_script(jobs, f"paper-{budget}", load_budget(budget).sbatch)
-    script = tmp_path / "slurm.sh"
-    # print the arguments instead of running srun
-    srun = (
-        'exec srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" "$PROGRAM" fit'
-        ' "${args[@]}"'
-    )
-    script.write_text(text.replace(srun, 'printf "%s\\n" "${args[@]}"'))
-    subprocess.run(["bash", "-n", str(script)], check=True)
+    for number, scale in enumerate(("hg+dp", "'$HOME \"*")):
+        jobs.append(Job("t", ("x",), ("--model.scale", scale), tmp_path / f"run {number}"))
+    text = array_script(jobs, "paper", ["--gpus-per-node=8"])
 
     def task(number: int) -> subprocess.CompletedProcess[str]:
-        env = {"SLURM_ARRAY_TASK_ID": str(number), "PATH": "/usr/bin:/bin"}
-        words = ["bash", str(script)]
-        return subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+        env = {"SLURM_ARRAY_TASK_ID": str(number), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+        return subprocess.run(["bash", "-c", text], env=env, capture_output=True, text=True)
 
-    for number in (0, len(jobs) - 1):
-        job = jobs[number]
-        assert task(number).stdout.splitlines() == [*job.arguments, *job.here]
-    assert task(999).returncode == 2
-    assert f"#SBATCH --array=0-{len(jobs) - 1}\n" in text
-    assert ("--gpus-per-node=8" in text) == (budget == "paper")
+    for number, job in enumerate(jobs):
+        _, arguments = task(number).stdout.split("\nfit\n")
+        assert arguments.splitlines() == [*job.arguments, *job.here]
+    assert task(2).returncode == 2
+    assert "#SBATCH --array=0-1\n#SBATCH --gpus-per-node=8\n" in text
 
 
 @pytest.mark.parametrize(("name", "expected"), [("cpu", 60), ("gpu", 60 / 3600)])
@@ -341,18 +330,22 @@ ARMS = {
     "hg+dp+or": 4.0,
     "hg+dp+or[lm_head=dp]": 5.0,
 }
-TUNED = Tuned("tiny-1", "s", "adamw", "cos", 64, {name: {LR: lr} for name, lr in ARMS.items()})
+SAME_AS = {"hg+dnp+or+iwd[lm_head=np]": "hg+dp+or"}
+TUNED = Tuned(
+    "tiny-1", "s", "adamw", "cos", 64, {name: {LR: lr} for name, lr in ARMS.items()}, SAME_AS
+)
 
 
 @pytest.mark.parametrize(("scale", "exceptions", "of"), [
     ("unified", "", "hg+dnp+or+iwd"),
     ("unified", "[lm_head=dp]", "hg+dnp+or+iwd[lm_head=dp]"),
     ("unified", "[lm_head=ap]", "hg+dnp+or+iwd"),
+    ("unified", "[lm_head=np]", "hg+dp+or"),
     ("hg+dnp", "", "hg+dnp+or+iwd"),
     ("hg+ap", "", "hg+dp+or"),
     ("hg+iwd", "", "llama"),
 ])  # fmt: skip
-def test_tuned_keys_untuned_arm_has_values_of_its_placement(
+def test_tuned_keys_untuned_arm_has_values_of_its_placement_or_of_a_named_arm(
     scale: str, exceptions: str, of: str
 ) -> None:
     strategy = ScaleStrategy.parse(scale)
@@ -360,17 +353,6 @@ def test_tuned_keys_untuned_arm_has_values_of_its_placement(
     values, note = tuned_keys(TUNED, strategy, label, 64)
     assert values == {LR: ARMS[of]}
     assert (note == "") == (of == label) and of in (note or label)
-
-
-def test_tuned_keys_untuned_arm_has_values_of_the_arm_that_its_file_names() -> None:
-    """`unified, both` of the figure `served`; its note is in the report."""
-    tuned = load_tuned("tiny-12000")
-    assert tuned is not None
-    (label,) = tuned.same_as
-    strategy, _, _ = label.partition("[")
-    keys, note = tuned_keys(tuned, ScaleStrategy.parse(strategy), label, tuned.d_model)
-    assert keys == tuned.arms[f"{strategy}[lm_head=dp]"]
-    assert note == f"{label} is not tuned itself: it has the values of {strategy}[lm_head=dp]."
 
 
 def test_tuned_keys_arm_without_tuned_placement_refused() -> None:

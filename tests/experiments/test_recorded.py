@@ -1,7 +1,7 @@
 """Recordings instead of runs, and the recorded claims of `make theory`."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -244,47 +244,36 @@ def test_check_recorded_recording_of_another_figure_refused(
         check_recorded([other], recorded, [report])
 
 
-@pytest.mark.parametrize(("old", "new", "message"), [
-    ("c0ffee", "decaf", "corpus.*decaf"),
-    ("7001", "", "results.csv, line 2"),
-    ("10000:", "many:", "results.csv, line 2"),
-    (" ", ",,,", "results.csv, line 2"),
-])  # fmt: skip
-def test_read_recorded_invalid_line_is_named(
-    recording: tuple[Path, Figure], tmp_path: Path, old: str, new: str, message: str
+def with_last_line_cut_off(text: str) -> str:
+    """Its run would count with the final loss alone, as in older recordings."""
+    header, first, second, *_ = text.splitlines()
+    return "\n".join([header, first, "", second.rpartition(",")[0]])
+
+
+DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
+    "a different corpus": (lambda text: text.replace("c0ffee", "decaf"), "corpus.*decaf"),
+    "no tokenizer": (lambda text: text.replace("7001", ""), "results.csv, line 2"),
+    "no numbers": (lambda text: text.replace("10000:", "many:"), "results.csv, line 2"),
+    "more cells": (lambda text: text.replace(" ", ",,,"), "results.csv, line 2"),
+    "cut off": (with_last_line_cut_off, "results.csv, line 4"),
+    "cut off before blank lines": (
+        lambda text: with_last_line_cut_off(text) + "\n\n",
+        "results.csv, line 4",
+    ),
+    "an unmatched quote": (lambda text: f'{text}"', "results.csv, line 11"),
+    "empty": (lambda text: "", "results_from"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_read_recorded_damaged_file_is_refused(
+    name: str, recording: tuple[Path, Figure], tmp_path: Path
 ) -> None:
+    damage, message = DAMAGES[name]
     text = (recording[0] / "results.csv").read_text()
-    (tmp_path / "results.csv").write_text(text.replace(old, new))
+    (tmp_path / "results.csv").write_text(damage(text))
     with pytest.raises(ConfigError, match=message):
         read_recorded([tmp_path], "c0ffee")
-
-
-@pytest.mark.parametrize("ending", ["", "\n\n"])
-def test_read_recorded_line_that_is_cut_off_refused(
-    recording: tuple[Path, Figure], ending: str, tmp_path: Path
-) -> None:
-    """Its run would count with the final loss alone, as in older recordings."""
-    header, first, second, *_ = (recording[0] / "results.csv").read_text().splitlines()
-    without_curve = second.rpartition(",")[0]
-    path = tmp_path / "results.csv"
-    path.write_text("\n".join([header, first, "", without_curve]) + ending)
-    with pytest.raises(ConfigError, match=r"results\.csv, line 4"):
-        read_recorded([path])
-
-
-def test_read_recorded_unmatched_quote_refused(
-    recording: tuple[Path, Figure], tmp_path: Path
-) -> None:
-    text = (recording[0] / "results.csv").read_text()
-    (tmp_path / "results.csv").write_text(f'{text}"')
-    with pytest.raises(ConfigError, match="results.csv, line 11"):
-        read_recorded([tmp_path])
-
-
-def test_read_recorded_empty_file_refused(tmp_path: Path) -> None:
-    (tmp_path / "results.csv").touch()
-    with pytest.raises(ConfigError, match="results_from"):
-        read_recorded([tmp_path])
 
 
 RECORDED = ROOT / "results/theory/theory.json"

@@ -1,6 +1,5 @@
 """Reports: self-contained, safe to open, with the numbers of the event files."""
 
-import json
 import re
 from collections import Counter
 from dataclasses import replace
@@ -73,46 +72,23 @@ def test_html_page_is_self_contained(report: Path) -> None:
     text = (report / "report.html").read_text()
     page = Page(text)
     assert "script" not in page.tags and page.open == []
-    names = {name for name, _ in page.attrs}
-    assert not [name for name in names if name.startswith("on")]
+    assert not [name for name, _ in page.attrs if name.startswith("on")]
     without_pictures = re.sub(r"base64,[\w+/=]+", "", text)
     assert not re.search(r"url\(|@import|https?://", without_pictures)
 
-
-def test_html_page_has_pictures_and_links_to_its_headings(report: Path) -> None:
-    page = Page((report / "report.html").read_text())
     headings = [f"#{name}" for name in page.values("id")]
     links = [source for source in page.loads if source in headings]
     pictures = [source for source in page.loads if source not in headings]
-    assert page.tags.count("img") == 15
+    assert len(pictures) == page.tags.count("img") == 15
     assert links == headings and len(links) == 2
     assert {source.partition(",")[0] for source in pictures} == {"data:image/svg+xml;base64"}
-
-
-def test_html_page_has_a_class_for_each_verdict(report: Path) -> None:
-    page = Page((report / "report.html").read_text())
     verdicts = {"holds", "equal-within", "not-resolved", "not-testable"}
     assert verdicts <= set(page.values("class"))
 
 
 VISIBLE = st.text(min_size=1).filter(lambda text: text.split() and "\0" not in text)
-MARKUP = (
-    "`",
-    "```",
-    "~~~",
-    "|",
-    "\\",
-    "<b>",
-    "&lt;",
-    "![x](y)",
-    "1. ",
-    "- ",
-    "# ",
-    "***",
-    "__",
-    "a",
-)
-NASTY = st.lists(st.sampled_from([*MARKUP, "\n"])).map("".join)
+MARKUP = ("`", "```", "~~~", "|", "\\", "<b>", "&lt;", "![x](y)", "1. ", "- ", "# ", "***", "__")
+NASTY = st.lists(st.sampled_from([*MARKUP, "a", "\n"])).map("".join)
 
 
 @given(words=VISIBLE | NASTY.filter(str.strip), command=NASTY)
@@ -169,7 +145,6 @@ def test_write_report_csv_files_have_all_numbers(report: Path) -> None:
     assert {row["n"] for row in differences} == {"3", "12"}  # a line has those of all sizes
     verdicts = rows(report / "verdicts.csv")
     assert [row["claim"] for row in verdicts] == [verdict.claim for verdict in made.verdicts]
-    assert (verdicts[0]["p_corrected"], verdicts[3]["estimate"]) == ("0.06", "")
 
 
 @pytest.fixture(scope="module")
@@ -190,9 +165,6 @@ def test_report_command_names_runs_that_are_left_out(tmp_path: Path, told: Told)
     printed = told("report", str(tmp_path), "--out", str(tmp_path / "out"))
     unwrapped = printed.replace("\n", "")  # long paths are cut at any letter
     assert "begun" in unwrapped and "exploded" in unwrapped
-    listed = json.loads(told("runs", str(tmp_path), "--json"))
-    states = {Path(row["run"]).name: (row["complete"], row["diverged"]) for row in listed}
-    assert states == {"begun": (False, False), "exploded": (False, True), "llama0": (True, False)}
 
 
 def test_report_command_numbers_are_those_of_the_event_files(
@@ -218,22 +190,18 @@ def test_report_command_numbers_are_those_of_the_event_files(
     assert len(list((tmp_path / "figures").glob("*.svg"))) == 2
 
 
-def test_report_command_of_one_run_shows_its_clipped_steps(tmp_path: Path, told: Told) -> None:
-    run = write_run(tmp_path / "run", "unified", 0)
-    write_scalars(run, "clipped_steps", [(5_000, 0.5), (10_000, 0.0)], wall_time=1.0)
-    told("report", str(run), "--out", str(tmp_path / "report"))
-    assert "| unified | 25.0% |" in (tmp_path / "report/report.md").read_text()
-
-
 def test_clipped_table_value_that_a_run_lacks_is_empty(tmp_path: Path) -> None:
     for seed in range(2):
         for label in ("llama", "dp"):
             run = write_run(tmp_path / f"{label}{seed}", label, seed)
             if (label, seed) != ("dp", 1):
-                write_scalars(run, "clipped_steps", [(5_000, 0.5 * seed)], wall_time=1.0)
-    panel = own_figure([tmp_path], baseline="llama").panels[0]
-    table = clipped_table(panel).to_numpy().tolist()
-    assert table == [["llama", "25.0%"], ["dp", ""]]
+                points = [(5_000, 0.5 * seed), (10_000, 0.0)]
+                write_scalars(run, "clipped_steps", points, wall_time=1.0)
+    figure = own_figure([tmp_path], baseline="llama")
+    table = clipped_table(figure.panels[0]).to_numpy().tolist()
+    assert table == [["llama", "12.5%"], ["dp", ""]]
+    write_report([figure], tmp_path / "report", "")
+    assert "| llama | 12.5% |" in (tmp_path / "report/report.md").read_text()
 
 
 def test_report_command_report_of_other_runs_not_replaced(
@@ -270,14 +238,6 @@ def test_own_figure_arm_of_one_seed_keeps_other_pairs(runs: Path, tmp_path: Path
     assert "; 3 pairs |" in text and "| no interval; 1 pair |" in text
 
 
-def test_write_report_of_one_run_names_it_and_its_loss_once(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "hg", "hg", 1)
-    write_report([own_figure([run])], tmp_path / "out", "")
-    text = (tmp_path / "out/report.md").read_text()
-    assert re.findall("^#+ hg$", text, re.MULTILINE) == ["# hg"]
-    assert "![Validation loss: hg " in text
-
-
 def test_write_report_parameters_of_strategies_give_no_range(tmp_path: Path) -> None:
     for scale, parameters in [("llama", 1_000), ("hg", 1_010)]:
         written = write_run(tmp_path / scale, scale, 0)
@@ -287,20 +247,16 @@ def test_write_report_parameters_of_strategies_give_no_range(tmp_path: Path) -> 
     assert re.findall(r"okens per parameter\W+([\d.]+)(?: \(|;)", text) == ["9.9", "9.9"]
 
 
-def test_own_figure_names_a_further_run_of_a_seed_after_its_directory(
+def test_own_figure_further_run_of_a_seed_has_its_directory_or_a_label_as_name(
     runs: Path, tmp_path: Path
 ) -> None:
     paths = [runs / "llama0", write_run(tmp_path / "faster", "llama", 0, lr=0.5)]
     found = own_figure([*paths, paths[0]])  # given twice, it is one run
     assert [arm.label for arm in found.panels[0].arms] == ["llama", "faster"]
-    figure = own_figure(paths, labels=["slow", "fast"])
-    assert "model.optim.lr" in figure.warnings[0]
-
-
-def test_own_figure_takes_labels_and_a_baseline(runs: Path) -> None:
-    named = own_figure([runs / "llama0", runs / "unified0"], labels=["x", "y"], baseline="y")
+    named = own_figure(paths, labels=["slow", "fast"], baseline="fast")
     arms = [(arm.label, arm.baseline) for arm in named.panels[0].arms]
-    assert arms == [("y", True), ("x", False)]
+    assert arms == [("fast", True), ("slow", False)]
+    assert "model.optim.lr" in named.warnings[0]
 
 
 def test_own_figure_without_a_run_refused(runs: Path, tmp_path: Path) -> None:
