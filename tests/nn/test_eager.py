@@ -53,28 +53,25 @@ def test_swiglu_and_derivatives_equal_definition(
 
 
 def test_swiglu_outputs_in_bf16_is_as_accurate_as_plain() -> None:
-    exact = [torch.randn(256, 64).bfloat16().double() for _ in range(2)] + [
-        1 + 0.3 * torch.randn(64).double()
-    ] * 2
+    exact = [torch.randn(256, 64).bfloat16().double() for _ in range(2)]
+    exact += [1 + 0.3 * torch.randn(64).double()] * 2
     wide = [t.clone().requires_grad_() for t in exact]
     weight = torch.randn(256, 64).bfloat16()
-    expected = definition(*wide)
-    expected = [expected, *torch.autograd.grad(expected, wide, weight.double())]
+    value = definition(*wide)
+    expected = [value, *torch.autograd.grad(value, wide, weight.double())]
+
+    def plain_form(g: Tensor, u: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return F.silu(Output(g, 64, EPS, a).finish()) * Output(u, 64, EPS, b).finish()
+
     errors = []
-    for form in (
-        ours,
-        lambda g, u, a, b: F.silu(Output(g, 64, EPS, a).finish()) * Output(u, 64, EPS, b).finish(),
-    ):
-        narrow = [t.bfloat16().requires_grad_() for t in exact[:2]] + [
-            t.float().requires_grad_() for t in exact[2:]
-        ]
-        y = form(*narrow)
-        assert y.dtype == torch.bfloat16
-        found = [y, *torch.autograd.grad(y, narrow, weight)]
-        assert [t.dtype for t in found[1:]] == [t.dtype for t in narrow]
-        errors.append(
-            [((f - e).norm() / e.norm()).item() for f, e in zip(found, expected, strict=True)]
-        )
+    for form in (ours, plain_form):
+        narrow = [t.bfloat16() for t in exact[:2]] + [t.float() for t in exact[2:]]
+        leaves = [t.requires_grad_() for t in narrow]
+        y = form(*leaves)
+        found = [y, *torch.autograd.grad(y, leaves, weight)]
+        assert [t.dtype for t in found] == [torch.bfloat16, *(t.dtype for t in leaves)]
+        pairs = zip(found, expected, strict=True)
+        errors.append([((f - e).norm() / e.norm()).item() for f, e in pairs])
     for fast, plain in zip(*errors, strict=True):
         assert fast <= 1.1 * plain < 0.02
 

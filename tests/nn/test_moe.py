@@ -48,20 +48,16 @@ def plain(moe: MixtureOfExperts, x: Tensor) -> Tensor:
         total = p[chosen].sum() if config.renormalize else 1.0
         y = torch.zeros_like(token)
         for e in chosen.tolist():
-            hidden = F.silu(branch(moe, "expert_gate_proj", xhat, e)) * branch(
-                moe, "expert_up_proj", xhat, e
-            )
+            gate = branch(moe, "expert_gate_proj", xhat, e)
+            hidden = F.silu(gate) * branch(moe, "expert_up_proj", xhat, e)
             y = y + p[e] / total * (moe.expert_down_proj.weight[e] @ hidden)
         if moe.has_shared:
-            hidden = F.silu(branch(moe, "shared_gate_proj", xhat)) * branch(
-                moe, "shared_up_proj", xhat
-            )
+            gate = branch(moe, "shared_gate_proj", xhat)
+            hidden = F.silu(gate) * branch(moe, "shared_up_proj", xhat)
             shared = moe.shared_down_proj.weight @ hidden
-            y = y + (
-                branch(moe, "shared_router", xhat).sigmoid() * shared
-                if config.gate_shared
-                else shared
-            )
+            if config.gate_shared:
+                shared = branch(moe, "shared_router", xhat).sigmoid() * shared
+            y = y + shared
         rows.append(y)
     return torch.stack(rows).view_as(x)
 
@@ -113,18 +109,13 @@ def test_build_optimizer_of_moe_updates_experts_by_muon_router_by_adamw(
 ) -> None:
     model = Backbone(replace(config, **MOE, router=RouterConfig(gate_shared=True)), "unified")
     optimizer = build_optimizer(role_groups(model, frozenset({"input"})), OptimConfig("muon"), 1e-3)
-    kinds = {
-        row[0].removeprefix("layers.0.ffn."): row[2:4] for row in parameter_table(model, optimizer)
-    }
+    kinds = {}
+    for row in parameter_table(model, optimizer):
+        kinds[row[0].removeprefix("layers.0.ffn.").removesuffix(".weight")] = row[2:4]
     for name in ("router", "shared_router"):
-        assert kinds[f"inputs.{name}.weight"] == ["router", "adamw"]
-    for name in (
-        "inputs.expert_gate_proj",
-        "inputs.expert_up_proj",
-        "expert_down_proj",
-        "shared_down_proj",
-    ):
-        assert kinds[f"{name}.weight"] == ["matrix", "muon"]
+        assert kinds[f"inputs.{name}"] == ["router", "adamw"]
+    for name in ("inputs.expert_gate_proj", "expert_down_proj", "shared_down_proj"):
+        assert kinds[name] == ["matrix", "muon"]
     assert kinds["inputs.expert_up_proj.scale_in.alpha"] == ["input", "adamw"]
 
 
@@ -160,26 +151,22 @@ def test_router_losses_equal_hugging_face_and_paper(config: BackboneConfig) -> N
     for found, routing in zip(logits, routings, strict=True):
         theirs = load_balancing_loss_func((found,), config.n_expert, config.n_expert_active)
         expected = theirs.item() / config.n_expert_active
-        assert routing.balance_loss.item() == pytest.approx(
-            expected, rel=1e-6
-        )  # they count in float32
+        assert routing.balance_loss.item() == pytest.approx(expected, rel=1e-6)  # theirs is float32
         torch.testing.assert_close(routing.z_loss, found.logsumexp(-1).square().mean())
         entropy = torch.distributions.Categorical(logits=found).entropy().mean()
         torch.testing.assert_close(routing.entropy, entropy)
     mean = (routings[0].balance_loss + routings[1].balance_loss) / 2
     torch.testing.assert_close(router_loss(routings, config), 0.01 * mean)
     z = replace(config, router=RouterConfig(balance="none", z_coef=1e-3))
-    torch.testing.assert_close(
-        router_loss(routings, z), 1e-3 * (routings[0].z_loss + routings[1].z_loss) / 2
-    )
+    mean = (routings[0].z_loss + routings[1].z_loss) / 2
+    torch.testing.assert_close(router_loss(routings, z), 1e-3 * mean)
     assert router_loss([], config) == 0.0
     for balance in ("bias", "none"):
         assert router_loss(routings, replace(config, router=RouterConfig(balance=balance))) == 0.0
     routing = routings[0]._replace(total=routings[0].load.roll(1))  # of all devices
     share = routing.total / routing.total.sum()
-    torch.testing.assert_close(
-        routing.balance_loss, config.n_expert * (share * routing.probability).sum()
-    )
+    expected = config.n_expert * (share * routing.probability).sum()
+    torch.testing.assert_close(routing.balance_loss, expected)
 
 
 def test_move_bias_changes_the_choice_and_not_the_weights(config: BackboneConfig) -> None:
