@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from lightning_sv.errors import ConfigError, expect, expect_known
 from lightning_sv.experiments.claims.claim_types import KINDS as CLAIMS
+from lightning_sv.experiments.claims.claim_types import OPTIONAL_KEYS
 from lightning_sv.experiments.kinds.base import KINDS
 from lightning_sv.experiments.spec import ArmSpec, Axes, ClaimSpec, PanelSpec
 
@@ -36,14 +37,21 @@ def _check_claim(claim: ClaimSpec, panel: PanelSpec) -> None:
     expected = f"{' or '.join(kinds)}, because it has a {name}."
     expect(panel.kind in kinds, "kind", repr(panel.kind), expected)
     _check_compared_arms(claim, panel, name)
+    _check_keys_are_read(claim, name)
     _check_shares(claim, name)
-
-    claim_type = CLAIMS[claim.kind]
-    if claim.margin and not claim_type.takes_margin:
-        raise ConfigError(f"margin of a {name} is {claim.margin:g}; expected none.")
-    lacking = claim_type.needs(claim, panel)
+    lacking = CLAIMS[claim.kind].needs(claim, panel)
     if lacking is not None:
         raise ConfigError(f"a {name} needs {lacking}.")
+
+
+def _check_keys_are_read(claim: ClaimSpec, name: str) -> None:
+    """Check that the kind of a claim reads the keys that only some kinds read."""
+    unset = ClaimSpec(claim.kind, a=claim.a)
+    for key in OPTIONAL_KEYS:
+        value = getattr(claim, key)
+        is_set = value != getattr(unset, key)
+        is_read = key in CLAIMS[claim.kind].keys
+        expect(is_read or not is_set, f"{key} of a {name}", value, "no value. Remove it.")
 
 
 def _check_compared_arms(claim: ClaimSpec, panel: PanelSpec, name: str) -> None:
@@ -60,7 +68,7 @@ def _check_shares(claim: ClaimSpec, name: str) -> None:
     for key, share in (("at", claim.at), ("until", claim.until)):
         expected = "a share of the tokens, above 0 and at most 1."
         expect(0 < share <= 1, f"{name}: {key}", share, expected)
-    if CLAIMS[claim.kind].has_two_shares:
+    if "at" in CLAIMS[claim.kind].keys:
         expected = f"less than until, which is {claim.until:g}."
         expect(claim.at < claim.until, f"{name}: at", claim.at, expected)
 
@@ -86,9 +94,10 @@ def _check_arm(name: str, arm: ArmSpec, panel: PanelSpec) -> None:
     _check_rate(name, arm, panel)
     _check_length(name, arm)
     _check_values(arm.axes)
-    for key in arm.axes.keys() - panel.axes.keys():
-        expected = "an axis of the panel. Set a single value in 'overrides'."
-        raise ConfigError(f"axes of {name} is {key}; expected {expected}")
+    for key, by_budget in arm.axes.items():
+        expected = "an axis of the panel under the same budgets. Set a single value in 'overrides'."
+        is_swept = by_budget.keys() <= panel.axes.get(key, {}).keys()
+        expect(is_swept, f"axes of {name}", key, expected)
 
 
 def _check_rate(name: str, arm: ArmSpec, panel: PanelSpec) -> None:

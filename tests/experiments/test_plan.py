@@ -189,6 +189,9 @@ TWO_BASELINES = FIGURE.replace("llama}", "llama, baseline: true}").replace(
 )
 GRID = "kind: grid\n  axes: {model.optim.lr: {%s: [1]}}"
 LR_AXIS = "model.optim.lr"
+OTHER_BUDGET = of_panel("kind: grid\n  axes: {model.optim.lr: {}}").replace(
+    "hg}", "hg, axes: {model.optim.lr: {cpu: [1]}}}"
+)
 #: an error in a figure -> words of its key, kind or arm
 WRONG = [
     (of_arm("longer: 2.0"), r"arms\.b\.scale"),
@@ -202,6 +205,8 @@ WRONG = [
     (of_panel("", "kind: less, a: a, b: c"), "'less': arm 'c'"),
     (of_panel("", "kind: less, a: a, b: a"), "'less'"),
     (of_panel("", "kind: leads, a: a, b: b, margin: 0.1"), "margin of a claim 'leads'"),
+    (of_panel("", "kind: efficiency, a: a, b: b, until: 0.5"), "until of a claim 'efficiency'"),
+    (of_panel("", "kind: less, a: a, b: b, tags: [x]"), "tags of a claim 'less'"),
     (of_panel("", "kind: widens, a: a, b: b, at: 2.5"), "at is 2.5"),
     (of_panel("", "kind: widens, a: a, b: b, at: 0.5, until: 0.5"), "at is 0.5"),
     (of_panel("", "kind: less, a: a, b: b, skip_under: {gpuu: x}"), "'less': skip_under.*'gpuu'"),
@@ -215,6 +220,7 @@ WRONG = [
     (of_panel("kind: scalar"), "tag"),
     (of_panel("probes: sharpnes"), "sharpnes"),
     (of_arm("scale: hg, axes: {model.optim.lr: {cpu: [1]}}"), "axes of arm 'b'"),
+    (OTHER_BUDGET, "axes of arm 'b' is model.optim.lr"),
     (TWO_BASELINES, "baseline.*a and b"),
     (FIGURE.partition("  arms:")[0] + "  arms: {}\n", "arms"),
     (of_panel("overrides: {model.scale: hg}"), "--model.scale is hg"),

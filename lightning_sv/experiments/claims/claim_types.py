@@ -323,6 +323,10 @@ def _needs_nothing(claim: ClaimSpec, panel: PanelSpec) -> str | None:
     return None
 
 
+#: keys of a claim that only some kinds read
+OPTIONAL_KEYS = ("margin", "at", "until", "tags")
+
+
 class ClaimType(NamedTuple):
     """One kind of claim.
 
@@ -332,6 +336,7 @@ class ClaimType(NamedTuple):
         test: test of the estimate with the margin of the claim, in the unit of the estimate, or of
             their logarithms: below -margin (or equal), not below it, below +margin, inside or
             outside +-margin
+        keys: keys of conf/paper that it reads, of `OPTIONAL_KEYS`
         needs: returns a sentence on the missing key of a claim, else None
         parts: returns the claims of which it consists, each with its own verdict
         per_size: if True, panels of several sizes have a verdict per size
@@ -340,24 +345,15 @@ class ClaimType(NamedTuple):
     statement: str
     measure: Callable[[ClaimSpec, LoadedPanel], Estimate]
     test: Callable[[PairedDifference, float], Outcome]
+    keys: tuple[str, ...] = ()
     needs: Callable[[ClaimSpec, PanelSpec], str | None] = _needs_nothing
     parts: Callable[[ClaimSpec], tuple[ClaimSpec, ...]] = _itself
     per_size: bool = True
 
     @property
-    def takes_margin(self) -> bool:
-        """If True, the statement has a margin."""
-        return "margin" in self.statement or "{more}" in self.statement
-
-    @property
     def compares(self) -> bool:
         """If True, the statement is about two arms."""
         return "{b}" in self.statement
-
-    @property
-    def has_two_shares(self) -> bool:
-        """If True, the statement is about two shares of the training."""
-        return "{at" in self.statement
 
 
 def _needs_two_branches(claim: ClaimSpec, panel: PanelSpec) -> str | None:
@@ -394,9 +390,11 @@ def _lead_and_change(claim: ClaimSpec) -> tuple[ClaimSpec, ...]:
 
 #: name in conf/paper -> kind
 KINDS: dict[str, ClaimType] = {
-    "less": ClaimType("{a} {ends} below {b}{more}", loss, _below_or_equal),
-    "not_less": ClaimType("{a} does not end below {b}{more}", loss, _not_below),
-    "equal": ClaimType("{a} ends within {margin:g} of {b}", loss, equivalent, needs=_needs_margin),
+    "less": ClaimType("{a} {ends} below {b}{more}", loss, _below_or_equal, ("margin", "until")),
+    "not_less": ClaimType("{a} does not end below {b}{more}", loss, _not_below, ("margin",)),
+    "equal": ClaimType(
+        "{a} ends within {margin:g} of {b}", loss, equivalent, ("margin",), needs=_needs_margin
+    ),
     "leads": ClaimType(
         "{a} is below {b} at each quarter of the tokens",
         loss,
@@ -407,12 +405,14 @@ KINDS: dict[str, ClaimType] = {
         "{a} gains on {b} from {at:.0%} to {until:.0%} of the tokens",
         change,
         _below_or_equal,
+        ("at", "until"),
         parts=_change_and_lead,
     ),
     "keeps": ClaimType(
         "the lead of {a} over {b} shrinks by less than {margin:g} after {at:.0%} of the tokens",
         change,
         directed,
+        ("margin", "at", "until"),
         parts=_lead_and_change,
     ),
     "efficiency": ClaimType(
@@ -424,6 +424,7 @@ KINDS: dict[str, ClaimType] = {
         "in {a} the norms of {tags} grow or shrink at rates more than {margin:.0%} apart",
         growths_apart,
         _outside,
+        ("margin", "tags"),
         needs=_needs_two_branches,
     ),
     "lower": ClaimType(
@@ -438,7 +439,7 @@ KINDS: dict[str, ClaimType] = {
         per_size=False,
     ),
     "grid_gap": ClaimType(
-        "{a} ends below {b}{more}, each at its own optimum", grid_gap, _below_or_equal
+        "{a} ends below {b}{more}, each at its own optimum", grid_gap, _below_or_equal, ("margin",)
     ),
     "sensitivity": ClaimType(
         "the loss of {a} depends less on the learning rate than that of {b}",
@@ -450,12 +451,14 @@ KINDS: dict[str, ClaimType] = {
         "a step of {a} takes less than {margin:g} times that of {b}",
         partial(ratio, what="time of a step", tag="throughput/tokens_per_s", power=-1),
         directed,
+        ("margin",),
         needs=_needs_margin,
     ),
     "memory": ClaimType(
         "{a} needs less than {margin:g} times the memory of {b}",
         partial(ratio, what="peak memory", tag="memory/peak_gib"),
         directed,
+        ("margin",),
         needs=_needs_margin,
     ),
 }
