@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv.callbacks.held_out_probe import HeldOutProbe
-from lightning_sv.callbacks.run_state import data_of, model_of
+from lightning_sv.callbacks.run_state import data_of
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.runs.tags import COPYING
 from lightning_sv.scale.shapes import Bool, Float, Int
@@ -171,7 +171,7 @@ class CopyingMonitor(HeldOutProbe):
         self.repeat_length = repeat_length
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Check that the repeated text fits into a sequence, and that the model has a forward."""
+        """Check that the repeated text fits into a sequence."""
         super().on_fit_start(trainer, pl_module)
         data = data_of(trainer)
         assert data is not None
@@ -180,13 +180,6 @@ class CopyingMonitor(HeldOutProbe):
         if data.seq_len < least:
             expected = f"at least {least} for a repeat_length of {length} tokens in CopyingMonitor."
             raise ConfigError(f"data.seq_len is {data.seq_len}; expected {expected}")
-
-        model = model_of(pl_module, self.model)
-        if type(model).forward in (nn.Module.forward, L.LightningModule.forward):
-            name = type(model).__name__
-            found = f"model of CopyingMonitor is {self.model}, and {name} has no forward"
-            expected = "the name of the submodule that maps token ids to logits"
-            raise ConfigError(f"{found}; expected {expected}.")
 
     def measure(
         self, model: nn.Module, block: Int[Tensor, "B S"], documents: Int[Tensor, "B S"] | None

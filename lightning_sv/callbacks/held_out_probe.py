@@ -40,11 +40,21 @@ class HeldOutProbe(StepCallback):
         raise NotImplementedError
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Check that the data are token batches; raise ConfigError otherwise."""
+        """Check that the data are token batches, and that the model has a forward.
+
+        Raises:
+            ConfigError: they are not, or it has none
+        """
         if data_of(trainer) is None:
             found = repr(trainer.datamodule)  # type: ignore[attr-defined]
             expected = f"a TokenDataModule for {self.name}."
             raise ConfigError(f"datamodule is {found}; expected {expected}")
+
+        model = model_of(pl_module, self.model)
+        if type(model).forward in (nn.Module.forward, L.LightningModule.forward):
+            found = f"{self.model}, and {type(model).__name__} has no forward"
+            expected = "the name of the submodule that maps token ids to logits"
+            raise ConfigError(f"model of {self.name} is {found}; expected {expected}.")
 
     def chosen_steps(self, trainer: L.Trainer) -> list[int]:
         """Return evenly spaced steps after the first one, the last at the end of the run."""

@@ -92,8 +92,8 @@ class ResidualMonitor(HeldOutProbe):
         points: number of measurements in a run, evenly spaced, the last at its end
         sequences: number of held-out sequences per measurement, spread evenly over the validation
             split
-        model: dotted name of the submodule with the blocks; null for our backbone, or the module
-            itself
+        model: dotted name of the submodule that maps token ids to logits; null for our backbone, or
+            the module itself
 
     Raises:
         ConfigError: a value below 1, or a model without blocks of a `Backbone`

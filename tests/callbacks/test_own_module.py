@@ -272,8 +272,7 @@ def test_metric_accumulator_keeps_the_sums_of_this_device_in_a_second_fit() -> N
         ScaleVectorMonitor(),
         RouterMonitor(),
         Sharpness(),
-        ResidualMonitor(),
-        CopyingMonitor(2, 2),
+        ResidualMonitor(model="net"),
     ],
     ids=lambda callback: type(callback).__name__,
 )
@@ -282,6 +281,14 @@ def test_callback_without_its_model_is_refused(
 ) -> None:
     with pytest.raises(ConfigError):
         trainer(tmp_path, callback).fit(Foreign(plain()), data)
+
+
+@pytest.mark.parametrize("probe", [CopyingMonitor(2, 2), ResidualMonitor(2, 2)])
+def test_held_out_probe_of_a_model_without_forward_is_refused(
+    probe: L.Callback, data: TokenDataModule, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="Foreign has no forward"):
+        trainer(tmp_path, probe).fit(Foreign(foreign("built")), data)
 
 
 @pytest.mark.parametrize("subsets", [("all", "scale_input"), ("scale_output",)])
