@@ -19,7 +19,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--prompt", default="", help="Text to continue; empty for the start of a document."
     )
-    tokens = number(int, most=1_000_000)
+    tokens = number(int, 1, 1_000_000)
     parser.add_argument(
         "--max_new_tokens", type=tokens, default=120, help="Maximum number of tokens."
     )
@@ -27,7 +27,7 @@ def run(argv: list[str]) -> int:
         "--temperature", type=float, default=0.8, help="0 selects the most likely token."
     )
     parser.add_argument(
-        "--top_k", type=number(int, most=10**9), default=50, help="Number of candidate tokens."
+        "--top_k", type=number(int, 1, 10**9), default=50, help="Number of candidate tokens."
     )
     parser.add_argument(
         "--seed", type=number(int, 0, 2**32 - 1), default=0, help="Random seed, by default 0."

@@ -1,6 +1,7 @@
 """LightningModule with a backbone that is built when the Trainer's strategy is known."""
 
 from contextlib import nullcontext
+from inspect import Parameter, signature
 from pickle import UnpicklingError
 from typing import Any, Self
 
@@ -10,7 +11,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect_known
 from lightning_sv.lit.checkpoint.compat import check_recorded, record_settings
 from lightning_sv.lit.fsdp import check_strategy
 from lightning_sv.lit.init_from import Start
@@ -112,8 +113,15 @@ class BackboneModule(L.LightningModule):
         """Load a module as Lightning does, also from the folder of a sharded checkpoint.
 
         Raises:
-            ConfigError: the file is not a checkpoint of Lightning, or lacks an entry
+            ConfigError: the file is not a checkpoint of Lightning, or lacks an entry; or the module
+                has no argument of a given name
         """
+        own = signature(cls).parameters
+        # Lightning leaves out arguments that it does not know, unless a subclass takes any.
+        if all(each.kind is not Parameter.VAR_KEYWORD for each in own.values()):
+            known = own | signature(L.LightningModule.load_from_checkpoint).parameters
+            for name in kwargs:
+                expect_known("argument", name, known)
         try:
             return super().load_from_checkpoint(as_file(checkpoint_path), *args, **kwargs)
         except (KeyError, EOFError, UnpicklingError) as error:

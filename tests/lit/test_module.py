@@ -104,6 +104,8 @@ def test_load_from_checkpoint_arguments_keep_the_function(tmp_path: Path) -> Non
     ):
         with pytest.raises(ConfigError, match=f"^{key} is "):
             load(**changed)
+    with pytest.raises(ConfigError, match="'weight_decay' is unknown"):  # Lightning ignores it
+        load(weight_decay=0.0, map_location="cpu")
 
 
 @pytest.mark.parametrize("content", [b"", b"hello: 1", {}, {"state_dict": {}}])
