@@ -18,11 +18,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.callbacks import branch_norms, scale_vector_figures
 from lightning_sv.callbacks.sharpness import parameter_subsets
 from lightning_sv.errors import ConfigError
-from lightning_sv.interop import apply_strategy, fake_model, fold_applied, weight_decay_roles
+from lightning_sv.interop import apply_strategy, fold_applied, weight_decay_roles
 from lightning_sv.interop.apply.outputs import relative_difference
 from lightning_sv.interop.apply.weights import OutputNorm, ScaledWeight
 from lightning_sv.roles.example_inputs import example_of
@@ -132,15 +131,15 @@ def test_apply_strategy_any_family_keeps_outputs_and_folds(strategy: str, family
     assert torch.equal(logits(model, family.example), applied)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "noted"),
-    [("hg+dp+or+iwd", ["model.embed_tokens.weight"]), ("nop", ["model.norm.weight"]), ("hg", [])],
-)
+@pytest.mark.parametrize(("strategy", "noted"), [
+    ("hg+dp+or+iwd", ["model.embed_tokens.weight"]),
+    ("nop", ["model.norm.weight"]),
+    ("hg", []),
+])  # fmt: skip
 def test_apply_strategy_tied_head_without_vector_noted(strategy: str, noted: list[str]) -> None:
     report = apply_strategy(named("qwen2-tied"), strategy)
-    assert list(dict(report.notes)) == noted and not any(
-        "lm_head" in name for name in report.vectors
-    )
+    assert [name for name, _ in report.notes] == noted
+    assert not any("lm_head" in name for name in report.vectors)
 
 
 @pytest.mark.parametrize("strategy", ["or", "dp", "hg+dp+or", "ap+er"])
@@ -171,8 +170,8 @@ def test_imbalance_of_an_applied_strategy_is_left_out_behind_its_output_norms() 
     model = named("llama", 0.1)
     apply_strategy(model, "hg+dnp", dp_at="lm_head")
     figures = scale_vector_figures(model)
-    assert "layer0/q_proj/imbalance_in" in figures and "layer0/q_proj/drift_out" in figures
-    assert "layer0/q_proj/imbalance_out" not in figures
+    of_q = {name for name in figures if name.startswith("layer0/q_proj/")}
+    assert "layer0/q_proj/imbalance_in" in of_q and "layer0/q_proj/imbalance_out" not in of_q
     assert "head/lm_head/imbalance_out" in figures
 
 
@@ -183,40 +182,34 @@ def test_branch_norms_of_branches_with_one_name_have_their_paths() -> None:
     matrix = model.get_submodule("encoder.block.0.layer.0.SelfAttention.q").weight
     norm = norms["layer0/encoder_block_layer_0_SelfAttention_q/effective"]
     torch.testing.assert_close(norm, matrix.norm())  # type: ignore[operator]
-    assert (
-        "layer0/decoder_block_layer_1_EncDecAttention_q/effective" in norms
-        and "layer0/q/W" not in norms
-    )
+    assert "layer0/decoder_block_layer_1_EncDecAttention_q/effective" in norms
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("phi3", ["qkv_proj"]), ("gpt_neox", ["query_key_value"]), ("gpt2", ["c_attn"]), ("qwen3_moe", ["gate_up_proj"]),
-     ("deepseek_v3", ["kv_a_proj_with_mqa", "kv_b_proj"]), ("qwen3_5_text", ["q_proj"]),
-     ("qwen2_moe", ["shared_expert_gate"])],
-)  # fmt: skip
-def test_apply_strategy_dnp_outside_plain_linear_is_dp(name: str, words: list[str]) -> None:
+@pytest.mark.parametrize(("name", "words"), [
+    ("phi3", {"qkv_proj"}),
+    ("gpt_neox", {"query_key_value"}),
+    ("gpt2", {"c_attn"}),
+    ("qwen3_moe", {"gate_up_proj"}),
+    ("deepseek_v3", {"kv_a_proj_with_mqa", "kv_b_proj"}),
+    ("qwen3_5_text", {"q_proj"}),
+    ("qwen2_moe", {"shared_expert_gate"}),
+    ("qwen3", {"q_proj", "k_proj"}),  # which it normalizes itself
+])  # fmt: skip
+def test_apply_strategy_dnp_outside_plain_linear_is_dp(name: str, words: set[str]) -> None:
     """Several matrices in a weight, Conv1D, experts and a single output have an output-side vector
     without a norm."""
     model = named(name)
     model.set_attn_implementation("eager")  # in which queries and keys meet before the values
     report = apply_strategy(model, "hg+dnp")
+    noted = {weight.removesuffix(".weight") for weight, _ in report.notes}
+    assert words <= {layer.rpartition(".")[2] for layer in noted}
     without = {weight for weight, note in report.notes if note.startswith("dp instead of dnp")}
-    layers = {weight.removesuffix(".weight") for weight in without}
-    assert set(words) <= {layer.rpartition(".")[2] for layer in layers}
-    assert without <= {
-        module.plain_name for module in model.modules() if isinstance(module, ScaledWeight)
-    }
+    scaled = {module.plain_name for module in model.modules() if isinstance(module, ScaledWeight)}
+    assert without <= scaled
     normed = {module.plain_name for module in model.modules() if isinstance(module, OutputNorm)}
-    assert layers.isdisjoint(normed)
+    assert noted.isdisjoint(normed)
     assert report.same_function == (not normed)
-    assert f"{report}".startswith("hg+dp,") == (not normed)
-
-
-def test_apply_strategy_dnp_with_normalized_queries_and_keys_noted() -> None:
-    report = apply_strategy(named("qwen3"), "dnp")
-    words = {name.split(".")[-2] for name, _ in report.notes}
-    assert words == {"q_proj", "k_proj"}
+    assert str(report).startswith("hg+dp,") == (not normed)
 
 
 def test_apply_strategy_generation_with_cache_same_tokens() -> None:
@@ -226,9 +219,8 @@ def test_apply_strategy_generation_with_cache_same_tokens() -> None:
         plain = model.generate(ids, max_new_tokens=10, do_sample=False)
         apply_strategy(model, "hg+dp+or+iwd")
         assert torch.equal(model.generate(ids, max_new_tokens=10, do_sample=False), plain)
-        assert torch.equal(
-            model.generate(ids, max_new_tokens=10, do_sample=False, use_cache=False), plain
-        )
+        uncached = model.generate(ids, max_new_tokens=10, do_sample=False, use_cache=False)
+        assert torch.equal(uncached, plain)
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
@@ -264,99 +256,71 @@ def test_apply_strategy_checkpointed_or_compiled_same_gradients(how: str) -> Non
     assert all(gradient.any() for gradient in plain)
 
 
-@pytest.mark.parametrize(
-    ("name", "strategy"),
-    [
-        ("llama", "hg+dp+or+iwd"),
-        ("llama", "dnp"),
-        ("qwen3_moe", "hg"),
-        ("gemma2", "or"),
-        ("gpt2", "hg+dp"),
-    ],
-)
+@pytest.mark.parametrize(("name", "strategy"), [
+    ("llama", "hg+dp+or+iwd"),
+    ("llama", "dnp"),
+    ("qwen3_moe", "hg"),
+    ("gemma2", "or"),
+    ("gpt2", "hg+dp"),
+])  # fmt: skip
 def test_apply_strategy_state_loads_but_not_into_plain_model(
     name: str, strategy: str, tmp_path: Path
 ) -> None:
     load = pytest.importorskip("transformers").AutoModelForCausalLM.from_pretrained
     read_tensors = pytest.importorskip("safetensors.torch").load_file
     model: Any = named(name)
-    apply_strategy(model, strategy)
-    perturb(model)
     other: Any = named(name)
-    apply_strategy(other, strategy)
-    other.load_state_dict(model.state_dict())
-    assert torch.equal(logits(other), logits(model))
-    with pytest.raises(RuntimeError, match=r"only supported through state_dict\(\)"):
-        torch.save(model, tmp_path / "pickled")
-    model.save_pretrained(tmp_path / "model")
-    model.save_pretrained(tmp_path / "state", state_dict=model.state_dict())
+    for applied_model in (model, other):
+        apply_strategy(applied_model, strategy)
+    perturb(model)
     copied = copy.deepcopy(model)
     perturb(copied)
+    model.save_pretrained(tmp_path / "model")
+    model.save_pretrained(tmp_path / "state", state_dict=model.state_dict())
     copied.save_pretrained(tmp_path / "copy")
     for folder in ("model", "state", "copy"):
         with pytest.raises(RuntimeError, match=r"mismatch|shape"):
             load(tmp_path / folder)
-    if name != "qwen3_moe":  # of which files have one tensor per expert
-        inner = model.base_model_prefix
-        getattr(model, inner).save_pretrained(tmp_path / "inner")
-        getattr(other, inner).load_state_dict(read_tensors(tmp_path / "inner/model.safetensors"))
     for folder, source in (("state", model), ("copy", copied)):  # as Trainer resumes
         other.load_state_dict(read_tensors(tmp_path / folder / "model.safetensors"), strict=False)
         assert torch.equal(logits(other), logits(source))
-    owned = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
-    assert (
-        model.state_dict().keys() <= dict(owned).keys()
-    )  # torch.distributed.checkpoint reads keys as attributes
     with pytest.raises(RuntimeError, match="Missing key"):
         named(name).load_state_dict(model.state_dict())
+    # torch.distributed.checkpoint reads keys as attributes
+    owned = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+    assert model.state_dict().keys() <= dict(owned).keys()
     if strategy != "dnp":
         applied = logits(model)
-        assert torch.equal(logits(fold_applied(copy.deepcopy(model))), applied) and torch.equal(
-            logits(model), applied
-        )
+        fold_applied(copy.deepcopy(model))
+        assert torch.equal(logits(model), applied)
         fold_applied(model).save_pretrained(tmp_path / "folded")
         assert torch.equal(logits(load(tmp_path / "folded").eval()), applied)
 
 
 class Savable(nn.Sequential):
-    """A model whose `save_pretrained` reads its own state dict, as those of huggingface_hub."""
+    """A model whose `save_pretrained` has no options and reads its own state dict."""
 
-    def save_pretrained(self, file: Path, **options: Any) -> None:
-        torch.save(self.state_dict(), file)
-
-
-class SavableWithoutOptions(Savable):
-    def save_pretrained(self, file: Path) -> None:  # type: ignore[override]
-        torch.save(self.state_dict(), file)
+    def save_pretrained(self) -> dict[str, Tensor]:
+        return self.state_dict()
 
 
-@pytest.mark.parametrize("kind", [Savable, SavableWithoutOptions])
-def test_apply_strategy_state_of_any_save_pretrained_does_not_load_into_plain_model(
-    kind: type[Savable], tmp_path: Path
-) -> None:
-    model = kind(nn.RMSNorm(4), nn.Linear(4, 4))
-    apply_strategy(model, "hg+dp", torch.ones(2, 4))
-    model.save_pretrained(tmp_path / "saved")
-    saved = torch.load(tmp_path / "saved")
-    model.load_state_dict(saved)
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        kind(nn.RMSNorm(4), nn.Linear(4, 4)).load_state_dict(saved, strict=False)
-
-
-def test_apply_strategy_own_save_pretrained_is_used_and_restored() -> None:
-    model = nn.Sequential(nn.RMSNorm(4), nn.Linear(4, 4))
-    model[0].weight.data[0] = -1
-
-    def save() -> dict[str, Tensor]:
-        return model.state_dict()
-
-    model.save_pretrained = save  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match="cannot represent"):
-        apply_strategy(model, "hg+er", torch.ones(2, 4))
-    assert model.save_pretrained is save
-    apply_strategy(model, "hg+dp", torch.ones(2, 4))
-    assert model.save_pretrained()["1.weight"].shape == (0,)  # type: ignore[operator]
-    assert fold_applied(model).save_pretrained is save
+def test_apply_strategy_any_save_pretrained_is_used_and_restored() -> None:
+    """That of the class, or one of the model itself."""
+    of_class = Savable(nn.RMSNorm(4), nn.Linear(4, 4))
+    own: Any = nn.Sequential(nn.RMSNorm(4), nn.Linear(4, 4))
+    own.save_pretrained = own.state_dict
+    for model in (of_class, own):
+        plain_save = model.save_pretrained
+        model[0].weight.data[0] = -1
+        with pytest.raises(ConfigError, match="cannot represent"):
+            apply_strategy(model, "hg+er", torch.ones(2, 4))
+        assert model.save_pretrained == plain_save
+        apply_strategy(model, "hg+dp", torch.ones(2, 4))
+        saved = model.save_pretrained()
+        model.load_state_dict(saved)
+        with pytest.raises(RuntimeError, match="size mismatch"):
+            nn.Sequential(nn.RMSNorm(4), nn.Linear(4, 4)).load_state_dict(saved, strict=False)
+        assert fold_applied(model).save_pretrained == plain_save
 
 
 def test_apply_strategy_dp_at_leaves_the_output_without_norm() -> None:
@@ -369,9 +333,8 @@ def test_apply_strategy_dp_at_leaves_the_output_without_norm() -> None:
     report = apply_strategy(model, "unified", dp_at=["lm_head"])
     assert str(report).startswith("hg+dnp+or+iwd[lm_head=dp]")
     assert torch.equal(logits(preset), logits(model))
-    assert hasattr(model.model.layers[0].mlp.up_proj, "output_norm") and not hasattr(
-        model.lm_head, "output_norm"
-    )
+    assert hasattr(model.model.layers[0].mlp.up_proj, "output_norm")
+    assert not hasattr(model.lm_head, "output_norm")
     assert any("lm_head" in name and "scale_out" in name for name, _ in model.named_parameters())
 
 
@@ -397,77 +360,6 @@ def test_apply_strategy_dnp_normalizes_linear_layers() -> None:
     with pytest.raises(ValueError, match="dnp normalizes"):
         fold_applied(model)
     assert torch.equal(logits(copy.deepcopy(model)), logits(model))
-    qwen3 = named("qwen3")  # which normalizes q and k itself
-    apply_strategy(qwen3, "unified")
-    normed = {
-        name.rpartition(".")[0] for name, _ in qwen3.named_modules() if name.endswith("output_norm")
-    }
-    assert {name.rpartition(".")[2] for name in normed} == {
-        "v_proj",
-        "gate_proj",
-        "up_proj",
-        "lm_head",
-    }
-
-
-def changed(name: str, change: Callable[[Any], object]) -> nn.Module:
-    model = named(name)
-    with torch.no_grad():
-        change(model)
-    return model
-
-
-def zero_beside_bias(model: Any) -> None:
-    model.transformer.h[0].ln_1.weight[3] = 0
-    model.transformer.h[0].ln_1.bias[3] = 1
-
-
-def with_integers(model: Any) -> None:
-    model.lm_head.weight = nn.Parameter(torch.ones(64, 32, dtype=torch.int8), requires_grad=False)
-
-
-def with_lora(model: Any) -> None:
-    model.lm_head = type("Linear", (nn.Linear,), {"__module__": "peft.tuners.lora.layer"})(32, 64)
-
-
-def parametrized(model: Any) -> None:
-    nn.utils.parametrize.register_parametrization(model.model.norm, "weight", nn.Identity())
-
-
-def wrapped(name: str) -> nn.Module:
-    return type(name, (nn.Sequential,), {})(nn.RMSNorm(4), nn.Linear(4, 4))
-
-
-SMALL = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=48)
-#: strategy, part of the message, model
-REFUSED: dict[str, tuple[str, str, Callable[[], nn.Module]]] = {
-    "sign": ("er", "input_layernorm.weight under 'er'", lambda: named("llama")),
-    "zero": ("hg", "has a zero entry", lambda: changed("gpt2", zero_beside_bias)),
-    "no example": ("hg", "example=", lambda: wrapped("Own")),
-    "Backbone": ("hg", "built with a strategy", lambda: nn.Sequential(Backbone(SMALL))),
-    "integers": ("hg", "traced forward pass failed", lambda: changed("llama", with_integers)),
-    "LoRA": ("hg", "before PEFT", lambda: changed("llama", with_lora)),
-    "parametrized": ("hg+or", "already parametrized", lambda: changed("llama", parametrized)),
-    "applied": (
-        "hg",
-        "already has",
-        lambda: changed("llama", lambda model: apply_strategy(model, "hg")),
-    ),
-    "DDP": ("hg", "model inside", lambda: wrapped("DistributedDataParallel")),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_apply_strategy_refused_model_unchanged(case: str) -> None:
-    strategy, why, build = REFUSED[case]
-    model = build()
-    with unchanged(model), pytest.raises(ValueError, match=why):
-        apply_strategy(model, strategy)
-
-
-def test_apply_strategy_model_without_values_is_refused() -> None:
-    with pytest.raises(ConfigError, match="without values"):
-        apply_strategy(fake_model(find("llama").build), "hg+dp")
 
 
 def test_difference_of_outputs_that_are_nan_is_infinite() -> None:
@@ -486,18 +378,13 @@ def test_scaled_weight_changes_refused() -> None:
         lambda weight: weight.chunk(2)[1].zero_(),
         nn.init.ones_,
     ]
+    weight = model.model.layers[0].self_attn.v_proj.weight
     with unchanged(model):
-        for module in (model.model.layers[0].self_attn.v_proj, model.lm_head):
-            for change in changes:
-                with pytest.raises(RuntimeError, match="fold_applied"):
-                    change(module.weight)
-            copies = (
-                module.weight.clone(),
-                module.weight * 1,
-                module.weight[torch.tensor([0, 2])],
-                module.weight[[1]],
-            )
-            assert not any(copy.zero_().any() for copy in copies) and f"{module.weight[0, 0]:.1f}"
+        for change in changes:
+            with pytest.raises(RuntimeError, match="fold_applied"):
+                change(weight)
+        for result in (weight.clone(), weight * 1, weight[torch.tensor([0, 2])], weight[[1]]):
+            result.zero_()
 
 
 @pytest.fixture
@@ -518,10 +405,9 @@ def test_scaled_weight_replacements_refused_until_folded(one_device: DeviceMesh)
     def quantized() -> None:
         layer.weight = nn.Parameter(torch.zeros_like(layer.weight))
 
-    with unchanged(model):
-        for replace in (tensor_parallel, quantized):
-            with pytest.raises(KeyError):
-                replace()
+    for replace in (tensor_parallel, quantized):
+        with unchanged(model), pytest.raises(KeyError):
+            replace()
     layer.register_parameter("bias", None)
     fold_applied(model)
     tensor_parallel()
@@ -532,13 +418,10 @@ def test_scaled_weight_is_itself_for_autograd_and_its_results_are_plain() -> Non
     x = torch.randn(2, 3, 8)
     model: Any = nn.Sequential(nn.RMSNorm(8), nn.Linear(8, 6))
     apply_strategy(model, "hg+dp+or", x)
-    for result in (
-        model(x),
-        torch.einsum("bti,oi->bto", x, model[1].weight),
-    ):  # with a bias the result is a view
+    weight = model[1].weight
+    for result in (model(x), torch.einsum("bti,oi->bto", x, weight)):  # the bias makes a view
         assert type(result) is Tensor
         result += 1
-    weight = model[1].weight
     called = []
     weight.register_hook(called.append)
     loss = nn.functional.linear(x, weight).square().sum()
@@ -547,9 +430,8 @@ def test_scaled_weight_is_itself_for_autograd_and_its_results_are_plain() -> Non
     loss.backward()
     torch.testing.assert_close(weight.grad, gradient)
     assert called
-    copied = nn.Parameter(model[1].weight.detach())
     with torch.no_grad():
-        copied.zero_()
+        nn.Parameter(weight.detach()).zero_()
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning:transformers")  # PEFT's calls
@@ -558,9 +440,8 @@ def test_fold_applied_lora_merge_refused_before_right_after() -> None:
     model = named("llama")
     apply_strategy(model, "hg+dp+or+iwd")
     perturb(model)
-    lora = peft.LoraConfig(
-        r=4, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False
-    )
+    targets = ["q_proj", "v_proj", "up_proj"]
+    lora = peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False)
     wrapped = peft.get_peft_model(model, lora).eval()
     before = logits(wrapped)
     for merge in (
@@ -573,10 +454,6 @@ def test_fold_applied_lora_merge_refused_before_right_after() -> None:
         assert torch.equal(logits(wrapped), before)
     merged = fold_applied(wrapped).merge_and_unload()
     assert (logits(merged) - before).norm() < ROUNDING * before.norm()
-    normed = named("llama")
-    apply_strategy(normed, "dnp")
-    with pytest.raises(RuntimeError, match="cannot assign"):
-        peft.get_peft_model(normed, lora).merge_and_unload()
 
 
 def test_apply_strategy_stacked_rows_of_experts_have_own_vectors() -> None:
@@ -587,10 +464,7 @@ def test_apply_strategy_stacked_rows_of_experts_have_own_vectors() -> None:
     axes = {
         name: max(p.ndim for p in model.get_submodule(name).parameters()) for name in report.vectors
     }
-    assert (
-        set(report.stacked) == {name for name in report.vectors if axes[name] > 1}
-        and report.stacked
-    )
-    assert report.stacked[0] in str(report) and not report.notes
+    assert set(report.stacked) == {name for name, count in axes.items() if count > 1} != set()
+    assert not report.notes
     (experts,) = model.model.layers[0].mlp.experts.parametrizations.gate_up_proj
     assert experts.widths == (16, 16) and experts.parts[0].scale_in.gamma.shape == (8, 32)

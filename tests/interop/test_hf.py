@@ -39,9 +39,8 @@ def assert_same_logits(model: Backbone, family: str, *, own_code: bool = False) 
     base = getattr(transformers, f"{family}ForCausalLM")
     with float64_throughout(base):
         theirs = to_hugging_face(model, eot=3)
-    assert type(
-        theirs
-    ).__name__ == f"{'Scaled' if own_code else ''}{family}ForCausalLM" and isinstance(theirs, base)
+    name = f"{'Scaled' if own_code else ''}{family}ForCausalLM"
+    assert type(theirs).__name__ == name and isinstance(theirs, base)
     assert (theirs.config.bos_token_id, theirs.generation_config.eos_token_id) == (3, 3)
     theirs.config._experts_implementation = "eager"  # their grouped product knows no float64
     tokens = torch.randint(0, model.config.vocab_size, (3, 24))

@@ -35,44 +35,26 @@ FAMILIES = [
 ]
 
 
-of_families = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("family", "origin", "tied"), thinned(FAMILIES, FAMILIES[2:], several=True)
 )
-
-
-@of_families
-def test_vectors_of_folder_are_those_of_the_roles(
-    family: str, origin: int, tied: set[str], tmp_path: Path
-) -> None:
-    model = named(family)
-    model.save_pretrained(tmp_path)
-    found = vectors_of_folder(tmp_path)
-    assert found.model == type(model).__name__ and not found.notes
-    expected = {}
-    for name, parameter in model.named_parameters():
-        role = find(family).truth(name, parameter)
-        if role in ("input", "output"):
-            expected[name] = role
-    assert {vector.name: vector.role for vector in found.vectors} == expected
-    assert {vector.origin for vector in found.vectors} == {origin}
-    stay = {vector.name for vector in found.vectors if vector.role == "input" and vector.why}
-    assert stay == tied
-
-
-@of_families
-def test_vectors_of_folder_statistics_equal_formulas(
+def test_vectors_of_folder_are_those_of_the_roles_with_statistics_by_formulas(
     family: str, origin: int, tied: set[str], tmp_path: Path
 ) -> None:
     model = named(family)
     model.save_pretrained(tmp_path, max_shard_size="30KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    for row in map(statistics, vectors_of_folder(tmp_path).vectors):
+    found = vectors_of_folder(tmp_path)
+    assert found.model == type(model).__name__ and not found.notes
+    roles = {name: find(family).truth(name, p) for name, p in model.named_parameters()}
+    expected = {name: role for name, role in roles.items() if role in ("input", "output")}
+    assert {vector.name: vector.role for vector in found.vectors} == expected
+    for row in map(statistics, found.vectors):
         gamma = model.get_parameter(row.name).detach().double().numpy() + origin
         assert row.mean == pytest.approx(gamma.mean())
         assert row.rms == pytest.approx(np.sqrt((gamma**2).mean()))
         assert row.negative == (gamma < 0).mean()
-        is_tied = row.name in tied
-        assert row.folds == (row.role == "input" and not is_tied)
+        assert row.folds == (row.role == "input" and row.name not in tied)
 
 
 def test_vectors_of_folder_wrapped_names_same_vectors(tmp_path: Path) -> None:
@@ -135,22 +117,14 @@ def test_statistics_bf16_and_outliers_counted() -> None:
     stored = torch.ones(100)
     stored[:3] = torch.tensor([0.01, -9.0, -1.5])
     row = statistics(vector(stored))
-    assert (row.at_start, row.distinct, row.dead, row.outliers, row.negative) == (
-        0.97,
-        4,
-        0.01,
-        0.01,
-        0.02,
-    )
+    found = (row.at_start, row.distinct, row.dead, row.outliers, row.negative)
+    assert found == (0.97, 4, 0.01, 0.01, 0.02)
     assert (row.depth, row.dtype, row.smallest, row.largest) == (3, "float32", -9.0, 1.0)
     updates = torch.linspace(-1e-3, 1e-3, 100)
-    kept, swallowed = (
-        statistics(vector((1 + updates).to(kind))) for kind in (torch.float32, torch.bfloat16)
-    )
-    assert (kept.at_start, kept.distinct) == (0.0, 100) and (
-        swallowed.at_start,
-        swallowed.distinct,
-    ) == (1.0, 1)
+    kept = statistics(vector(1 + updates))
+    swallowed = statistics(vector((1 + updates).bfloat16()))
+    assert (kept.at_start, kept.distinct) == (0.0, 100)
+    assert (swallowed.at_start, swallowed.distinct) == (1.0, 1)
     offset = statistics(vector(updates.bfloat16(), origin=1.0))  # as 1 + w nothing is lost
     assert offset.at_start == 0 and offset.distinct == 100 and abs(offset.mean - 1) < 1e-5
     assert statistics(vector(torch.tensor([0.0, 0.5]), origin=1.0)).at_start == 0.5
@@ -163,12 +137,9 @@ def made_up(folder: Path, width: int) -> int:
     import transformers
 
     config = transformers.LlamaConfig(
-        hidden_size=1024,
-        intermediate_size=width,
-        num_hidden_layers=1,
-        num_attention_heads=8,
+        hidden_size=1024, intermediate_size=width, num_hidden_layers=1, num_attention_heads=8,
         vocab_size=64,
-    )
+    )  # fmt: skip
     folder.mkdir()
     config.save_pretrained(folder)
     with torch.device("meta"):
@@ -176,12 +147,9 @@ def made_up(folder: Path, width: int) -> int:
     header = {}
     at = 0
     for name, value in state.items():
-        header[name] = {
-            "dtype": "BF16",
-            "shape": list(value.shape),
-            "data_offsets": [at, at + 2 * value.numel()],
-        }
-        at += 2 * value.numel()
+        end = at + 2 * value.numel()
+        header[name] = {"dtype": "BF16", "shape": list(value.shape), "data_offsets": [at, end]}
+        at = end
     words = json.dumps(header).encode()
     with (folder / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(words)) + words)
@@ -223,27 +191,14 @@ def test_inspect_shows_run_or_folder(
     assert main(["export", str(runs["plain"]), str(tmp_path / "hf")]) == 0
     said = answer("inspect", str(tmp_path / "hf"))
     assert [row["name"] for row in said["vectors"]][-1] == "model.norm.weight" and not said["notes"]
-    assert all(
-        row["at_start"] == 1 and row["folds"] for row in said["vectors"]
-    )  # folding leaves ones
+    for row in said["vectors"]:
+        assert row["at_start"] == 1 and row["folds"]  # folding leaves ones
 
 
 def test_inspect_names_a_run_as_its_summary(tmp_path: Path, corpus: Path, answer: Answer) -> None:
-    args = [
-        *write_run_args(corpus, tmp_path),
-        "--model.scale",
-        "hg+dp",
-        "--run_dir",
-        str(tmp_path / "run"),
-    ]
-    label = answer(
-        "fit",
-        *args,
-        "--trainer.max_steps",
-        "1",
-        "--model.scale_options.placement_at",
-        "{lm_head: np}",
-    )["label"]
+    args = write_run_args(corpus, tmp_path)
+    args += ["--model.scale_options.placement_at", "{lm_head: np}", "--trainer.max_steps", "1"]
+    label = answer("fit", *args, "--run_dir", str(tmp_path / "run"))["label"]
     assert "[" in label and answer("inspect", str(tmp_path / "run"))["model"] == f"tiny, {label}"
 
 
@@ -274,12 +229,14 @@ def test_inspect_wrong_input_refused(tmp_path: Path, refused: Refused) -> None:
     assert f"{shard.name} cannot be read as safetensors" in refused("inspect", str(whole))
     shard.unlink()
     assert "A file is missing" in refused("inspect", str(whole))
-    (one := saved("one", model)).joinpath("config.json").unlink()
+    one = saved("one", model)
+    (one / "config.json").unlink()
     assert "config.json cannot be read" in refused("inspect", str(one))
     model.config.hidden_size = 16
     model.config.head_dim = 4
     model.config.save_pretrained(one)
     assert "different models" in refused("inspect", str(one))
-    apply_strategy(applied := named("llama"), "hg+dp+or")
+    applied = named("llama")
+    apply_strategy(applied, "hg+dp+or")
     assert "saved before fold_applied" in refused("inspect", str(saved("applied", applied)))
     assert "has no scale vectors" in refused("inspect", str(saved("olmo", named("olmo"))))
