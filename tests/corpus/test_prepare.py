@@ -92,19 +92,14 @@ def test_prepare_large_vocabulary_has_32_bits(config: CorpusConfig, tmp_path: Pa
     library.save(str(tmp_path / "big.json"))
     for number in range(40):
         (tmp_path / f"{number}.txt").write_text(f"w{number} w69999 w65536 " * 5)
-    settings = {
-        "source": f"files:{tmp_path}/*.txt",
-        "tokenizer": str(tmp_path / "big.json"),
-        "val_fraction": 0.2,
-    }
-    result = prepare(replace(config, **settings), progress=False)  # type: ignore[arg-type]
+    spec = str(tmp_path / "big.json")
+    large = replace(config, source=f"files:{tmp_path}/*.txt", tokenizer=spec, val_fraction=0.2)
+    result = prepare(large, progress=False)
     assert (result.dtype, result.vocab_size, result.eot) == ("uint32", 70_001, 70_000)
     assert result.train.largest_token == 70_000
     ids = _ids(Path(config.dir), "train")
     assert ids[:16] == [ids[0], 69_999, 65_536] * 5 + [70_000]
-    check_corpus(
-        result, config.dir, vocab_size=70_001, seq_len=8, tokenizer=str(tmp_path / "big.json")
-    )
+    check_corpus(result, config.dir, vocab_size=70_001, seq_len=8, tokenizer=spec)
 
 
 def test_prepare_single_document_holds_out_its_end(
@@ -130,14 +125,7 @@ def test_prepare_single_document_holds_out_its_end(
     check_corpus(made, config.dir, vocab_size=300, seq_len=64)
 
 
-@pytest.mark.parametrize(
-    ("text", "max_bytes"),
-    [
-        ("", None),
-        ("a single document", 3),
-        ("x", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "max_bytes"), [("", None), ("a single document", 3), ("x", None)])
 def test_prepare_too_little_text_is_refused_and_leaves_nothing(
     config: CorpusConfig, tmp_path: Path, text: str, max_bytes: int | None
 ) -> None:

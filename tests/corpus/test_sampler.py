@@ -26,11 +26,8 @@ GLOBAL = 8
 
 def loader(corpus: Path, micro: int = 4, rank: int = 0, ranks: int = 1, **kwargs) -> TokenLoader:
     share = RankShare(kwargs.pop("global_batch", GLOBAL), micro, rank, ranks)
-    return TokenLoader(
-        open_split(corpus, "train", seq_len=kwargs.pop("seq_len", SEQ)),
-        share,
-        **{"seed": 1} | kwargs,
-    )
+    sequences = open_split(corpus, "train", seq_len=kwargs.pop("seq_len", SEQ))
+    return TokenLoader(sequences, share, **{"seed": 1} | kwargs)
 
 
 def stream(made: TokenLoader, stop_at_len: bool = True) -> Iterator[Tensor]:
@@ -90,10 +87,7 @@ def test_token_loader_steps_are_equal_for_all_devices_and_workers(corpus: Path) 
     assert not torch.equal(first_steps(loader(corpus, GLOBAL, seed=2), 60), whole)
 
 
-@pytest.mark.parametrize(
-    ("stop_at_len", "workers"),
-    [(True, 0), (False, 2)],
-)
+@pytest.mark.parametrize(("stop_at_len", "workers"), [(True, 0), (False, 2)])
 def test_token_loader_resumed_equals_uninterrupted(
     corpus: Path, workers: int, stop_at_len: bool
 ) -> None:
