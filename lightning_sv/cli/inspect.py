@@ -17,6 +17,7 @@ from lightning_sv.interop.inspect import (
 from lightning_sv.json_text import json_text
 from lightning_sv.nn import meta_backbone
 from lightning_sv.roles import family
+from lightning_sv.roles.example_inputs import MissingExampleError
 from lightning_sv.runs.checkpoint import read_model
 from lightning_sv.runs.directory import LAST, printable
 from lightning_sv.settings.plain_parser import PlainParser
@@ -98,13 +99,11 @@ def _read(
             list(map(statistics, vectors_of_backbone(model))),
             [],
         )
-    expect(
-        not path.is_file(),
-        str(path),
-        "a file",
-        "a run directory, or a folder with config.json and *.safetensors.",
-    )
-    found = vectors_of_folder(path, trust_remote_code=trust_remote_code)
+    try:
+        found = vectors_of_folder(path, trust_remote_code=trust_remote_code)
+    except MissingExampleError as error:
+        hint = "The command has none: call vectors_of_folder(folder, example), see docs/inspect.md."
+        raise ConfigError(f"{error} {hint}") from error
     return f"{found.model} in {path}", list(map(statistics, found.vectors)), found.notes
 
 

@@ -20,11 +20,16 @@ from lightning_sv.nn import Backbone
 _TOKENS = 16
 
 
+class MissingExampleError(ConfigError):
+    """Report that no example inputs can be made from the model's config."""
+
+
 def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return (args, kwargs) of the traced call, from the example or the model's config.
 
     Raises:
-        ConfigError: the model cannot be traced, or nothing describes its inputs
+        ConfigError: the model cannot be traced
+        MissingExampleError: nothing describes its inputs
     """
     check_module(model)
     _check_tensors(model)
@@ -38,7 +43,7 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
     if not kwargs:
         what = f"{type(model).__name__} has no config that describes its inputs"
         hint = "pass example=, the tensor, tuple or dict of keywords of its forward."
-        raise ConfigError(f"{what}; {hint}")
+        raise MissingExampleError(f"{what}; {hint}")
     return (), kwargs
 
 
@@ -95,7 +100,7 @@ def _from_config(model: nn.Module) -> dict[str, Any]:
     """Return token ids for a transformers model; empty if its config has no vocabulary.
 
     Raises:
-        ConfigError: the model needs an input that is not token ids
+        MissingExampleError: the model needs an input that is not token ids
     """
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "get_text_config"):
@@ -138,7 +143,7 @@ def _check_main_input(model: nn.Module, accepted: set[str], inputs: dict[str, An
     name = getattr(model, "main_input_name", None)
     if name in accepted and name not in inputs:
         why = "which cannot be made from its config; expected token ids"
-        raise ConfigError(f"{type(model).__name__} needs {name}, {why}. Pass example=.")
+        raise MissingExampleError(f"{type(model).__name__} needs {name}, {why}. Pass example=.")
 
 
 def token_ids(vocabulary: int) -> Tensor:

@@ -90,6 +90,8 @@ def model_from_config(folder: Path, *, trust_remote_code: bool = False) -> nn.Mo
         ConfigError: it is not one, needs code that may not run, or its model cannot be built
     """
     file = folder / "config.json"
+    wanted = "a folder written by save_pretrained. Merge PEFT's adapters into their model first."
+    expect(file.exists(), str(file), "missing", wanted)
     written = read_json(file, "expected a folder written by save_pretrained.")
     _check_depth(written, str(file))
     module = transformers()

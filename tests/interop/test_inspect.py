@@ -231,7 +231,8 @@ def test_inspect_wrong_input_refused(tmp_path: Path, refused: Refused) -> None:
     assert "A file is missing" in refused("inspect", str(whole))
     one = saved("one", model)
     (one / "config.json").unlink()
-    assert "config.json cannot be read" in refused("inspect", str(one))
+    assert "config.json is missing" in refused("inspect", str(one))
+    assert "hf download" in refused("inspect", "my-org/no-folder")
     model.config.hidden_size = 16
     model.config.head_dim = 4
     model.config.save_pretrained(one)
@@ -240,3 +241,7 @@ def test_inspect_wrong_input_refused(tmp_path: Path, refused: Refused) -> None:
     apply_strategy(applied, "hg+dp+or")
     assert "saved before fold_applied" in refused("inspect", str(saved("applied", applied)))
     assert "has no scale vectors" in refused("inspect", str(saved("olmo", named("olmo"))))
+    vit = find("vit")
+    images = saved("images", vit.build())
+    assert "vectors_of_folder" in refused("inspect", str(images))
+    assert vectors_of_folder(str(images), vit.example).vectors

@@ -28,7 +28,7 @@ class FoundVectors(NamedTuple):
 
 
 def vectors_of_folder(
-    folder: Path, example: Any = None, *, trust_remote_code: bool = False
+    folder: str | Path, example: Any = None, *, trust_remote_code: bool = False
 ) -> FoundVectors:
     """Return the scale vectors of a saved transformers model.
 
@@ -36,6 +36,7 @@ def vectors_of_folder(
     `weight_decay_roles`; a model of images or speech needs one.
     """
     transformers()  # requires safetensors
+    folder = Path(folder)
     weights = StoredWeights(folder)  # before running code of the folder
     model = model_from_config(folder, trust_remote_code=trust_remote_code)
     traced = TracedModel(model, example)

@@ -24,10 +24,15 @@ class StoredWeights:
     """Tensors of all *.safetensors of a folder.
 
     Raises:
-        ConfigError: the folder has none
+        ConfigError: it is no folder, or has none
     """
 
     def __init__(self, folder: Path):
+        if not folder.is_dir():
+            found = "a file" if folder.exists() else "missing"
+            wanted = "a run directory, or a folder with config.json and *.safetensors"
+            hint = f"For a model of the hub, first run hf download {folder} --local-dir DIR."
+            raise ConfigError(f"{folder} is {found}; expected {wanted}. {hint}")
         self.file_of: dict[str, Path] = {}
         for path in sorted(folder.glob("*.safetensors")):
             with opened(regular(path)) as file:
