@@ -21,13 +21,10 @@ from torch import distributed
 from lightning_sv import Backbone, PretrainModule, Sharpness, TokenDataModule
 from lightning_sv.__main__ import main
 from lightning_sv.callbacks import TrainingMonitor, write_scalars
-from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint import sharded_write
 from lightning_sv.lit.checkpoint.shared_folder import check_shared_folder
 from lightning_sv.lit.fsdp import FullyShardedStrategy
-from lightning_sv.lit.generate import generate
-from lightning_sv.lit.text_samples import TextSamples
 from lightning_sv.optim import OptimConfig, full_tensor
 from lightning_sv.runs.lock import find_last_checkpoint
 from lightning_sv.runs.sharded_checkpoint import is_sharded
@@ -208,35 +205,6 @@ def lost_shards(out: str) -> None:
             sharded_write.write_sharded(strategy, checkpoint, path)
         fabric.barrier()
         assert not path.exists()
-
-
-def sampled_text(out: str, corpus: str) -> None:
-    """The last rank draws the end of the text at once: all ranks sample the text of rank 0."""
-    texts: list[str] = []
-    data = TokenDataModule(corpus, seq_len=16, batch_size=1, val_sequences=2)
-    end = Tokenizer.load(data.settings.folder).eot
-
-    def draw(logits: torch.Tensor, *others: Any) -> int:
-        return 65 if RANK == 0 else end
-
-    def noted(*given: Any, **more: Any) -> str:
-        texts.append(generate(*given, **more))
-        return texts[-1]
-
-    with (
-        patch("lightning_sv.lit.generate._draw", draw),
-        patch("lightning_sv.lit.text_samples.generate", noted),
-    ):
-        trainer_of(
-            max_steps=1,
-            limit_val_batches=1,
-            val_check_interval=1,
-            callbacks=[TextSamples(tokens=3)],
-            strategy=FullyShardedStrategy(),
-        ).fit(PretrainModule(SIZES, lr=1e-3), data)
-    ranks: list[Any] = [None] * RANKS
-    distributed.all_gather_object(ranks, texts)
-    assert ranks[0] and ranks[0] == ranks[1] and ranks[0][0], ranks
 
 
 def default_samplers(out: str, corpus: str) -> None:

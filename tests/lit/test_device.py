@@ -1,6 +1,7 @@
 """Reads of tensors by the host, for which it waits on a GPU."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_sv import PretrainModule
+from lightning_sv import PretrainCLI, PretrainModule
 from tests.conftest import argv, thinned
-from tests.lit.runs import run_fit
 
 PACKAGE = str(Path(sys.modules["lightning_sv"].__file__).parent)
 MODELS = {
@@ -39,23 +39,26 @@ class HostReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Watched(PretrainModule):
+    """Notes the reads in two steps, in which no callback measures."""
+
+    reads: HostReads
+
+    def optimizer_step(self, *given: Any) -> None:
+        with self.reads if self.global_step in (2, 4) else nullcontext():
+            super().optimizer_step(*given)
+
+
 @pytest.mark.parametrize("name", thinned(MODELS, ["mixture, Gemma's norms and Muon"]))
 def test_fit_step_reads_no_value_but_in_the_check_of_a_batch(
-    name: str, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, run_args: list[str], tmp_path: Path
 ) -> None:
     """The check is for batches on the host; `FiniteGuard` copies three numbers at once."""
-    reads = HostReads()
-    step = PretrainModule.optimizer_step
-
-    def watched(self: PretrainModule, *given: Any) -> None:
-        if self.global_step in (2, 4):  # callbacks measure at other steps
-            with reads:
-                step(self, *given)
-        else:
-            step(self, *given)
-
-    monkeypatch.setattr(PretrainModule, "optimizer_step", watched)
-    quiet = "--trainer.max_steps 6 --scalars.every_n_steps 100 --branch_norms.every_n_steps 100"
-    words = argv(f"{MODELS[name]} {quiet} --experts.every_n_steps 100 --data.micro_batch 4")
-    assert run_fit([*run_args, *words], tmp_path / "run") == 0
-    assert reads.files <= {"batch.py", "batching.py"}, reads.files
+    Watched.reads = HostReads()
+    words = (
+        f"{MODELS[name]} --trainer.max_steps 6 --scalars.every_n_steps 100 --data.micro_batch 4"
+        " --branch_norms.every_n_steps 100 --experts.every_n_steps 100"
+        f" --run_dir {tmp_path / 'run'}"
+    )
+    PretrainCLI(Watched, args=["fit", *run_args, *argv(words)])
+    assert Watched.reads.files <= {"batch.py", "batching.py"}

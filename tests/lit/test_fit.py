@@ -14,7 +14,7 @@ import lightning as L
 import pytest
 import torch
 
-from lightning_sv import PretrainModule
+from lightning_sv import PretrainCLI, PretrainModule
 from lightning_sv.__main__ import main
 from lightning_sv.gpus import find_gpu
 from lightning_sv.lit.backbone_module import BackboneModule
@@ -253,28 +253,33 @@ def test_fit_max_epochs_shortens_the_run(run_args: list[str], tmp_path: Path) ->
     assert record.curve("val/loss").tokens.tolist() == [2 * 128, 4 * 128]
 
 
-@pytest.mark.parametrize("balance", thinned(["bias", "loss"], ["bias"]))
-def test_fit_moe_losses_biases_and_figures_equal_the_routings(
-    balance: str, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step has two micro-batches. The oracle is the routings that the training steps return."""
-    seen: list[dict[str, Any]] = []
-    original = PretrainModule.training_step
+class Recorded(PretrainModule):
+    """Notes what its training steps return, and the loss of the routers."""
 
-    def recorded(self: PretrainModule, block: torch.Tensor, batch_idx: int) -> dict[str, Any]:
-        out = original(self, block, batch_idx)
+    def on_train_start(self) -> None:
+        self.seen: list[dict[str, Any]] = []
+
+    def training_step(self, block: torch.Tensor, batch_idx: int) -> dict[str, Any]:
+        out = super().training_step(block, batch_idx)
         routed = router_loss(out["routings"], self.settings.backbone)
-        seen.append(out | {"loss": out["loss"].detach().clone(), "routed": routed})
+        self.seen.append(out | {"loss": out["loss"].detach().clone(), "routed": routed})
         return out
 
-    monkeypatch.setattr(PretrainModule, "training_step", recorded)
+
+@pytest.mark.parametrize("balance", thinned(["bias", "loss"], ["bias"]))
+def test_fit_moe_losses_biases_and_figures_equal_the_routings(
+    balance: str, run_args: list[str], tmp_path: Path
+) -> None:
+    """A step has two micro-batches. The oracle is the routings that the training steps return."""
     args = argv(
         "--model.backbone.n_expert 6 --model.backbone.n_expert_active 2 --data.micro_batch 2"
         f" --model.backbone.router.balance {balance} --model.backbone.router.z_coef 0.1"
         " --model.backbone.router.bias_rate 0.01 --model.optim.lr 6e-3 --trainer.max_steps 6"
         " --experts.every_n_steps 3"
     )
-    assert run_fit([*run_args, *args], tmp_path / "run") == 0
+    fit = ["fit", *run_args, *args, "--run_dir", str(tmp_path / "run")]
+    made: Any = PretrainCLI(Recorded, args=fit).model
+    seen = made.seen
     assert len(seen) == 12
     charts = drawn_charts(tmp_path / "run")
     assert charts["experts: largest load"] == ["moe/layer0/load_max", "moe/layer1/load_max"]

@@ -16,10 +16,8 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from transformers import Gemma3ForCausalLM, LlamaForCausalLM, PreTrainedModel
 
-from lightning_sv import Backbone
-from lightning_sv.__main__ import main
+from lightning_sv import Backbone, PretrainCLI, PretrainModule
 from lightning_sv.interop import to_hugging_face
-from lightning_sv.lit.module import PretrainModule
 from lightning_sv.runs.events import read_run
 from tests.conftest import ROOT, argv, thinned
 from tests.interop.wide import float64_throughout
@@ -80,29 +78,19 @@ CASES = {
 }
 
 
-def fit(args: list[str]) -> tuple[Backbone, Backbone, list[Tensor], list[float]]:
-    """Run `fit`; return its first and last weights, and the micro-batches and their losses."""
-    models: list[Backbone] = []
-    blocks: list[Tensor] = []
-    losses: list[float] = []
-    training_step = PretrainModule.training_step
-    on_train_start = PretrainModule.on_train_start
+class Recorded(PretrainModule):
+    """Notes its first weights, and its micro-batches with their losses."""
 
-    def start(module: PretrainModule) -> None:
-        on_train_start(module)
-        models.extend([copy.deepcopy(module.net), module.net])
+    def on_train_start(self) -> None:
+        self.first = [copy.deepcopy(self.net)]  # in a list, which makes it no submodule
+        self.blocks: list[Tensor] = []
+        self.losses: list[float] = []
 
-    def record(module: PretrainModule, block: Tensor, batch_idx: int) -> dict[str, Any]:
-        out = training_step(module, block, batch_idx)
-        blocks.append(block.clone())
-        losses.append(out["loss"].item())
+    def training_step(self, block: Tensor, batch_idx: int) -> dict[str, Any]:
+        out = super().training_step(block, batch_idx)
+        self.blocks.append(block.clone())
+        self.losses.append(out["loss"].item())
         return out
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PretrainModule, "on_train_start", start)
-        patch.setattr(PretrainModule, "training_step", record)
-        assert main(["fit", *args]) == 0
-    return models[0], models[1], blocks, losses
 
 
 def as_theirs(model: Backbone, kind: type[nn.Module]) -> nn.Module:
@@ -189,15 +177,15 @@ def test_fit_equals_foreign_code(name: str, run_args: list[str], tmp_path: Path)
         f" --model.optim.name {'muon' if case.muon else 'adamw'} --model.backbone.init_std 0.1"
         f" --model.schedule.warmup_ratio {WARMUP / STEPS} --run_dir {tmp_path / 'run'}"
     )
-    first, last, blocks, of_blocks = fit([*run_args, *case.args, *argv(words)])
-    batches = [torch.cat(pair) for pair in zip(blocks[::2], blocks[1::2], strict=True)]
-    ours = [sum(pair) / 2 for pair in zip(of_blocks[::2], of_blocks[1::2], strict=True)]
+    made: Any = PretrainCLI(Recorded, args=["fit", *run_args, *case.args, *argv(words)]).model
+    batches = [torch.cat(pair) for pair in zip(made.blocks[::2], made.blocks[1::2], strict=True)]
+    ours = [sum(pair) / 2 for pair in zip(made.losses[::2], made.losses[1::2], strict=True)]
     assert len(batches) == STEPS and batches[0].shape == (4, 33)
     wide: AbstractContextManager[Any] = nullcontext()
     if issubclass(case.theirs, PreTrainedModel):
         wide = float64_throughout(case.theirs)
     with wide:
-        theirs, expected = (as_theirs(model, case.theirs) for model in (first, last))
+        theirs, expected = (as_theirs(model, case.theirs) for model in (*made.first, made.net))
         losses, norms = train(theirs, case, batches)
     # clipping bites in some steps and not in others
     assert case.free_vectors or min(norms) < CLIP < max(norms)

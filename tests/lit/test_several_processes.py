@@ -157,9 +157,7 @@ def test_validate_as_under_nccl_equals_one_process(
         assert is_sharded(tmp_path / "run" / LAST.parent / "epoch=0-step=2.ckpt")
 
 
-@pytest.mark.parametrize(
-    "task", ["default_samplers", "fitted_again", "own_trainer", "own_weights", "sampled_text"]
-)
+@pytest.mark.parametrize("task", ["default_samplers", "fitted_again", "own_trainer", "own_weights"])
 def test_two_ranks(task: str, short_corpus: Path, tmp_path: Path) -> None:
     """The docstring of the task in ranks.py says what it asserts."""
     launch("tests.lit.ranks", task, str(tmp_path), str(short_corpus), logs=tmp_path)

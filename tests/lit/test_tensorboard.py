@@ -2,13 +2,19 @@
 during training."""
 
 from pathlib import Path
+from typing import Any
 
+import pytest
+from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from lightning_sv import TextSamples, TokenDataModule
+from lightning_sv.corpus import Tokenizer
 from lightning_sv.runs.directory import LAST, event_files
 from tests.conftest import Answer, argv
+from tests.lit.own_trainer import module, trainer
 from tests.lit.runs import drawn_charts, run_fit, same_checkpoint, same_curves
 
 START = "_hparams_/session_start_info"
@@ -81,3 +87,21 @@ def test_text_samples_equal_generate_and_leave_the_run_unchanged(
     (shown,) = last.tensor_proto.string_val
     assert shown.decode() == "".join(f"    {line}\n" for line in text.split("\n"))
     assert "sample/text_summary" not in EventAccumulator(str(silent)).Reload().Tags()["tensors"]
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning warns about few workers
+def test_text_samples_have_the_tokens_of_the_first_device(
+    data: TokenDataModule, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each device would draw its own, because their rounding differs."""
+
+    def broadcast(value: Any, src: int = 0) -> Any:
+        return 65 if type(value) is int else value
+
+    logger = TensorBoardLogger(tmp_path)
+    run = trainer(tmp_path, TextSamples(tokens=3), logger=logger, max_steps=1, val_check_interval=1)
+    monkeypatch.setattr(run.strategy, "broadcast", broadcast)
+    run.fit(module(), data)
+    sample = EventAccumulator(logger.log_dir).Reload().Tensors("sample/text_summary")[-1]
+    text = Tokenizer.load(corpus).decode([65, 65, 65])
+    assert sample.tensor_proto.string_val[0].decode() == f"    {text}\n"
