@@ -1,12 +1,13 @@
 """The steps at which callbacks act, and arguments out of range."""
 
 import math
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from torch import nn
 
 from lightning_sv import callbacks
@@ -15,23 +16,7 @@ from lightning_sv.callbacks.run_state import evaluation_mode
 from lightning_sv.callbacks.steps import StepTrigger, known_steps, log_spaced, total_steps
 from lightning_sv.errors import ConfigError
 from tests.callbacks.stub import run_of
-
-
-@pytest.mark.parametrize("accumulate", [1, 3])
-# a resumed run does not act again at the step it was resumed from
-@pytest.mark.parametrize("begin", [0, 4])
-def test_step_trigger_acts_once_at_due_steps_and_the_last(accumulate: int, begin: int) -> None:
-    clock = StepTrigger("x.every_n_steps", 2)
-    trainer = run_of(7, global_step=begin)
-    acted: list[tuple[int, int]] = []
-    clock.start(trainer)
-    for step in range(begin, 7):
-        for micro_batch in range(accumulate):
-            trainer.global_step = step + (micro_batch == accumulate - 1)
-            assert clock.step == step
-            if clock.ended(trainer) and clock.is_due(clock.step):
-                acted.append((clock.step, micro_batch))
-    assert acted == [(step, accumulate - 1) for step in (2, 4, 6, 7) if step > begin]
+from tests.lit.own_trainer import column, loader, module, trainer
 
 
 @pytest.mark.parametrize(("every", "chosen"), [(2, []), (None, [8])])
@@ -56,16 +41,24 @@ class TwoFigures(StepCallback):
         self.write(trainer, {"step": trainer.global_step, "norm": torch.tensor(0.5)})
 
 
-def test_step_callback_writes_numbers_and_tensors_at_its_steps() -> None:
-    written: dict[int, dict[str, float]] = {}
-    logger = SimpleNamespace(log_metrics=lambda values, step: written.update({step: values}))
-    trainer = run_of(5, loggers=[logger])
-    callback = TwoFigures(every_n_steps=2)
-    callback.on_train_start(trainer, Any)
-    for step in range(1, 6):
-        trainer.global_step = step
-        callback.on_train_batch_end(trainer, Any, None, None, step)
-    assert written == {step: {"two/step": step, "two/norm": 0.5} for step in (0, 2, 4, 5)}
+@pytest.mark.filterwarnings("ignore")  # Lightning warns about few workers
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_step_callback_writes_once_at_its_steps_and_the_last(
+    accumulate: int, tmp_path: Path
+) -> None:
+    """A resumed run does not write again at the step that it resumes."""
+
+    def written(folder: Path, *callbacks: L.Callback, resume: Path | None = None) -> list[float]:
+        run = trainer(
+            folder, TwoFigures(2), *callbacks, max_steps=7, accumulate_grad_batches=accumulate
+        )
+        run.fit(module(), loader(), ckpt_path=resume, weights_only=True)
+        assert set(column(folder, "two/norm")) == {0.5}
+        return column(folder, "two/step")
+
+    keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=4, save_top_k=-1)
+    assert written(tmp_path / "whole", keep) == [0, 2, 4, 6, 7]
+    assert written(tmp_path / "resumed", resume=tmp_path / "step=4.ckpt") == [6, 7]
 
 
 @pytest.mark.parametrize(("points", "steps"), [(2, [2, 5]), (8, [1, 1, 2, 3, 3, 4, 5])])

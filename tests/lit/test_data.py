@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 
 from lightning_sv import TokenDataModule
 from lightning_sv.callbacks import TrainingMonitor
@@ -113,55 +113,45 @@ def test_validation_of_devices_with_unequal_shares_has_equal_batches(
     assert len(torch.cat([*shares[0], *shares[1]]).unique(dim=0)) == 3
 
 
-class Validations(L.Callback):
-    """Note the sequences, the batches and val/loss of each validation."""
-
-    def __init__(self) -> None:
-        self.sequences: list[int] = []
-        self.batches: list[int] = []
-        self.losses: list[float] = []
-
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.sequences.append(0)
-        self.batches.append(0)
-
-    def on_validation_batch_end(
-        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any
-    ) -> None:
-        self.sequences[-1] += len(batch)
-        self.batches[-1] += 1
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.losses.append(float(trainer.callback_metrics["val/loss"]))
+def validations() -> tuple[list[list[int]], L.Callback]:
+    """Return a list of the sizes of the batches of each validation, and the callback that fills
+    it."""
+    sizes: list[list[int]] = []
+    return sizes, LambdaCallback(
+        on_validation_start=lambda *_: sizes.append([]),
+        on_validation_batch_end=lambda *given: sizes[-1].append(len(given[3])),
+    )
 
 
 def test_validations_read_the_same_sequences_by_default(
     data: TokenDataModule, tmp_path: Path
 ) -> None:
-    seen = Validations()
-    trainer(tmp_path, seen, num_sanity_val_steps=0).fit(module(), data)
-    assert seen.sequences == [8, 8]
+    sizes, note = validations()
+    trainer(tmp_path, note, num_sanity_val_steps=0).fit(module(), data)
+    assert list(map(sum, sizes)) == [8, 8]
 
 
 def test_last_validation_reads_the_whole_split(data: TokenDataModule, tmp_path: Path) -> None:
     data.settings = replace(data.settings, full_last_validation=True)
-    seen = Validations()
+    sizes, note = validations()
     made = module()
     keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)
-    run = trainer(tmp_path, seen, keep, num_sanity_val_steps=0)
+    run = trainer(tmp_path, note, keep, num_sanity_val_steps=0)
     run.fit(made, data)
     every = data.settings.manifest.val.sequences(8)
-    assert seen.sequences == [8, every] and every > 1000
+    assert list(map(sum, sizes)) == [8, every] and every > 1000
     with torch.no_grad():
         loss = made.loss(data.settings.held_out(every))[0].item()
     expected = pytest.approx(loss, abs=1e-6)
-    assert seen.losses[-1] == expected
+    of_fit = float(run.callback_metrics["val/loss"])
+    assert of_fit == expected
     assert run.validate(made, data, verbose=False)[0]["val/loss"] == expected
     assert run.test(made, data, verbose=False)[0]["test/loss"] == expected
-    again = Validations()
-    resumed = trainer(tmp_path, again, num_sanity_val_steps=0)
+    sizes.clear()
+    resumed = trainer(tmp_path, note, num_sanity_val_steps=0)
     resumed.fit(module(), data, ckpt_path=tmp_path / "step=2.ckpt")
-    assert (again.sequences, again.losses) == ([every], [seen.losses[-1]])
+    assert list(map(sum, sizes)) == [every]
+    assert float(resumed.callback_metrics["val/loss"]) == of_fit
 
 
 @pytest.mark.parametrize(
@@ -180,9 +170,9 @@ def test_last_validation_follows_the_settings_of_the_trainer(
 ) -> None:
     sequences = 8 if changes.get("limit_val_batches") == 2 else 1024
     data.settings = replace(data.settings, val_sequences=sequences, full_last_validation=True)
-    seen = Validations()
-    trainer(tmp_path, seen, **{"num_sanity_val_steps": 0, **changes}).fit(module(), data)
-    assert seen.batches == batches
+    sizes, note = validations()
+    trainer(tmp_path, note, **{"num_sanity_val_steps": 0, **changes}).fit(module(), data)
+    assert list(map(len, sizes)) == batches
 
 
 @pytest.mark.parametrize(

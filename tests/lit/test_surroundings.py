@@ -1,7 +1,6 @@
 """The surroundings of a run: spellings of its path, other folders, SLURM, its terminal, and the end
 of that."""
 
-import json
 import os
 import signal
 import socket
@@ -23,7 +22,7 @@ from lightning_sv.runs.directory import (
     read_summary,
 )
 from lightning_sv.runs.events import read_run
-from tests.conftest import Refused, argv
+from tests.conftest import Answer, Refused, argv
 from tests.faults.test_signals import SRUN
 from tests.lit.runs import load, run_fit
 
@@ -115,7 +114,7 @@ def test_fit_hangup_in_setup_leaves_a_checkpoint(
     short_args: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    answer: Answer,
 ) -> None:
     """After a SIGHUP during setup the run ends after one step, with a checkpoint."""
     run = tmp_path / "run"
@@ -140,14 +139,11 @@ def test_fit_hangup_in_setup_leaves_a_checkpoint(
         with monkeypatch.context() as patch:
             patch.setattr(BackboneModule, "configure_model", hang_up)
             assert main(fit) == HUNG_UP
-        capsys.readouterr()
         assert load(run)["global_step"] == 1
         monkeypatch.setattr("lightning_sv.plots.run_plot.draw_run", draw)
         for times in (1, 2):  # the second time there is nothing to train, and the end comes again
-            assert main([*fit, "--json"]) == 0
-            shown = capsys.readouterr()
-            assert json.loads(shown.out) == {"run_dir": str(run), **read_summary(run)}
-            assert len(pictures) == times and "run.png" in shown.err
+            assert answer(*fit) == {"run_dir": str(run), **read_summary(run)}
+            assert len(pictures) == times
         assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_DFL] * len(SIGNALS)
     finally:
         for number, handler in zip(SIGNALS, handlers, strict=True):
