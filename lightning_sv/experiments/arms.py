@@ -135,6 +135,11 @@ class Arm(_ArmPlace):
         """Validation losses against training tokens, one per seed."""
         return [run.curve(VAL_LOSS) for run in self.runs]
 
+    @property
+    def curves_on_same_sequences(self) -> list[Curve]:
+        """The same without last validations of more sequences, one per seed."""
+        return [run.losses_on_same_sequences for run in self.runs]
+
     def on(self, seeds: Iterable[int]) -> "Arm":
         """Return the arm with the runs of these seeds."""
         return replace(self, by_seed={seed: self.by_seed[seed] for seed in seeds})

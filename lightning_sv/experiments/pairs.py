@@ -20,7 +20,9 @@ class Pair:
     @cached_property
     def efficiency(self) -> TokenEfficiency:
         """Tokens of both arms to the higher one of their final losses."""
-        return token_efficiency(self.a.curves, self.b.curves, TWO_SIDED)
+        a = self.a.curves_on_same_sequences
+        b = self.b.curves_on_same_sequences
+        return token_efficiency(a, b, TWO_SIDED)
 
     @property
     def verdict_sentence(self) -> str:

@@ -88,6 +88,19 @@ class Run:
         return float(self.curve(VAL_LOSS).values[-1])
 
     @property
+    def losses_on_same_sequences(self) -> Curve:
+        """Validation losses without a last one that reads more sequences than those before.
+
+        Its difference to the others is not that of training alone.
+        """
+        curve = self.curve(VAL_LOSS)
+        reads_all_at_end = bool(config_value(self.config, "data.full_last_validation"))
+        reads_part_before = config_value(self.config, "data.val_sequences") is not None
+        if reads_all_at_end and reads_part_before and len(curve.tokens) > 1:
+            return Curve(curve.tokens[:-1], curve.values[:-1])
+        return curve
+
+    @property
     def late_train_loss(self) -> float | None:
         """Mean training loss of the last tenth of the steps; None if it was not logged."""
         if TRAIN_LOSS not in self.curves:

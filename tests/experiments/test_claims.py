@@ -19,11 +19,13 @@ from lightning_sv.experiments.claims.decide import verdicts
 from lightning_sv.experiments.claims.pooling import FINAL, LossAt, Pool
 from lightning_sv.experiments.evaluate import decide_claims
 from lightning_sv.experiments.kinds.base import KINDS, LOSS_CLAIMS, LoadedPanel, add_to_pool
+from lightning_sv.experiments.pairs import Pair
 from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run
 from lightning_sv.statistics.line import difference_line
+from lightning_sv.statistics.paired import paired_difference
 
 TOKENS = np.arange(100, 2001, 100)
 #: loss of `b`, which falls by 1/2000 per token
@@ -173,6 +175,22 @@ def test_efficiency_is_the_ratio_of_tokens() -> None:
     ends = [run(np.array([3 + x])) for x in NOISE]
     with pytest.raises(NotTestableError):
         judge("efficiency", of_runs("a", ends), of_runs("b", ends))
+
+
+@pytest.mark.parametrize("offset", [-0.05, 0.05])
+def test_efficiency_is_measured_on_the_same_sequences(offset: float) -> None:
+    """The last validation may read the whole split, whose loss differs by an offset."""
+    config = {"data": {"full_last_validation": True, "val_sequences": 512}}
+    at_end = np.where(np.arange(len(TOKENS)) == len(TOKENS) - 1, offset, 0.0)
+    arms = []
+    for each in (arm("a", -0.1 + at_end), arm("b", at_end, noise=(0.0,) * 4)):
+        runs = [replace(one, config=config) for one in each.runs]
+        arms.append(replace(each, by_seed=dict(enumerate(runs))))
+    found = judge("efficiency", *arms)
+    last = TOKENS[-2]
+    assert found.estimate == pytest.approx(last / (last - 200), rel=1e-3)
+    pair = Pair(arms[1], arms[0], paired_difference([0.0], [0.1]))
+    assert pair.efficiency.factor == pytest.approx(found.estimate)
 
 
 UP = np.linspace(1, 2, len(TOKENS))

@@ -115,7 +115,7 @@ def change(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
 def efficiency(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """Tokens of B over those of A at the higher final loss, within one schedule."""
     a, b = _paired_arms(claim, panel)
-    e = token_efficiency(b.curves, a.curves, CONFIDENCE)
+    e = token_efficiency(b.curves_on_same_sequences, a.curves_on_same_sequences, CONFIDENCE)
     if e.why_not:
         raise NotTestableError(e.why_not)
 
