@@ -104,12 +104,9 @@ def main() -> int:
     parser.add_argument("--delta", default="-0.02,-0.04,-0.03")
     parser.add_argument("--best", nargs=2, type=float, help="learning rate and initial std")
     parser.add_argument(
-        "--delta_of", nargs=2, action="append", default=[], help="a strategy and its own"
-    )
-    parser.add_argument(
         "--corpus_of", nargs=2, default=("", ""), help="a strategy and its own corpus_hash"
     )
-    parser.add_argument("--optim.lr", "--model.optim.lr", dest="lr", type=float, default=1e-3)
+    parser.add_argument("--model.optim.lr", dest="lr", type=float, default=1e-3)
     parser.add_argument("--model.backbone.init_std", dest="std", type=float, default=0.08)
     parser.add_argument("--sharp", type=float, help="lambda_max in the first write")
     parser.add_argument("--hidden.key", dest="hidden", default="same")
@@ -134,7 +131,8 @@ def run(args: argparse.Namespace) -> int:
     if args.lr >= args.diverge_lr:
         (args.run_dir / "nonfinite.jsonl").write_text('{"step": 5}\n')
         return 1
-    corpus = dict([args.corpus_of]).get(args.scale, "c0ffee")
+    strategy, of_strategy = args.corpus_of
+    corpus = of_strategy if args.scale == strategy else "c0ffee"
     hidden = args.scale if args.hidden == "differs" else "same"
     loss = delta(args)
     write_run(args.run_dir, args.scale, args.seed, loss, lr=args.lr, corpus=corpus, hidden=hidden)
@@ -147,7 +145,7 @@ def delta(args: argparse.Namespace) -> float:
     """Return what is added to the losses of a strategy, seed and point of a grid."""
     added = 0.0
     if args.scale != "llama":
-        deltas = dict(args.delta_of).get(args.scale, args.delta).split(",")
+        deltas = args.delta.split(",")
         added = float(deltas[args.seed % len(deltas)])
     if args.best:
         lr, std = args.best

@@ -30,34 +30,27 @@ def arm(
 ) -> Arm:
     """Return runs with realistic curves; pairs share the offset of the seed and differ by `gain`
     and noise."""
-    runs = []
+    by_seed = {}
     for seed in range(seeds):
         run = synthetic(label, seed, gain)
-        run.curve("val/loss").values[:] += np.random.default_rng([seed, len(label)]).normal(
-            0, 0.004, 30
-        )
-        summary = {
-            "steps": 3000,
-            "parameters": 200_000,
-            "activated_parameters": 200_000,
-            "seed": seed,
-            "lr": 0.006,
-        }
-        runs.append(Run(Path(f"{label}-seed{seed}"), label, {}, summary, run.curves))
-    return Arm(label, dict(enumerate(runs)), ours=ours, baseline=baseline)
+        noise = np.random.default_rng([seed, len(label)]).normal(0, 0.004, 30)
+        run.curve("val/loss").values[:] += noise
+        summary = {"steps": 3000, "parameters": 200_000, "seed": seed}
+        by_seed[seed] = replace(run, dir=Path(f"{label}-seed{seed}"), summary=summary)
+    return Arm(label, by_seed, ours=ours, baseline=baseline)
 
 
 def point(
     label: str, loss: float, seeds: int = 3, ours: bool = False, baseline: bool = False
 ) -> Arm:
     """Return runs that end near `loss`."""
-    ends = [
-        loss + 0.01 * k + 0.002 * np.random.default_rng([k, len(label)]).normal()
-        for k in range(seeds)
-    ]
-    curves = [{"val/loss": Curve(np.array([1000]), np.array([end]))} for end in ends]
-    runs = [Run(Path(f"{label}-{k}"), label, {}, {"seed": k}, c) for k, c in enumerate(curves)]
-    return Arm(label, dict(enumerate(runs)), ours=ours, baseline=baseline)
+    by_seed = {}
+    for seed in range(seeds):
+        noise = 0.002 * np.random.default_rng([seed, len(label)]).normal()
+        end = Curve(np.array([1000]), np.array([loss + 0.01 * seed + noise]))
+        directory = Path(f"{label}-{seed}")
+        by_seed[seed] = Run(directory, label, {}, {"seed": seed}, {"val/loss": end})
+    return Arm(label, by_seed, ours=ours, baseline=baseline)
 
 
 def write_run(directory: Path, label: str, seed: int, **settings: Any) -> Path:
@@ -79,34 +72,28 @@ def curves_panel(seeds: int = 3) -> LoadedPanel:
 
 def scaling_panel(seeds: int = 3, sizes: tuple[float, ...] = SIZES) -> LoadedPanel:
     arms = []
-    for label, a, b, ours in (
-        ("llama", 20, 0.2, False),
-        ("unified", 21, 0.205, False),
-        ("hg+dp+or", 21, 0.21, True),
-    ):
+    laws = {"llama": (20, 0.2), "unified": (21, 0.205), "hg+dp+or": (21, 0.21)}
+    for label, (a, b) in laws.items():
         for n in sizes:
-            one = point(f"{label}, {n:g}", a * n**-b + 2, seeds, ours, baseline=label == "llama")
+            name = f"{label}, {n:g}"
+            loss = a * n**-b + 2
+            one = point(name, loss, seeds, ours=label == "hg+dp+or", baseline=label == "llama")
             count = round(n) + len(label)  # strategies differ a little
-            run_spec = RunSpec(
-                "dense", label, "", (), one.label, 1000, 10**6, count, 1.0, one.label
-            )
-            arms.append(
-                replace(one, run_spec=run_spec, series=label, point=(count,), size=f"dense-{n:g}")
-            )
-    return LoadedPanel.of_arms(PanelSpec("Dense models", kind="scaling"), tuple(arms))
+            run_spec = RunSpec("dense", label, "", (), name, 1000, 10**6, count, 1.0, name)
+            place = {"series": label, "point": (count,), "size": f"dense-{n:g}"}
+            arms.append(replace(one, run_spec=run_spec, **place))
+    return LoadedPanel.of_arms(PanelSpec("Dense models", kind="scaling"), arms)
 
 
 def grid_panel() -> LoadedPanel:
     arms = []
     for label, best in (("unified", 1e-2), ("llama", 3e-3)):
         for v in (1e-3, 3e-3, 1e-2, 3e-2):
-            one = point(
-                f"{label}, {v:g}", 3 + 0.03 * np.log(v / best) ** 2, baseline=label == "llama"
-            )
+            loss = 3 + 0.03 * np.log(v / best) ** 2
+            one = point(f"{label}, {v:g}", loss, baseline=label == "llama")
             arms.append(replace(one, series=label, point=(v,)))
-    return LoadedPanel.of_arms(
-        PanelSpec("Learning rates", kind="grid", axes={"model.optim.lr": {}}), tuple(arms)
-    )
+    spec = PanelSpec("Learning rates", kind="grid", axes={"model.optim.lr": {}})
+    return LoadedPanel.of_arms(spec, arms)
 
 
 def figure() -> Figure:
