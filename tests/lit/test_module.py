@@ -38,6 +38,7 @@ from tests.lit.own_trainer import (
     loader,
     module,
     noted,
+    rows,
     small_data,
     tags,
     trainer,
@@ -321,6 +322,17 @@ def test_trainer_resumed_inside_an_epoch_trains_every_batch_once(
     half = fit(LambdaCallback(on_train_batch_start=fail), keep)
     resumed = fit(resume=tmp_path / "half.ckpt")
     assert len(half) == 6 and len(resumed) == 2 and half + resumed == uninterrupted
+
+
+def test_trainer_resumed_logs_at_the_steps_of_an_uninterrupted_run(
+    data: TokenDataModule, tmp_path: Path
+) -> None:
+    short = trainer(tmp_path / "short")
+    short.fit(module(), data)
+    short.save_checkpoint(tmp_path / "a.ckpt")
+    longer = trainer(tmp_path / "longer", max_steps=6)
+    longer.fit(module(), data, ckpt_path=tmp_path / "a.ckpt", weights_only=True)
+    assert [row["step"] for row in rows(tmp_path / "longer") if row["train/loss"]] == ["4", "5"]
 
 
 CHANGES = [

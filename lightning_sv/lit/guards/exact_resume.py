@@ -99,6 +99,18 @@ class ExactResume(L.Callback):
             for each in trainer.lr_scheduler_configs:
                 follow_schedule(each.scheduler)
 
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Set the step at which `self.log` logs, which a resume by Lightning shifts.
+
+        Its loop guesses by its counts at which hook a checkpoint was saved, because the step is
+        counted after the last hook. After a fit, or after the last validation of a run, the guess
+        is wrong (Lightning 2.6).
+        """
+        if pl_module.automatic_optimization:  # otherwise a batch may have several steps
+            trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
+
     def segments_so_far(self, trainer: L.Trainer, pl_module: Any) -> list[dict[str, Any]]:
         """Return the segments of the run, each with the settings that change its numbers."""
         numerics = {
