@@ -207,13 +207,16 @@ def one_setting(_: pd.DataFrame) -> Rows:
 
 
 def tuning_losses(shown: pd.DataFrame) -> Rows:
-    """Expect the loss of each arm at each rate and std of its tuning in `mini`."""
-    losses = recorded("cpu-mini-tuning/results.csv").set_index("arm").val_loss
+    """Expect the loss of each arm and seed at each rate and std of its tuning in `mini`."""
+    losses = recorded("cpu-mini-tuning/results.csv").set_index(["arm", "seed"]).val_loss
     rows = []
     for point in shown.index:
         rate, std = point.split(", ")
-        of_arms = [losses[f"{arm}, lr {rate}, init_std {std}"] for arm in shown.columns]
-        rows.append([f"{loss:.4f}" for loss in of_arms])
+        cells = []
+        for column in shown.columns:
+            arm, _, seed = column.rpartition(", seed ")
+            cells.append(f"{losses[f'{arm}, lr {rate}, init_std {std}', seed]:.4f}")
+        rows.append(cells)
     return rows
 
 
