@@ -4,6 +4,7 @@ not."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,12 +173,12 @@ def test_fit_closed_terminal_stops_with_a_checkpoint(args: list[str], tmp_path: 
     process = start(args, run, stdout=theirs, stderr=theirs)
     os.close(theirs)
     shown = b""
-    while b" 3/100000" not in shown:
+    while not re.search(rb" [1-9]\d*/100000", shown):  # the bar may skip steps
         shown += os.read(ours, 1024)
     os.close(ours)
     process.send_signal(signal.SIGHUP)
     assert process.wait(120) == HUNG_UP
-    assert load(run)["global_step"] >= 3
+    assert load(run)["global_step"] >= 1
 
 
 @pytest.mark.faults
