@@ -64,11 +64,10 @@ def _validation_facts(run: Run) -> dict[str, Any]:
 
 
 def validation_setting(run: Run, key: str) -> Any:
-    """Return a setting of `VALIDATION_KEYS`; older runs lack the last one, which is then False."""
-    value = config_value(run.config, f"data.{key}")
+    """Return a setting of `VALIDATION_KEYS`."""
     if key == "full_last_validation":
-        return bool(value)
-    return value
+        return run.full_last_validation
+    return config_value(run.config, f"data.{key}")
 
 
 def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") -> None:
@@ -235,7 +234,7 @@ def _leaves(run: Run) -> dict[str, Any]:
     values = leaves(run.config)
     # Configs of older runs lack this key. Files with events alone have no section `data`.
     if "data.seq_len" in values:
-        values["data.full_last_validation"] = validation_setting(run, "full_last_validation")
+        values["data.full_last_validation"] = run.full_last_validation
     for key, value_of_every_run in retired_values(run.config).items():
         if values.get(key) == value_of_every_run:
             del values[key]  # configs of newer runs lack it

@@ -1,5 +1,6 @@
 """LightningModule with a backbone that is built when the Trainer's strategy is known."""
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from inspect import Parameter, signature
 from pickle import UnpicklingError
@@ -116,12 +117,7 @@ class BackboneModule(L.LightningModule):
             ConfigError: the file is not a checkpoint of Lightning, or lacks an entry; or the module
                 has no argument of a given name
         """
-        own = signature(cls).parameters
-        # Lightning leaves out arguments that it does not know, unless a subclass takes any.
-        if all(each.kind is not Parameter.VAR_KEYWORD for each in own.values()):
-            known = own | signature(L.LightningModule.load_from_checkpoint).parameters
-            for name in kwargs:
-                expect_known("argument", name, known)
+        _check_arguments(cls, kwargs)
         try:
             return super().load_from_checkpoint(as_file(checkpoint_path), *args, **kwargs)
         except (KeyError, EOFError, UnpicklingError) as error:
@@ -161,3 +157,14 @@ class BackboneModule(L.LightningModule):
         """Name of a subclass with its own `configure_model`; else None."""
         is_own = is_overridden("configure_model", self, BackboneModule)
         return type(self).__name__ if is_own else None
+
+
+def _check_arguments(module_class: type[L.LightningModule], names: Iterable[str]) -> None:
+    """Refuse unknown arguments of `load_from_checkpoint`, which Lightning would leave out."""
+    own = signature(module_class).parameters
+    takes_any = any(each.kind is Parameter.VAR_KEYWORD for each in own.values())
+    if takes_any:
+        return
+    known = own | signature(L.LightningModule.load_from_checkpoint).parameters
+    for name in names:
+        expect_known("argument", name, known)

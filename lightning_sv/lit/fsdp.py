@@ -110,13 +110,16 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
     def setup(self, trainer: Trainer) -> None:
         """Refuse to fit a model that is not sharded: each device would train its own weights."""
-        # A validation, also that of an earlier fit, leaves the embedding and the head gathered.
-        for part in self._net.modules():
-            if isinstance(part, FSDPModule):
-                part.reshard()
+        self._reshard()
         if trainer.state.fn == TrainerFn.FITTING:
             self._check_sharded()
         super().setup(trainer)
+
+    def _reshard(self) -> None:
+        """Shard the embedding and the head again, which a validation leaves gathered."""
+        for part in self._net.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
 
     def _check_sharded(self) -> None:
         for name, parameter in self._net.named_parameters():

@@ -42,9 +42,11 @@ class LearnedUse(Use):
     @property
     def is_learned_matrix(self) -> bool:
         """True for a matrix that multiplies learned queries."""
-        _, matrix = ops.PRODUCTS.get(self.node.op, ("", ""))
-        is_matrix = self.argument == matrix and plain(self.value).op == "parameter"
-        return self.node.is_learned and is_matrix
+        if not self.node.is_learned or self.node.op not in ops.PRODUCTS:
+            return False
+        _, matrix = ops.PRODUCTS[self.node.op]
+        is_parameter = plain(self.value).op == "parameter"
+        return self.argument == matrix and is_parameter
 
     @property
     def is_learned_scale(self) -> bool:

@@ -88,15 +88,20 @@ class Run:
         return float(self.curve(VAL_LOSS).values[-1])
 
     @property
+    def full_last_validation(self) -> bool:
+        """True if the last validation read the whole split; older runs lack the key."""
+        return bool(config_value(self.config, "data.full_last_validation"))
+
+    @property
     def losses_on_same_sequences(self) -> Curve:
         """Validation losses without a last one that reads more sequences than those before.
 
         Its difference to the others is not that of training alone.
         """
         curve = self.curve(VAL_LOSS)
-        reads_all_at_end = bool(config_value(self.config, "data.full_last_validation"))
         reads_part_before = config_value(self.config, "data.val_sequences") is not None
-        if reads_all_at_end and reads_part_before and len(curve.tokens) > 1:
+        has_others = len(curve.tokens) > 1
+        if self.full_last_validation and reads_part_before and has_others:
             return Curve(curve.tokens[:-1], curve.values[:-1])
         return curve
 

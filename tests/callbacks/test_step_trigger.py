@@ -67,7 +67,7 @@ def test_held_out_probe_measures_after_the_first_step(points: int, steps: list[i
 
 
 @pytest.mark.parametrize(
-    ("max_steps", "estimated", "optimizers", "callbacks", "expected"),
+    ("max_steps", "estimated", "n_optimizers", "callbacks", "expected"),
     [
         (7, 7, 1, [], 7),
         (-1, 12, 1, [], 12),
@@ -78,11 +78,10 @@ def test_held_out_probe_measures_after_the_first_step(points: int, steps: list[i
     ],
 )
 def test_total_steps_are_unknown_if_batches_do_not_tell_them(
-    max_steps: int, estimated: float, optimizers: int, callbacks: list[Any], expected: int | None
+    max_steps: int, estimated: float, n_optimizers: int, callbacks: list[Any], expected: int | None
 ) -> None:
-    trainer = run_of(
-        estimated, max_steps=max_steps, optimizers=[None] * optimizers, callbacks=callbacks
-    )
+    optimizers = [None for _ in range(n_optimizers)]
+    trainer = run_of(estimated, max_steps=max_steps, optimizers=optimizers, callbacks=callbacks)
     assert total_steps(trainer) == expected
     if expected is None:
         with pytest.raises(ConfigError, match="^max_steps is"):

@@ -152,7 +152,7 @@ def fitted_again(out: str, corpus: str) -> None:
 
     weights = saved.best_model_path
     trainer.test(module, data, ckpt_path=weights, weights_only=True, verbose=False)
-    with pytest.raises(ConfigError, match="has weights only"):
+    with pytest.raises(ConfigError, match="weights"):
         trainer.fit(module, data, ckpt_path=weights, weights_only=True)
 
 
