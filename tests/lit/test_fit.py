@@ -4,6 +4,7 @@ micro-batches of a GPU."""
 import contextlib
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.gpus import find_gpu
 from lightning_sv.lit.backbone_module import BackboneModule
 from lightning_sv.lit.run_arguments import parse_run
-from lightning_sv.nn import router_loss
+from lightning_sv.nn import Routing, router_loss
 from lightning_sv.plan.micro_batch import choose_micro_batch
 from lightning_sv.plan.plan import make_plan
 from lightning_sv.runs.checkpoint import FORMAT, load_backbone
@@ -266,6 +267,17 @@ class Recorded(PretrainModule):
         return out
 
 
+def expected_figures(routings: Sequence[Routing]) -> dict[str, torch.Tensor]:
+    """Return what `RouterMonitor` logs about the routings of one layer."""
+    load_of_expert = torch.stack([routing.load for routing in routings]).sum(0)
+    share = load_of_expert / load_of_expert.mean()
+    figures = {f"load/expert{e}": share[e] for e in range(6)}
+    figures |= {"load_max": share.max(), "load_min": share.min()}
+    for name in ("balance_loss", "entropy"):
+        figures[name] = torch.stack([getattr(routing, name) for routing in routings]).mean()
+    return figures
+
+
 @pytest.mark.parametrize("balance", thinned(["bias", "loss"], ["bias"]))
 def test_fit_moe_losses_biases_and_figures_equal_the_routings(
     balance: str, run_args: list[str], tmp_path: Path
@@ -305,14 +317,7 @@ def test_fit_moe_losses_biases_and_figures_equal_the_routings(
         else:
             assert key not in weights
         for write, steps in enumerate((slice(0, 6), slice(6, 12))):  # two writes of three steps
-            load_of_expert = loads[steps].sum(0)
-            share = load_of_expert / load_of_expert.mean()
-            expected = {f"load/expert{e}": share[e] for e in range(6)}
-            expected |= {"load_max": share.max(), "load_min": share.min()}
-            for name in ("balance_loss", "entropy"):
-                values = [getattr(routing, name) for routing in routings[steps]]
-                expected[name] = torch.stack(values).mean()
-            for name, value in expected.items():
+            for name, value in expected_figures(routings[steps]).items():
                 logged = record.curve(f"moe/layer{i}/{name}").values[write]
                 assert logged == pytest.approx(float(value), rel=1e-5), name
 

@@ -83,7 +83,8 @@ def test_fit_two_processes_equal_one_and_share_checkpoints(
 
 
 def test_restore_rng_rank_without_a_saved_state_keeps_its_own() -> None:
-    saved = rng_states(device := torch.device("cpu"))
+    device = torch.device("cpu")
+    saved = rng_states(device)
     torch.rand(()), random.random(), np.random.rand()
     own = rng_states(device)
     for rank, expected in ((1, own), (0, saved)):
@@ -171,7 +172,8 @@ def test_fully_sharded_checkpoint_before_the_first_step_changes_no_step(
         max_steps=0, limit_val_batches=0, logger=False, accelerator="cpu", default_root_dir=tmp_path
     )
     trainer.fit(module, TokenDataModule(short_corpus, seq_len=16, batch_size=2))
-    trainer.save_checkpoint(alone := tmp_path / "alone.ckpt")
+    alone = tmp_path / "alone.ckpt"
+    trainer.save_checkpoint(alone)
     assert not check_checkpoint(str(alone))["optimizer_states"][0]["state"]
     words = [str(tmp_path), str(short_corpus), str(alone)]
     launch("tests.lit.ranks", "saved_before_a_step", *words, logs=tmp_path)
@@ -199,7 +201,8 @@ def test_fit_sharded_checkpoint_on_fewer_ranks_equals_one_process(
     assert step == 6
 
     # as if killed while writing
-    (partial := run / LAST.parent / ".step-6.ckpt.partial").mkdir(exist_ok=True)
+    partial = run / LAST.parent / ".step-6.ckpt.partial"
+    partial.mkdir(exist_ok=True)
     launch("tests.lit.ranks", "sharded_checkpoints", "-1", *fsdp(args, run, 2), logs=tmp_path)
     assert not partial.exists()
     assert [leg["steps"] for leg in read_summary(run)["legs"]] == [step, STEPS - step]

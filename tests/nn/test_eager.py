@@ -2,6 +2,7 @@
 definition."""
 
 import math
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -53,27 +54,30 @@ def test_swiglu_and_derivatives_equal_definition(
 
 
 def test_swiglu_outputs_in_bf16_is_as_accurate_as_plain() -> None:
-    exact = [torch.randn(256, 64).bfloat16().double() for _ in range(2)]
-    exact += [1 + 0.3 * torch.randn(64).double()] * 2
-    wide = [t.clone().requires_grad_() for t in exact]
+    gate, up = torch.randn(2, 256, 64).bfloat16()
+    gamma = 1 + 0.3 * torch.randn(64)
+    leaves = [gate, up, gamma, gamma.clone()]
     weight = torch.randn(256, 64).bfloat16()
-    value = definition(*wide)
-    expected = [value, *torch.autograd.grad(value, wide, weight.double())]
+    expected = value_and_gradients(definition, [t.double() for t in leaves], weight.double())
 
     def plain_form(g: Tensor, u: Tensor, a: Tensor, b: Tensor) -> Tensor:
         return F.silu(Output(g, 64, EPS, a).finish()) * Output(u, 64, EPS, b).finish()
 
-    errors = []
-    for form in (ours, plain_form):
-        narrow = [t.bfloat16() for t in exact[:2]] + [t.float() for t in exact[2:]]
-        leaves = [t.requires_grad_() for t in narrow]
-        y = form(*leaves)
-        found = [y, *torch.autograd.grad(y, leaves, weight)]
-        assert [t.dtype for t in found] == [torch.bfloat16, *(t.dtype for t in leaves)]
-        pairs = zip(found, expected, strict=True)
-        errors.append([((f - e).norm() / e.norm()).item() for f, e in pairs])
-    for fast, plain in zip(*errors, strict=True):
-        assert fast <= 1.1 * plain < 0.02
+    fast = value_and_gradients(ours, leaves, weight)
+    plain = value_and_gradients(plain_form, leaves, weight)
+    for one, other, exact, leaf_ in zip(fast, plain, expected, [weight, *leaves], strict=True):
+        assert one.dtype == leaf_.dtype
+        error, plain_error = (torch.norm(t - exact) / exact.norm() for t in (one, other))
+        assert error <= 1.1 * plain_error < 0.02
+
+
+def value_and_gradients(
+    form: Callable[..., Tensor], inputs: Sequence[Tensor], weight: Tensor
+) -> list[Tensor]:
+    """Return form(*inputs), and the gradients of its sum with these weights."""
+    leaves = [t.clone().requires_grad_() for t in inputs]
+    value = form(*leaves)
+    return [value, *torch.autograd.grad(value, leaves, weight)]
 
 
 def test_swiglu_outputs_backward_saves_only_its_inputs() -> None:

@@ -126,6 +126,11 @@ def _var_mean(w: Tensor, x: Tensor) -> Tensor:
     return w * (x - mean) * (var + 1e-6).rsqrt()
 
 
+def _read_twice(w: Tensor, x: Tensor) -> Tensor:
+    y = w * x
+    return y * torch.rsqrt(_square(x)) + y
+
+
 #: scale vectors in every order of a norm's operations
 NORMED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "annotated": _annotated,
@@ -143,7 +148,7 @@ NORMED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 UNNORMED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "before a norm": lambda w, x: (w * x) / _square(w * x).sqrt(),
     "of another": lambda w, x: w * x * torch.rsqrt(_square(x.tanh())),
-    "read twice": lambda w, x: (y := w * x) * torch.rsqrt(_square(x)) + y,
+    "read twice": _read_twice,
     "square root": lambda w, x: w * x * _square(x).sqrt(),
     "fourth powers": lambda w, x: w * (x * x.pow(2).pow(2).mean(-1, keepdim=True).pow(-0.25)),
     "root of each entry": lambda w, x: w * (x / x.pow(2).sqrt()),
@@ -195,6 +200,20 @@ READ: dict[str, tuple[str, bool, Callable[[Tensor, Tensor, Tensor], Tensor]]] = 
     "softmax": ("output", False, lambda y, x, a: y.softmax(-1)),
     "upsampled, in no table": ("output", False, lambda y, x, a: F.interpolate(y.mT, scale_factor=2).mT),
 }  # fmt: skip
+
+
+def _capped(logits: Tensor) -> Tensor:
+    return 15 * logits * torch.rsqrt(logits**2 + 225)
+
+
+def _exponentials(logits: Tensor) -> Tensor:
+    return (logits - logits.max(-1, keepdim=True).values).exp()
+
+
+def _mask_of_best(scores: Tensor) -> Tensor:
+    return scores >= scores.kthvalue(2, -1, keepdim=True).values
+
+
 #: rows of a parameter (7, 4) that are added to x, and the parameter's role
 ADDED: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "sliced and viewed": ("embedding", lambda p, x: p[None, 1:6].expand(2, 5, 4).to(torch.float64)),
@@ -205,8 +224,8 @@ ADDED: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
 CASES: dict[str, Case] = {
     # logits of the last matrix
     "head, norm by hand": Case("head", lambda m, x: _var_mean(torch.ones(4), x @ m.p), shape=(4, 4)),
-    "head, cap by hand": Case("head", lambda m, x: 15 * (y := x @ m.p) * torch.rsqrt(y**2 + 225), shape=(4, 4)),
-    "head, softmax by hand": Case("head", lambda m, x: ((y := x @ m.p) - y.max(-1, True).values).exp(), shape=(4, 4)),
+    "head, cap by hand": Case("head", lambda m, x: _capped(x @ m.p), shape=(4, 4)),
+    "head, softmax by hand": Case("head", lambda m, x: _exponentials(x @ m.p), shape=(4, 4)),
     "head, its best row": Case("head", lambda m, x: (x @ m.p).argmax(-1), shape=(4, 4)),
     "maxima over positions": Case("matrix", lambda m, x: m.read((x @ m.p).max(1).values), shape=(4, 4)),
     "gain of rows": Case("multiplier", lambda m, x: F.linear(x, m.up * m.p).tanh(), shape=(8, 1)),
@@ -222,7 +241,7 @@ CASES: dict[str, Case] = {
     "batch norm": Case("output", lambda m, x: F.batch_norm(x, None, None, m.p, training=True), False, 0.0, (5,),
         "native_batch_norm"),
     "group norm": Case("output", lambda m, x: F.group_norm(x, 5, m.p), False, 0.0, (5,), "native_group_norm"),
-    "kthvalue": Case("router", lambda m, x: ((s := x @ m.p) >= s.kthvalue(2, -1, True).values) * x, shape=(4, 4),
+    "kthvalue": Case("router", lambda m, x: _mask_of_best(x @ m.p) * x, shape=(4, 4),
         op="kthvalue"),
     "cross-entropy": Case("head", lambda m, x: F.cross_entropy((x @ m.p)[0], x[0].argsort(-1)[:, 0]), shape=(4, 4),
         op="nll_loss_forward"),
