@@ -4,6 +4,7 @@ Each is the name of a file in conf/ of the working directory or of the package. 
 `--config FILE`, so that a run's config.yaml is the same as with files.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -193,7 +194,11 @@ def find_corpus(name: str) -> NamedCorpus:
         expected = f"{plain} for conf/data/{plain}.yaml, or a text of a different name"
         raise ConfigError(f"--data is {name}; expected {expected}.")
 
-    for prepared in (CORPORA / plain.removeprefix(f"{CORPORA}/"), Path(plain)):
+    folders = [CORPORA / plain.removeprefix(f"{CORPORA}/"), Path(plain)]
+    is_path_of_text = name != plain and Path(plain).exists()
+    if is_path_of_text:  # such as letters/, of which data/letters need not be prepared
+        folders = [Path(plain)]
+    for prepared in folders:
         if (prepared / LAYER).is_file():
             words = _own_layer(prepared)
             return NamedCorpus(prepared, words, words, is_own=True)
@@ -214,7 +219,8 @@ def _known_corpus(name: str) -> NamedCorpus:
 
 def _own_text(path: Path) -> NamedCorpus:
     """Return the corpus of a file or folder of text."""
-    stem = path.stem if path.is_file() else path.name
+    name = os.path.abspath(path)  # noqa: PTH100 - `.` and `..` have no name, and links keep theirs
+    stem = path.stem if path.is_file() else Path(name).name
     folder = CORPORA / re.sub(r"\s", "_", stem)
     if folder == path:
         expected = "a text outside of data/ or deeper in it"

@@ -33,6 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "pictures/a.png",
         "data/letters/corpus.yaml",
         "out/old/corpus.yaml",
+        "letters/a.txt",
     ):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("text")
@@ -41,6 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 TEXT = ["--data.corpus.source", "files:my notes", "--data.corpus.dir", "data/my_notes"]
 OWN = ["data/my_notes/corpus.yaml", "--data.corpus.dir", "data/my_notes"]
+LETTERS_TEXT = ["--data.corpus.source", "files:letters", "--data.corpus.dir", "data/letters"]
 LETTERS = ["data/letters/corpus.yaml", "--data.corpus.dir", "data/letters"]
 
 
@@ -100,6 +102,21 @@ def test_wrong_name_is_refused_before_anything_is_made(
     before = sorted(folder.rglob("*"))
     assert re.search(error, refused("fit", *argv(words)))
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("path", ["letters/", "./letters"])
+def test_path_of_text_is_compared_with_the_corpus_of_its_name(path: str, folder: Path) -> None:
+    """The corpus data/letters may be that of a different text, such as letters.txt."""
+    assert stems(resolve_names(["--data", path]).to_prepare) == [*LETTERS, *LETTERS_TEXT]
+    assert stems(resolve_names(["--data", "letters"]).to_prepare) == LETTERS
+
+
+def test_current_folder_of_text_has_a_corpus_of_its_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder / "my notes")
+    for path in (".", "./"):
+        assert resolve_names(["--data", path]).corpus.folder == Path("data/my_notes")
 
 
 def test_names_are_the_settings_of_the_files() -> None:
