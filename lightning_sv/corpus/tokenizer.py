@@ -38,7 +38,6 @@ _PART = 1 << 20
 _WORD_START = re.compile(r"[\n ](?=\S)")
 # Settings of a BPE that GPT-2's does not have.
 _UNUSUAL_BPE = (
-    "dropout",
     "unk_token",
     "continuing_subword_prefix",
     "end_of_word_suffix",
@@ -147,7 +146,12 @@ class Tokenizer:
     def _encode_fast(self, fast: fastokens.Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
         if not texts:
             return []
-        ids, offsets = fast.encode_batch_flat(list(texts))
+        try:
+            ids, offsets = fast.encode_batch_flat(list(texts))
+        except ValueError as error:  # `tokenizers` would drop the byte
+            expected = "one with a token per byte. Train it with ByteLevel.alphabet()"
+            found = f"tokenizer is one that cannot encode the text ({error})"
+            raise ConfigError(f"{found}; expected {expected} as initial_alphabet.") from None
         flat = np.frombuffer(ids, np.uint32).astype(self.dtype)
         ends = np.frombuffer(offsets, np.uint64).astype(np.int64)
         return np.split(flat, ends[1:-1])
@@ -159,15 +163,11 @@ class Tokenizer:
         `tests/corpus/test_tokenizer.py` compares the ids on random texts. Names of special tokens
         in a text are letters, as here, because this library is not told of them.
         """
-        settings = json.loads(self.content)
+        # with all keys; those of older files, such as GPT-2's on the hub, are fewer
+        settings = json.loads(self._tokenizer.to_str())
         if not _is_like_gpt2(settings):
             return None
-        plain = settings | {
-            "added_tokens": [],
-            "post_processor": None,
-            "truncation": None,
-            "padding": None,
-        }
+        plain = settings | {"added_tokens": [], "post_processor": None}
         return fastokens.Tokenizer.from_json_str(json.dumps(plain))
 
     def decode(self, ids: Sequence[int]) -> str:

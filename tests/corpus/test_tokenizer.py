@@ -57,17 +57,41 @@ def test_encode_batch_in_the_fast_library_gives_the_same_ids(number: int, corpus
             assert tokenizer.decode(ids.tolist()) == text
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "is_fast"),
+    [("dropout", 0.9, True), ("unk_token", "a", False), ("ignore_merges", True, False)],
+)
 def test_tokenizer_unlike_gpt2_is_encoded_by_the_slow_library_without_dropout(
-    corpus: Path,
+    key: str, value: object, is_fast: bool, corpus: Path
 ) -> None:
     text = "def function(argument): return argument\n" * 9
     tokenizer = Tokenizer.load(corpus)
-    for key, value in {"dropout": 0.9, "unk_token": "a", "ignore_merges": True}.items():
-        content = json.loads(tokenizer.content)
-        content["model"][key] = value
-        unlike = Tokenizer(json.dumps(content).encode(), "tokenizer.json")
-        assert unlike._fast is None
-        assert unlike.encode_batch([text])[0].tolist() == tokenizer.encode(text)
+    content = json.loads(tokenizer.content)
+    content["model"][key] = value
+    unlike = Tokenizer(json.dumps(content).encode(), "tokenizer.json")
+    assert (unlike._fast is not None) == is_fast
+    assert unlike.encode_batch([text])[0].tolist() == tokenizer.encode(text)
+
+
+def test_tokenizer_file_without_the_keys_of_later_versions_is_the_same(corpus: Path) -> None:
+    """GPT-2's file on the hub has neither the type of its model nor `use_regex`."""
+    tokenizer = Tokenizer.load(corpus)
+    content = json.loads(tokenizer.content)
+    del content["normalizer"], content["added_tokens"]
+    del content["model"]["type"], content["pre_tokenizer"]["use_regex"]
+    older = Tokenizer(json.dumps(content).encode(), "tokenizer.json")
+    assert older._fast is not None
+    text = "a<|endoftext|>b c"
+    assert older.encode_batch([text])[0].tolist() == tokenizer.encode(text)
+
+
+def test_text_with_a_byte_that_a_byte_level_tokenizer_lacks_is_refused(corpus: Path) -> None:
+    content = json.loads(Tokenizer.load(corpus).content)
+    content["model"]["vocab"]["an unused name"] = content["model"]["vocab"].pop("~")
+    tokenizer = Tokenizer(json.dumps(content).encode(), "tokenizer.json")
+    assert tokenizer.decode(tokenizer.encode_batch(["a b"])[0].tolist()) == "a b"
+    with pytest.raises(ConfigError, match="0x7e"):
+        tokenizer.encode_batch(["a ~"])
 
 
 def test_encode_spelled_special_token_is_text(corpus: Path) -> None:
