@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import pickle
 import random
 import subprocess
 import sys
@@ -24,12 +25,13 @@ from litdata.streaming.item_loader import TokensLoader
 
 from lightning_sv.cli.names import resolve_names
 from lightning_sv.cli.prepare import prepare_for_run
-from lightning_sv.corpus import CorpusConfig, Manifest, prepare, work
+from lightning_sv.corpus import CorpusConfig, Manifest, open_split, prepare, work
 from lightning_sv.corpus import parts as parts_module
 from lightning_sv.corpus.job import Job, parts_folder
 from lightning_sv.corpus.manifest import Shard
 from lightning_sv.corpus.parts import DOCUMENT
 from lightning_sv.corpus.selection import Selection
+from lightning_sv.corpus.sequences import Sequences
 from lightning_sv.corpus.shards import plan_shards, write_index, write_shard
 from lightning_sv.errors import ConfigError
 from lightning_sv.plan.plan import sufficient_tokens
@@ -93,6 +95,28 @@ def test_prepare_max_tokens_grows_by_the_parts_that_it_lacks(
     with pytest.raises(ConfigError, match=rf"max_tokens is .*{total:,}"):
         prepared(replace(repeated, max_tokens=total + 1), "grows", workers=1)
     assert Manifest.load(tmp_path / "grows").corpus_hash == small.corpus_hash
+
+
+def test_sequences_are_those_of_the_start_if_the_corpus_grows_meanwhile(
+    repeated: CorpusConfig, tmp_path: Path
+) -> None:
+    def opened() -> Sequences:
+        return open_split(tmp_path / "grows", "train", seq_len=16)
+
+    def items(sequences: Sequences) -> list[list[int]]:
+        return [sequences[number].tolist() for number in range(len(sequences))]
+
+    prepared(replace(repeated, max_tokens=30_000), "grows", part_bytes=PART_BYTES)
+    sequences = opened()
+    pickled = pickle.dumps(sequences)  # as for a loader process that is not forked
+    expected = items(opened())
+    assert len(pickled) < 1000
+    assert items(pickle.loads(pickled)) == expected
+
+    prepared(repeated, "grows")
+    assert items(sequences) == expected
+    with pytest.raises(ConfigError, match="has corpus"):
+        pickle.loads(pickled)
 
 
 def test_prepare_goes_on_with_a_preparation_of_an_earlier_version(
