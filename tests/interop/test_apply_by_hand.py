@@ -118,15 +118,22 @@ def test_apply_strategy_training_branch_is_frozen_first_and_noted() -> None:
     assert dict(report.notes).keys() == {"ahead.weight"}
 
 
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "norm before": lambda: nn.Sequential(nn.RMSNorm(D), nn.Linear(D, D)),
+    "norm after": lambda: nn.Sequential(nn.Linear(D, D), nn.RMSNorm(D)),
+}
+
+
 @pytest.mark.parametrize("strategy", ["hg", "ap"])
-def test_apply_strategy_skipped_layer_with_norm_refused(strategy: str) -> None:
+@pytest.mark.parametrize("layer", LAYERS)
+def test_apply_strategy_skipped_layer_with_norm_refused(layer: str, strategy: str) -> None:
     def read(net: Any, x: Tensor) -> Tensor:
         for layer in net.layers[: net.depth]:
             x = x + layer(x)
         return net.head(torch.tanh(x))  # type: ignore[no-any-return]
 
     net = Net(read)
-    net.layers = nn.ModuleList(nn.Sequential(nn.RMSNorm(D), nn.Linear(D, D)) for _ in range(3))
+    net.layers = nn.ModuleList(LAYERS[layer]() for _ in range(3))
     net.depth = 1
     net.matrix = None
     with unchanged(net), pytest.raises(ConfigError, match=r"layers\.1"):

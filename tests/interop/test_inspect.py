@@ -23,7 +23,7 @@ from lightning_sv.interop.inspect import (
 from lightning_sv.scale import ScaleVector
 from tests.conftest import Answer, Refused, Told, perturbed, thinned, write_run_args
 from tests.interop.test_apply import named
-from tests.roles.families import find
+from tests.roles.families import cut, find
 
 #: family, constant that its norms add to the stored weight, input-side vectors that cannot fold
 #: because the head behind them is the embedding
@@ -91,6 +91,31 @@ def test_vectors_of_folder_gamma_of_unknown_form_is_noted(
     monkeypatch.setattr(Qwen3RMSNorm, "forward", plus_two)
     found = vectors_of_folder(tmp_path / "qwen3")
     assert {vector.origin for vector in found.vectors} == {2.0} and not found.notes
+
+
+def test_vectors_of_folder_of_a_skipped_layer_are_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+    def skip(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return x if layer.self_attn.layer_idx == 1 else run(layer, x, *args, **kwargs)
+
+    named("llama").save_pretrained(tmp_path)
+    run = LlamaDecoderLayer.forward
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", skip)
+    found = vectors_of_folder(tmp_path)
+    assert {cut(vector.name) for vector in found.vectors} == {
+        "model.layers.input_layernorm",
+        "model.layers.post_attention_layernorm",
+        "model.norm",
+    }
+    assert not any(".1." in vector.name for vector in found.vectors)
+    assert [note.split()[0] for note in found.notes] == [
+        "model.layers.1.input_layernorm.weight",
+        "model.layers.1.post_attention_layernorm.weight",
+    ]
+    assert not any("constant" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("strategy", ["llama", "ap", "hg+or", "hg+dp+er", "unified"])

@@ -107,7 +107,7 @@ def apply_strategy(
 
 def _found_norms(traced: TracedModel) -> list[TracedNorm]:
     """Return the norms of a model, of which it must have at least one."""
-    norms = find_norms(traced, bare=True)
+    norms = find_norms(traced)
     if not norms:
         name = type(traced.model).__name__
         raise ConfigError(f"{name} has no norm; expected a model with norms for a strategy.")

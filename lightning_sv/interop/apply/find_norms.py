@@ -27,21 +27,23 @@ _VECTORS = ("input", "output")
 _MATRICES = ("matrix", "router", "head")
 
 
-def find_norms(traced: TracedModel, *, bare: bool = False) -> list[TracedNorm]:
-    """Return the norms of a model that have a scale vector, in its own order.
+def norms_with_vectors(traced: TracedModel) -> list[TracedNorm]:
+    """Return the norms that have a scale vector which the pass reached, in the model's order."""
+    matrices = Matrices(traced)
+    norms = []
+    for row in traced.roles.parameters:
+        if row.role in _VECTORS and row.name in traced.scaled:
+            norms.append(_Vector(row, matrices).norm())
+    return norms
 
-    With `bare` also norms without one that only matrices read.
+
+def find_norms(traced: TracedModel) -> list[TracedNorm]:
+    """Return the norms that have a scale vector, and those without one that only matrices read.
 
     Raises:
         ConfigError: the pass did not reach a vector, or a matrix like those behind norms
     """
-    matrices = Matrices(traced)
-    norms = []
-    for row in traced.roles.parameters:
-        if row.role in _VECTORS:
-            norms.append(_Vector(row, matrices).norm())
-    if bare:
-        norms += bare_norms(matrices)
+    norms = [*norms_with_vectors(traced), *bare_norms(Matrices(traced))]
     _check_reached(norms, traced)
     return norms
 
@@ -134,7 +136,7 @@ def _constant_added(factor: Node) -> float | None:
 
 def _check_reached(norms: Iterable[TracedNorm], traced: TracedModel) -> None:
     """Refuse what has a role by its siblings alone, and would have a scale vector of its own."""
-    unreached = [*_unreached_vectors(traced), *_unreached_branches(norms, traced)]
+    unreached = [*unreached_vectors(traced), *_unreached_branches(norms, traced)]
     if unreached:
         what = f"no token of the example reached {unreached[0]}, so its scale vector is unknown"
         example = "pass an example that reaches it, such as one with more tokens"
@@ -142,7 +144,8 @@ def _check_reached(norms: Iterable[TracedNorm], traced: TracedModel) -> None:
         raise ConfigError(f"{what}; {hint}")
 
 
-def _unreached_vectors(traced: TracedModel) -> Iterator[str]:
+def unreached_vectors(traced: TracedModel) -> Iterator[str]:
+    """Yield the scale vectors that the pass did not reach, whose role is that of others."""
     for row in traced.roles.parameters:
         if row.role in _VECTORS and row.name not in traced.scaled:
             yield row.name

@@ -10,7 +10,7 @@ vectors are scale vectors. Their values alone are read:
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning_sv.interop.apply.find_norms import find_norms
+from lightning_sv.interop.apply.find_norms import norms_with_vectors, unreached_vectors
 from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.interop.inspect.statistics import StoredVector
 from lightning_sv.interop.inspect.stored import StoredParameters, StoredWeights
@@ -43,7 +43,9 @@ def vectors_of_folder(
     parameters = StoredParameters(weights, model)
     vectors = []
     notes = []
-    for norm in find_norms(traced):
+    for name in unreached_vectors(traced):
+        notes.append(f"{name} is omitted, because the tokens of the traced pass do not reach it.")
+    for norm in norms_with_vectors(traced):
         if norm.origin is None:
             why = "because gamma is not this parameter plus a constant"
             notes.append(f"{norm.vector} is omitted, {why}.")
