@@ -70,6 +70,10 @@ def logits(model: nn.Module, example: dict[str, Any] | None = None) -> Tensor:
     return out
 
 
+def is_trained(parameter: nn.Parameter) -> bool:
+    return parameter.requires_grad
+
+
 @torch.no_grad()
 def perturb(model: nn.Module) -> None:
     """Move the scale vectors that a strategy has put there."""
@@ -281,6 +285,9 @@ def test_apply_strategy_state_loads_but_not_into_plain_model(
     for folder in ("model", "state", "copy"):
         with pytest.raises(RuntimeError, match=r"mismatch|shape"):
             load(tmp_path / folder)
+    with torch.no_grad():
+        for parameter in filter(is_trained, other.parameters()):
+            parameter.zero_()
     for folder, source in (("state", model), ("copy", copied)):  # as Trainer resumes
         other.load_state_dict(read_tensors(tmp_path / folder / "model.safetensors"), strict=False)
         assert torch.equal(logits(other), logits(source))

@@ -479,12 +479,13 @@ def test_own_model_page_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @FOREIGN
+@pytest.mark.parametrize("name", ["llama", "qwen2-tied", "mixtral"])
 def test_own_model_page_loads_an_unfolded_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, *_ = code_of_page("### Fold before")
-    model = named("llama")
+    model = named(name)
     apply_strategy(model, "unified")
     model.save_pretrained("unfolded")
     names: dict[str, Any] = {"model": model, "apply_strategy": apply_strategy}

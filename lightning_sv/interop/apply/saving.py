@@ -37,7 +37,12 @@ class UnfoldedSave:
         def add(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
             state[prefix + self._weight] = torch.zeros(0)
 
-        positional = inspect.signature(self._save).bind_partial(*args)
+        signature = inspect.signature(self._save)
+        if "save_original_format" in signature.parameters:
+            # Otherwise transformers renames and splits weights, such as those of experts. Only
+            # from_pretrained reverts that, but load_state_dict reads this file.
+            kwargs["save_original_format"] = False
+        positional = signature.bind_partial(*args)
         for arguments in (positional.arguments, kwargs):  # it may be passed in either way
             if arguments.get("state_dict") is not None:
                 arguments["state_dict"] = {**arguments["state_dict"], self._weight: torch.zeros(0)}
