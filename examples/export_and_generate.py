@@ -22,8 +22,15 @@ def ours(run: Path, prompt: str, tokens: int) -> str:
     """Continue the prompt with the run, taking the most likely token."""
     model, tokenizer = load_trained(run)
     greedy = Sampling(tokens, temperature=0)
-    context = read_run(run, complete=False).seq_len
-    return generate(model, tokenizer, prompt, greedy, context=context)
+    trained = read_run(run, complete=False)
+    return generate(
+        model,
+        tokenizer,
+        prompt,
+        greedy,
+        context=trained.seq_len,
+        mask_documents=trained.mask_documents,
+    )
 
 
 def theirs(folder: Path, prompt: str, tokens: int) -> str:

@@ -38,7 +38,7 @@ def run(argv: list[str]) -> int:
     model, tokenizer = load_trained(options.run, options.trust_module)
     name = f"{model.config.name}, {trained.label}"
     end = tokenizer.decode([tokenizer.eot])
-    masked = bool(config_value(trained.config, "model.mask_documents"))
+    masked = trained.mask_documents
     card = partial(model_card, name, end, _facts(trained, model), foldable(model), masked)
     done = export(model, tokenizer, options.dir, context=trained.seq_len, card=card, masked=masked)
     if options.json:

@@ -5,7 +5,7 @@ from pathlib import Path
 from lightning_sv.json_text import json_text
 from lightning_sv.lit.generate import Sampling, generate
 from lightning_sv.runs.checkpoint import load_trained
-from lightning_sv.runs.directory import config_value, run_of
+from lightning_sv.runs.directory import run_of
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.plain_parser import PlainParser, number
 
@@ -37,9 +37,13 @@ def run(argv: list[str]) -> int:
     trained = read_run(run_of(options.run) or options.run, complete=False)
     model, tokenizer = load_trained(options.run, options.trust_module)
     sampling = Sampling(options.max_new_tokens, options.temperature, options.top_k, options.seed)
-    masked = bool(config_value(trained.config, "model.mask_documents"))
     text = generate(
-        model, tokenizer, options.prompt, sampling, context=trained.seq_len, mask_documents=masked
+        model,
+        tokenizer,
+        options.prompt,
+        sampling,
+        context=trained.seq_len,
+        mask_documents=trained.mask_documents,
     )
     print(
         json_text({"prompt": options.prompt, "text": text}, indent=None)

@@ -83,6 +83,11 @@ class Run:
         return value
 
     @property
+    def mask_documents(self) -> bool:
+        """True if no document attended to those before it in training."""
+        return bool(config_value(self.config, "model.mask_documents"))
+
+    @property
     def val_loss(self) -> float:
         """Last validation loss of the run, in nats per token."""
         return float(self.curve(VAL_LOSS).values[-1])

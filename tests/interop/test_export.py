@@ -167,8 +167,13 @@ def test_export_full_disk_leaves_nothing(
 
 
 def test_fast_tokenizer_any_text_same_ids(tmp_path: Path) -> None:
+    """Also if the name of the end-of-text token has spaces, and if merges are dropped."""
     text = Path(os.__file__).read_text()
-    tokenizer = Tokenizer.train([text], 400)
+    settings = json.loads(Tokenizer.train([text], 400).content)
+    settings["model"]["dropout"] = 0.5
+    end = "<|end of a text|>"
+    raw = json.dumps(settings).replace("<|endoftext|>", end)
+    tokenizer = Tokenizer(raw.encode(), "changed", end)
     fast_tokenizer(tokenizer, 64).save_pretrained(tmp_path)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     for words in (text[:4000], "", " the  thing\n\n\n it's 12 345", "naïve 你好 🙂\t\r\n"):
@@ -180,14 +185,20 @@ def test_fast_tokenizer_any_text_same_ids(tmp_path: Path) -> None:
     assert theirs.eos_token_id == theirs.bos_token_id == tokenizer.eot
 
 
-def test_export_of_masked_documents_starts_without_the_end_of_a_text(
-    runs: dict[str, Path], tmp_path: Path
-) -> None:
-    masked = shutil.copytree(runs["plain"], tmp_path / "masked")
-    out = tmp_path / "out"
-    config = (masked / "config.yaml").read_text()
+@pytest.fixture
+def masked(runs: dict[str, Path], tmp_path: Path) -> Path:
+    """A run whose documents do not attend to those before them."""
+    run = shutil.copytree(runs["plain"], tmp_path / "masked")
+    config = (run / "config.yaml").read_text()
     changed = config.replace("mask_documents: false", "mask_documents: true")
-    (masked / "config.yaml").write_text(changed)
+    (run / "config.yaml").write_text(changed)
+    return run
+
+
+def test_export_of_masked_documents_starts_without_the_end_of_a_text(
+    masked: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
     assert main(["export", str(masked), str(out)]) == 0
     expected = Tokenizer.load(masked).encode("def f")
     assert AutoTokenizer.from_pretrained(out)("def f")["input_ids"] == expected
@@ -228,13 +239,13 @@ def test_export_card_names_no_folders(runs: dict[str, Path], tmp_path: Path) -> 
 EXAMPLES = ROOT / "examples"
 
 
-def test_example_export_and_generate_same_text(
-    runs: dict[str, Path],
+def test_example_export_and_generate_same_text_of_masked_documents(
+    masked: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ["export_and_generate.py", str(runs["plain"]), str(tmp_path / "out"), "--tokens", "9"]
+    words = ["export_and_generate.py", str(masked), str(tmp_path / "out"), "--tokens", "9"]
     monkeypatch.setattr(sys, "argv", words)
     runpy.run_path(str(EXAMPLES / words[0]), run_name="__main__")
     printed = capsys.readouterr().out

@@ -21,10 +21,12 @@ def fast_tokenizer(tokenizer: Tokenizer, context: int, masked: bool = False) -> 
     """
     converted = tokenizers.Tokenizer.from_buffer(tokenizer.content)
     end = converted.id_to_token(tokenizer.eot)
-    start = "" if masked else f"{end} "
+    text = ["$A"] if masked else [end, "$A"]
     converted.post_processor = processors.TemplateProcessing(
-        single=f"{start}$A", pair=f"{start}$A {end} $B", special_tokens=[(end, tokenizer.eot)]
+        single=text, pair=[*text, end, "$B"], special_tokens=[(end, tokenizer.eot)]
     )
+    if hasattr(converted.model, "dropout"):
+        converted.model.dropout = None  # as in `Tokenizer`
     converted.no_truncation()
     converted.no_padding()
     # The folder stores the name of the class; transformers 5 has a different one, which version 4
