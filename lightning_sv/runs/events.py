@@ -21,6 +21,7 @@ from lightning_sv.runs.directory import (
     event_files,
     is_begun,
     is_complete,
+    is_diverged,
     read_config,
     read_summary,
 )
@@ -169,6 +170,8 @@ def check_run_directory(directory: Path, expected: str = _A_RUN) -> None:
 
 
 def _check_complete(directory: Path) -> None:
+    if is_diverged(directory):
+        raise ConfigError(f"{directory} diverged; expected a complete run. Leave it out.")
     for name in (SUMMARY, CONFIG):
         if not (directory / name).is_file():
             hint = "Check the path, or resume the run."

@@ -275,10 +275,13 @@ def test_report_incomparable_runs_refused(runs: Path, tmp_path: Path, refused: R
     edit_json(tokens / "summary.json", tokenizer_sha256="7002")
     corpus = write_run(tmp_path / "corpus", "hg", 0, corpus="dead")
     val = write_run(tmp_path / "val", "hg", 0, val_sequences=9)
+    diverged = write_run(tmp_path / "exploded", "hg", 0)
+    (diverged / "summary.json").rename(diverged / "nonfinite.jsonl")
     one = runs / "llama0"
     wrong: dict[str, list[object]] = {
         "nowhere": [tmp_path / "nowhere"],
         "empty": [tmp_path / "empty"],
+        "exploded diverged": [one, diverged],
         "'x' with seed 0": [one, runs / "unified0", "--labels", "x", "x"],
         "seed": [one, runs / "unified1"],
         "--baseline": [one, "--baseline", "hg"],
