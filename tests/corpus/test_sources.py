@@ -182,6 +182,15 @@ def test_files_source_invalid_utf8_in_every_arrow_type_is_named(
         _texts(f"files:{tmp_path}")
 
 
+@pytest.mark.parametrize("part_bytes", [1, 1000])
+def test_files_source_nested_column_is_named(part_bytes: int, tmp_path: Path) -> None:
+    """As the messages of a data set of chats; a large file is sliced by its columns."""
+    messages = [[{"role": "user", "content": "text"}]]
+    pyarrow.parquet.write_table(pyarrow.table({"messages": messages}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match="'messages' is of type list"):
+        list(open_source(f"files:{tmp_path}", part_bytes, text_field="messages").read())
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
 @pytest.mark.parametrize("part_bytes", [1, 999, 10_000, 50_000])
 def test_files_source_slices_of_a_file_have_its_documents_once(

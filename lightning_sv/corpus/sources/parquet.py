@@ -13,12 +13,16 @@ _ROWS = 1024
 
 def open_parquet(file: Any, name: str, text_field: str) -> Any:
     """Open a Parquet file that has the text's column."""
-    needs("pyarrow", name)
+    pyarrow = needs("pyarrow", name)
     table = needs("pyarrow.parquet", name).ParquetFile(file, pre_buffer=True)
     names = table.schema_arrow.names
     if text_field not in names:
         found = f"{name}: has no column {text_field!r} among {names}"
         raise ConfigError(f"{found}; set text_field to one.")
+    kind = table.schema_arrow.field(names.index(text_field)).type
+    if pyarrow.types.is_nested(kind):
+        found = f"{name}: {text_field!r} is of type {kind}"
+        raise ConfigError(f"{found}; expected text. Change text_field.")
     return table
 
 
