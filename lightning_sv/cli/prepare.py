@@ -22,15 +22,22 @@ from lightning_sv.settings.words import underscored
 def run(argv: list[str]) -> int:
     """Parse the arguments, write the corpus, print its content; return the exit code."""
     config, corpus = _parse(resolve_names(underscored(argv)).to_prepare)
-    existed = (Path(corpus.dir).expanduser() / FILENAME).is_file()
+    hash_before = _prepared_hash(corpus.dir)
     part_bytes = byte_size("--part_bytes", config.part_bytes)
     workers = usable_cores() if config.workers is None else config.workers
     manifest = prepare(corpus, progress=not config.json, workers=workers, part_bytes=part_bytes)
     if config.json:
         print(json_text({"dir": config.data.corpus.dir, **manifest.to_dict()}))
     else:
+        existed = manifest.corpus_hash == hash_before
         print("\n".join(_lines(config.data.corpus.dir, manifest, existed)))
     return 0
+
+
+def _prepared_hash(dir: str) -> str | None:
+    """Return the hash of the corpus in a folder, which may grow; None if there is none."""
+    folder = Path(dir).expanduser()
+    return Manifest.load(folder).corpus_hash if (folder / FILENAME).is_file() else None
 
 
 def prepare_named(corpus: NamedCorpus | None) -> None:
