@@ -45,6 +45,8 @@ def quiet_libraries() -> None:
         )
     # profilers report at INFO
     logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)
+    # On several devices it warns about drop_last, but a run chooses its sequences itself.
+    logging.getLogger("litdata.streaming.dataset").setLevel(logging.ERROR)
 
 
 def is_quiet() -> bool:

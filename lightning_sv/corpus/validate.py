@@ -1,8 +1,8 @@
 """Checks that a prepared corpus is complete, unmodified, and suitable for a model.
 
-Reading detects damage late or not at all: a truncated shard ends the process in the middle of an
-epoch, a wrong id causes no error, a sequence longer than a shard an empty dataset. Therefore
-everything is checked during setup.
+litdata detects damage late or not at all: a truncated shard causes a time-out in the middle of an
+epoch, a wrong id no error, a sequence longer than a shard an empty dataset. Therefore everything is
+checked during setup.
 """
 
 import hashlib
