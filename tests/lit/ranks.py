@@ -4,8 +4,11 @@ this file."""
 import errno
 import json
 import os
+import resource
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -179,11 +182,10 @@ def folders(out: str) -> None:
         check_shared_folder(strategy, Path("run/checkpoints"))
 
 
-def lost_shards(out: str) -> None:
-    """A shard that is lost, or that its rank cannot read back, is an error on all ranks."""
+def failed_writes(out: str) -> None:
+    """A full disk of rank 0, a shard that is lost, and one that its rank cannot read back are
+    errors on all ranks, and leave no part of the checkpoint."""
     fabric = launched_fabric()
-    strategy: Any = fabric.strategy
-    path = Path(out, "step-1.ckpt")
 
     def lose(file: Path) -> str:
         if file.name == "__1_0.distcp":
@@ -195,16 +197,33 @@ def lost_shards(out: str) -> None:
             raise OSError(errno.EIO, "Input/output error", str(file))
         return "digest"
 
+    with full_disk() if RANK == 0 else nullcontext():
+        write_fails(fabric, Path(out), "File too large")
     for read_back, reason in ((lose, "__1_0.distcp is missing"), (fail, "Input/output error")):
-        message = rf"could not write .*step-1\.ckpt \({reason}.*\); earlier checkpoints are"
-        checkpoint = {"state_dict": {f"weight{RANK}": torch.ones(3)}}
-        with (
-            patch.object(sharded_write, "file_sha256", read_back),
-            pytest.raises(OSError, match=message),
-        ):
-            sharded_write.write_sharded(strategy, checkpoint, path)
-        fabric.barrier()
-        assert not path.exists()
+        with patch.object(sharded_write, "file_sha256", read_back):
+            write_fails(fabric, Path(out), reason)
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let the kernel refuse all writes to files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def write_fails(fabric: L.Fabric, folder: Path, reason: str) -> None:
+    strategy: Any = fabric.strategy
+    path = folder / "checkpoints" / "step-1.ckpt"
+    message = rf"could not write .*step-1\.ckpt \({reason}.*\); earlier checkpoints are"
+    checkpoint = {"state_dict": {f"weight{RANK}": torch.ones(3)}}
+    with pytest.raises(OSError, match=message):
+        sharded_write.write_sharded(strategy, checkpoint, path)
+    fabric.barrier()
+    assert list(path.parent.iterdir()) == []
 
 
 def default_samplers(out: str, corpus: str) -> None:

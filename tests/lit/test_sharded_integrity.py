@@ -72,7 +72,7 @@ def test_check_checkpoint_damaged_shard_is_refused(
         check_checkpoint(str(checkpoint))
 
 
-@pytest.mark.parametrize("task", ["folders", "lost_shards"])
+@pytest.mark.parametrize("task", ["folders", "failed_writes"])
 def test_two_ranks_write_to_one_folder(task: str, tmp_path: Path) -> None:
     """The docstring of the task in ranks.py says what it asserts."""
     launch("tests.lit.ranks", task, str(tmp_path), logs=tmp_path)

@@ -21,17 +21,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         final = Path(path)
         final.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with atomic_path(final) as partial, partial.open("wb") as file:
-                torch.save(checkpoint, file)
-        except (OSError, RuntimeError) as error:
-            # torch's zip writer fails at its end too, after a failed write
-            cause = error if isinstance(error, OSError) else error.__context__
-            if isinstance(cause, OSError):
-                why = (
-                    f"could not write {final} ({cause.strerror}); its previous content is unchanged"
-                )
-                raise OSError(cause.errno, why) from error
-            raise
+            with atomic_path(final) as partial:
+                write_content(checkpoint, partial)
+        except OSError as error:
+            why = f"could not write {final} ({error.strerror}); its previous content is unchanged"
+            raise OSError(error.errno, why) from error
 
     def load_checkpoint(self, path: Any, *given: Any, **more: Any) -> dict[str, Any]:
         """Read a checkpoint; several ranks map the file, so that a node has it in memory once."""
@@ -40,3 +34,21 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if not distributed.is_initialized():
             return super().load_checkpoint(path, *given, **more)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+
+
+def write_content(content: dict[str, Any], path: Path) -> None:
+    """Write a file with `torch.save`.
+
+    Raises:
+        OSError: the file cannot be written. Then torch's zip writer fails once more when it ends,
+            with a RuntimeError that hides the reason
+        RuntimeError: torch fails for a different reason
+    """
+    try:
+        with path.open("wb") as file:
+            torch.save(content, file)
+    except RuntimeError as error:
+        cause = error.__context__
+        if isinstance(cause, OSError):
+            raise cause from None
+        raise

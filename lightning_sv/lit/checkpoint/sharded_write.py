@@ -2,10 +2,11 @@
 
 import errno
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch.strategies import Strategy
 from torch import distributed
 from torch.distributed.checkpoint.api import CheckpointException
@@ -13,6 +14,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from lightning_sv.atomic import file_sha256, partial_of, remove, replace, sync
+from lightning_sv.lit.checkpoint.atomic_io import write_content
 from lightning_sv.runs.sharded_checkpoint import CHECKSUMS, GROUPS, INDEX, META, flat_tensors
 
 
@@ -26,28 +28,47 @@ def write_sharded(strategy: Strategy, checkpoint: dict[str, Any], path: Path) ->
         OSError: on every rank, if one could not write or read back its files, or if a node wrote
             to a disk of its own; earlier checkpoints are unchanged
     """
-    partial = partial_of(path)
+    folder = partial_of(path)
     optimizers = checkpoint.pop("optimizer_states", [])
     tensors = flat_tensors(checkpoint.pop("state_dict"), optimizers)
-    if strategy.is_global_zero:
-        groups = [optimizer["param_groups"] for optimizer in optimizers]
-        _write_meta(checkpoint | {GROUPS: groups}, partial)
-    strategy.barrier()
+    groups = [optimizer["param_groups"] for optimizer in optimizers]
+    meta = checkpoint | {GROUPS: groups}
     try:
-        save(tensors, storage_writer=FileSystemWriter(partial))
-        digests = _digests_of_all_ranks(partial)
-        _complete(strategy, partial, path, digests)
+        _on_first_rank(strategy, partial(_write_meta, meta, folder))
+        save(tensors, storage_writer=FileSystemWriter(folder))
+        digests = _digests_of_all_ranks(folder)
+        _on_first_rank(strategy, partial(_complete, folder, path, digests))
     except (CheckpointException, OSError) as error:
+        if strategy.is_global_zero:
+            remove(folder)
         code, reason = _system_error(error)
         found = f"could not write {path} ({reason})"
         raise OSError(code, f"{found}; earlier checkpoints are unchanged") from error
+
+
+def _on_first_rank(strategy: Strategy, write: Callable[[], None]) -> None:
+    """Write on rank 0; a collective.
+
+    Raises:
+        OSError: on every rank, if rank 0 could not; otherwise the others would wait for it in
+            their next collective
+    """
+    failure: OSError | None = None
+    if strategy.is_global_zero:
+        try:
+            write()
+        except OSError as error:
+            failure = error
+    failure = strategy.broadcast(failure)
+    if failure is not None:
+        raise failure
 
 
 def _write_meta(meta: dict[str, Any], folder: Path) -> None:
     """Write everything but the tensors into a new folder."""
     remove(folder)  # left by a process that was killed
     folder.mkdir(parents=True)
-    torch.save(meta, folder / META)
+    write_content(meta, folder / META)
     sync(folder / META)
 
 
@@ -91,24 +112,11 @@ def _digests_of_rank(folder: Path, rank: int) -> dict[str, str]:
     return {name: file_sha256(folder / name) for name in names}
 
 
-def _complete(strategy: Strategy, partial: Path, path: Path, digests: dict[str, str]) -> None:
-    """Write the checksums and give the folder its name, on rank 0; a collective.
-
-    Raises:
-        OSError: on every rank, if rank 0 could not; otherwise the others would wait for it in the
-            next step
-    """
-    failure: OSError | None = None
-    if strategy.is_global_zero:
-        try:
-            _write_checksums(partial, digests)
-            replace(partial, path)  # an old one is of an abandoned start of this run
-            sync(path.parent)
-        except OSError as error:
-            failure = error
-    failure = strategy.broadcast(failure)
-    if failure is not None:
-        raise failure
+def _complete(folder: Path, path: Path, digests: dict[str, str]) -> None:
+    """Write the checksums of a folder, and give it its name."""
+    _write_checksums(folder, digests)
+    replace(folder, path)  # an old one is of an abandoned start of this run
+    sync(path.parent)
 
 
 def _write_checksums(folder: Path, digests: dict[str, str]) -> None:
