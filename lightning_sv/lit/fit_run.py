@@ -8,10 +8,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from rich.console import Console
 
 from lightning_sv.atomic import write_atomically
+from lightning_sv.callbacks.run_state import callbacks_of
 from lightning_sv.corpus import Tokenizer, is_remote
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.last_checkpoint import LastCheckpoint
@@ -88,11 +90,20 @@ class FitRun(CommandRun):
         """
         if self.trainer.is_global_zero:
             check_run_dir(self._given_dir, self.start.checkpoint, again=self.start.asked_for_last)
+        self._check_callbacks()
         self._check_devices()
         self._check_resumed_checkpoint()
         self._load_initial_weights()
         self._announce(self.set_micro_batch())
         self._set_steps()
+
+    def _check_callbacks(self) -> None:
+        """Check that the run alone writes last.ckpt: resuming needs its steps and its content."""
+        for callback in callbacks_of(self.trainer, ModelCheckpoint):
+            if callback.save_last and callback.dirpath is None:
+                found = f"save_last of {type(callback).__name__} is {callback.save_last}"
+                expected = f"false, because the run itself writes {LAST}"
+                raise ConfigError(f"{found}; expected {expected}. Or set its dirpath.")
 
     def _check_devices(self) -> None:
         """Check that model, corpus and batch fit the strategy and the number of devices."""

@@ -2,7 +2,7 @@
 
 config.yaml  summary.json  tokenizer.json  events.out.tfevents.*  run.png
 checkpoints/last.ckpt  nonfinite.jsonl (after a step that was not finite)  .lock
-checkpoints/step-<n>.ckpt (a folder, to which last.ckpt links, if checkpoints are sharded)
+checkpoints/last-step-<n>.ckpt (a folder to which last.ckpt links, if checkpoints are sharded)
 train.log  command.json  progress.json (if `compare` or `paper` started the run)
 """
 

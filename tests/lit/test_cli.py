@@ -262,7 +262,7 @@ trainer:
     init_args: {{save_dir: {tmp_path / "csv"}}}
   callbacks:
   - class_path: {CALLBACKS}.ModelCheckpoint
-    init_args: {{dirpath: {tmp_path / "best"}, monitor: val/loss, save_top_k: 1, filename: best}}
+    init_args: {{dirpath: {tmp_path / "best"}, monitor: val/loss, save_last: true, filename: best}}
   - class_path: {CALLBACKS}.LearningRateMonitor
   - class_path: {CALLBACKS}.EarlyStopping
     init_args: {{monitor: val/loss}}

@@ -222,6 +222,10 @@ WRONG = [
     ("--data.corpus.dir nowhere", "nowhere/manifest.json does not exist"),
     ("--samples.tokens -1", "tokens of TextSamples is -1"),
     ("--samples.tokens 5 --samples.top_k 0", "top_k is 0"),
+    (
+        "--trainer.callbacks+=ModelCheckpoint --trainer.callbacks.save_last=true",
+        "save_last of ModelCheckpoint is True",
+    ),
     (f"{COPYING} --trainer.callbacks.repeat_length 17", "repeat_length"),
     # a model that cannot be built, before the corpus is read
     ("--data.corpus.dir=missing --model.backbone.n_expert 4", "model.backbone.n_expert is 4"),

@@ -129,7 +129,11 @@ def assert_same_run(
             )
 
 
-OTHERS = argv("--trainer.callbacks+=ModelCheckpoint --trainer.callbacks.every_n_train_steps=2")
+OTHERS = argv(
+    "--checkpoint.every_n_steps 2 --trainer.callbacks+=ModelCheckpoint"
+    " --trainer.callbacks.every_n_train_steps=2 --trainer.callbacks.filename=step-{step}"
+    " --trainer.callbacks.auto_insert_metric_name=false"
+)
 
 
 @pytest.mark.parametrize(
@@ -153,9 +157,9 @@ def test_validate_as_under_nccl_equals_one_process(
     assert read_summary(tmp_path / "run")["val_loss"] == pytest.approx(loss, rel=1e-5)
     refused = [log.count("error: ckpt_path is none on rank 1; expected ") for log in ended.logs]
     assert refused == ([1, 1] if ranks == 2 else [0])
-    if more:  # those of ModelCheckpoint leave last.ckpt to ours
-        assert (tmp_path / "run" / LAST).resolve().name == "step-3.ckpt"
-        assert is_sharded(tmp_path / "run" / LAST.parent / "epoch=0-step=2.ckpt")
+    if more:  # each removes its own checkpoints alone
+        assert (tmp_path / "run" / LAST).resolve().name == "last-step-3.ckpt"
+        assert is_sharded(tmp_path / "run" / LAST.parent / "step-2.ckpt")
 
 
 @pytest.mark.parametrize("task", ["default_samplers", "fitted_again", "own_trainer", "own_weights"])
@@ -201,13 +205,15 @@ def test_fit_sharded_checkpoint_on_fewer_ranks_equals_one_process(
     assert step == 6
 
     # as if killed while writing
-    partial = run / LAST.parent / ".step-6.ckpt.partial"
+    partial = run / LAST.parent / ".last-step-6.ckpt.partial"
     partial.mkdir(exist_ok=True)
     launch("tests.lit.ranks", "sharded_checkpoints", "-1", *fsdp(args, run, 2), logs=tmp_path)
     assert not partial.exists()
     assert [leg["steps"] for leg in read_summary(run)["legs"]] == [step, STEPS - step]
     assert_same_run(read_run(alone / "muon"), read_run(run))
-    assert [path.name for path in (run / LAST.parent).glob("step-*")] == [f"step-{STEPS}.ckpt"]
+    assert [path.name for path in (run / LAST.parent).glob("last-step-*")] == [
+        f"last-step-{STEPS}.ckpt"
+    ]
 
     # one process reads it: the weights, and the optimizer's state of a run that goes on. Adam
     # divides small gradients by themselves, so that single entries depend on the order of sums; a

@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 class LastCheckpoint(Checkpoint):
     """Keep <run_dir>/checkpoints/last.ckpt of the latest n-th and the last step.
 
-    A run resumes from it. A sharded checkpoint is a folder step-500.ckpt, to which last.ckpt links.
+    A run resumes from it. A sharded checkpoint is a folder last-step-500.ckpt, to which last.ckpt
+    links.
     Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end the run after the current step, with a checkpoint.
 
     Args:
@@ -146,7 +147,8 @@ class LastCheckpoint(Checkpoint):
         if not _writes_shards(trainer.strategy):
             trainer.save_checkpoint(self.last)
             return
-        folder = self.last.with_name(f"step-{trainer.global_step}.ckpt")
+        # A ModelCheckpoint in the same folder may well write step-500.ckpt.
+        folder = self.last.with_name(f"last-step-{trainer.global_step}.ckpt")
         trainer.save_checkpoint(folder)
         if trainer.is_global_zero:
             link_last(self.last, folder)
