@@ -23,7 +23,6 @@ from lightning_sv.lit.command_run import several
 from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.distributed import end_at_once, join_ranks, leave_group
 from lightning_sv.lit.fit_run import FitRun
-from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.lit.run_parser import RunParser, command_of
 from lightning_sv.lit.signals import exit_code
@@ -218,21 +217,16 @@ class PretrainCLI(LightningCLI):
 
     def _trainer_arguments(self) -> dict[str, Any]:
         """Return the arguments of the Trainer that are not those of the config."""
-        given = self.config_init["trainer"]
-        plugins = several(given["plugins"])
+        plugins = several(self.config_init["trainer"]["plugins"])
         for plugin in plugins:
             is_followed = isinstance(plugin, ClusterEnvironment)
             expected = "cluster environments. The keys of trainer set everything else."
             expect(is_followed, "trainer.plugins", type(plugin).__name__, expected)
-        arguments: dict[str, Any] = {
+        return {
             "logger": False,  # `FitRun.open` sets it
             "enable_autolog_hparams": False,  # `FitRun.begin` logs those of the run
             "plugins": [AtomicCheckpointIO(), *plugins],
         }
-        if isinstance(given["strategy"], FullyShardedStrategy):
-            # FSDP2 reads version counters, which inference tensors lack.
-            arguments["inference_mode"] = False
-        return arguments
 
     def _fit_arguments(self) -> dict[str, Any]:
         """Return the Trainer's arguments that only a fit has."""

@@ -97,6 +97,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
             name = type(callback).__name__
             expected = "none that copies the model, because sharded weights cannot be copied"
             raise ConfigError(f"a callback is {name}; expected {expected}.")
+        _use_no_grad(module.trainer)
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
         self.mesh = self.device_mesh["data_parallel"]
@@ -257,6 +258,16 @@ class FullyShardedStrategy(ModelParallelStrategy):
             groups.append(saved_group | {"params": group_names})
         states = {names[number]: state for number, state in saved["state"].items()}
         return {"state": states, "param_groups": groups}
+
+
+def _use_no_grad(trainer: Trainer) -> None:
+    """Validate, test and predict under `no_grad`, as a fit validates.
+
+    Weights that are gathered in inference mode are inference tensors, into which FSDP2 cannot
+    gather again outside of it, as in a fit after a validation.
+    """
+    for loop in (trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
+        loop.inference_mode = False
 
 
 def check_strategy(strategy: object) -> None:

@@ -98,7 +98,7 @@ TRAINER_ARGUMENTS = {
     "deterministic": Argument("Deterministic operations of torch."),
     "benchmark": Argument("cuDNN's search for fast convolutions."),
     "inference_mode": Argument(
-        "torch.inference_mode in validation; FullyShardedStrategy needs torch.no_grad."
+        "torch.inference_mode in validation; FullyShardedStrategy uses torch.no_grad."
     ),
     "use_distributed_sampler": Argument(
         "Every device reads its part of the global batch without it.", (False,)

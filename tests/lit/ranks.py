@@ -64,9 +64,12 @@ def mapped_load(file: Any, *given: Any, load: Any = torch.load, **more: Any) -> 
     return load(file, *given, **more)
 
 
-# Lightning validates under `no_grad` with gloo, and in `inference_mode` under NCCL. Its loops ask
-# for the backend here; collectives stay those of gloo.
-@patch.object(utilities, "dist", SimpleNamespace(get_backend=lambda: "nccl"))
+#: Lightning validates under `no_grad` with gloo, and in `inference_mode` under NCCL. Its loops ask
+#: for the backend here; collectives stay those of gloo.
+loops_of_nccl = patch.object(utilities, "dist", SimpleNamespace(get_backend=lambda: "nccl"))
+
+
+@loops_of_nccl
 @patch.object(torch, "load", mapped_load)
 def as_under_nccl(run_dir: str, strategy: str, *given: str) -> None:
     """Fit, and validate again: rank 0 leaves that loss in summary.json. Then `validate`, which
@@ -129,6 +132,7 @@ def own_trainer(out: str, corpus: str) -> None:
     ] * len(metrics)
 
 
+@loops_of_nccl
 def fitted_again(out: str, corpus: str) -> None:
     """A validation before each fit changes no weight. Weights alone are no checkpoint to resume."""
     trained: list[torch.Tensor] = []
