@@ -110,6 +110,12 @@ def comparability_warnings(runs: Mapping[str, Run], requested: Sequence[str] = (
     return warnings
 
 
+def settings_key(run: Run) -> str:
+    """Return a text that is equal for runs whose configs differ in strategy and seed alone."""
+    values = {key: value for key, value in _leaves(run).items() if not _is_allowed(key, _OWN_KEYS)}
+    return json.dumps(values, sort_keys=True, default=str)
+
+
 def _differences(table: pd.DataFrame) -> Iterator[tuple[str, str]]:
     """Yield each column whose values differ between runs, and the runs of each value."""
     names = table.index.to_series()

@@ -1,6 +1,7 @@
 """Figure of your own runs, from their event files."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -10,7 +11,11 @@ from rich.console import Console
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.arms import Arm, runs_of
-from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings
+from lightning_sv.experiments.comparability import (
+    check_same_corpus,
+    comparability_warnings,
+    settings_key,
+)
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.pairs import Pair
 from lightning_sv.experiments.results import Figure, count_seeds
@@ -111,13 +116,24 @@ def _read(path: Path) -> Run:
 
 
 def _own_labels(runs: Sequence[Run]) -> list[str]:
-    """Return the strategy of each run; a further run of its seed is named after its directory."""
-    labels = []
+    """Return the label of the arm of each run: its strategy, or the name of a directory.
+
+    Runs of one strategy are one arm, unless two of them have the same seed. Then those with the
+    settings of the first are, and those with other settings are named after their first directory.
+    """
+    runs_of_seeds = Counter((run.label, run.summary["seed"]) for run in runs)
+    repeated = {strategy for (strategy, _), count in runs_of_seeds.items() if count > 1}
+    names: dict[str, dict[str, str]] = {}  # strategy -> settings -> label
+    labels: list[str] = []
     taken = set()
     for run in runs:
-        pair = run.label, run.summary["seed"]
-        labels.append(run.dir.name if pair in taken else run.label)
-        taken.add(pair)
+        settings = settings_key(run) if run.label in repeated else ""
+        own_names = names.setdefault(run.label, {})
+        label = own_names.setdefault(settings, run.dir.name if own_names else run.label)
+        if (label, run.summary["seed"]) in taken:  # the same run again
+            label = run.dir.name
+        taken.add((label, run.summary["seed"]))
+        labels.append(label)
     return labels
 
 
