@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv.callbacks.branches import BranchCallback, means_over_layers, scaled_branches
-from lightning_sv.optim import full_tensor
 from lightning_sv.scale.definitions import effective_weight
 
 
@@ -29,14 +28,13 @@ def branch_norms(model: nn.Module) -> dict[str, Tensor]:
                 (gamma,) = branch.gammas().values()
                 out[f"{branch.name}/gamma"] = gamma.square().mean().sqrt()
             else:
-                for key, value in _norms(branch.weight, branch.gammas()).items():
+                for key, value in _norms(branch.full_weight(), branch.gammas()).items():
                     out[f"{branch.name}/{key}"] = value
     return out | means_over_layers(out)
 
 
 def _norms(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the norms of one branch; a leading axis of the weight counts experts."""
-    weight = full_tensor(weight)
     scaled = effective_weight(weight, gammas.get("in"), gammas.get("out"))
     effective = torch.linalg.matrix_norm(scaled)  # (), or (n_expert,)
     norms = {"W": torch.linalg.matrix_norm(weight).mean(), "effective": effective.mean()}

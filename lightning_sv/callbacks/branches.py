@@ -15,6 +15,7 @@ from lightning_sv.callbacks.step_callback import StepCallback
 from lightning_sv.errors import ConfigError
 from lightning_sv.optim import full_tensor
 from lightning_sv.scale import output_norms, scaled_linears
+from lightning_sv.scale.definitions import upcast
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,13 @@ class ScaledBranch:
     has_output_norm: bool = False
 
     def gammas(self) -> dict[str, Tensor]:
-        """Return side -> gamma; a collective for sharded vectors."""
-        return {side: full_tensor(vector()) for side, vector in self.vectors.items()}
+        """Return side -> gamma, at least in float32; a collective for sharded vectors."""
+        return {side: upcast(full_tensor(vector())) for side, vector in self.vectors.items()}
+
+    def full_weight(self) -> Tensor:
+        """Return the weight, at least in float32; a collective if it is sharded."""
+        assert self.weight is not None
+        return upcast(full_tensor(self.weight))
 
 
 def scaled_branches(model: nn.Module) -> list[ScaledBranch]:

@@ -97,8 +97,7 @@ def _imbalance(branches: list[ScaledBranch], side: str) -> Tensor:
     square = branches[0].gammas()[side].square()
     lengths = torch.zeros_like(square)
     for branch in branches:
-        assert branch.weight is not None
-        of_branch = _squared_lengths(branch.weight, side, square)
+        of_branch = _squared_lengths(branch.full_weight(), side, square)
         lengths = lengths + of_branch.sum_to_size(square.shape)  # over experts that share gamma
     return _mean((square - lengths).abs() / (square + lengths))
 
@@ -139,7 +138,7 @@ def _squared_lengths(weight: Tensor, side: str, gamma: Tensor) -> Tensor:
 
     w_j is the part of W that entry j of gamma (..., d) scales, in all heads.
     """
-    squares = full_tensor(weight).square().sum(_AXES[side])
+    squares = weight.square().sum(_AXES[side])
     return squares.unflatten(-1, (-1, gamma.shape[-1])).sum(-2)
 
 

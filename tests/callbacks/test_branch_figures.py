@@ -1,6 +1,8 @@
 """Figures of branches against dense matrices: norms, drift, beta and balance."""
 
+from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -51,6 +53,18 @@ def test_branch_norms_equal_norms_of_dense_matrices(text: str, config: BackboneC
             per_layer.append(expected["effective"])
         assert norms[f"mean/{name}/effective"].item() == pytest.approx(sum(per_layer) / 2)
     assert "head/lm_head/effective" in norms
+
+
+@pytest.mark.parametrize("experts", [{}, MOE])
+def test_figures_of_bf16_weights_are_those_of_the_same_weights_in_float32(
+    experts: dict[str, Any], config: BackboneConfig
+) -> None:
+    narrow = perturbed(Backbone(replace(config, **experts), "hg+dp")).bfloat16()
+    wide = deepcopy(narrow).float()
+    for figures in (branch_norms, scale_vector_figures):
+        expected = {key: value.item() for key, value in figures(wide).items()}
+        found = {key: value.item() for key, value in figures(narrow).items()}
+        assert found == pytest.approx(expected, rel=1e-6)
 
 
 def test_branch_norms_of_experts_equal_dense_ones(config: BackboneConfig) -> None:
