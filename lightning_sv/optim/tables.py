@@ -16,17 +16,10 @@ def group_table(optimizer: Optimizer) -> list[list[str]]:
         parameters = group["params"]
         scalars = sum(parameter.numel() for parameter in parameters)
         counts = [f"{len(parameters):,}", f"{scalars:,}"]
-        rows.append([_group_name(group), *counts, *_settings(group)])
+        role = group["role"]
+        name = f"{role} scale" if role in SCALE_ROLES else role
+        rows.append([name, *counts, *_settings(group)])
     return rows
-
-
-def _group_name(group: Mapping[str, Any]) -> str:
-    role = group["role"]
-    if role in SCALE_ROLES:
-        return f"{role} scale"
-    if role == "matrix" and group["params"][0].ndim > 2:
-        return "matrix of an expert"
-    return str(role)
 
 
 def _settings(group: Mapping[str, Any]) -> list[str]:
