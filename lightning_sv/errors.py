@@ -1,11 +1,11 @@
 """Errors that the command line reports in one sentence; any other exception is a bug."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from numbers import Integral, Real
 from types import NoneType
-from typing import Any
+from typing import Any, get_args, get_origin
 
 
 class ConfigError(ValueError):
@@ -75,10 +75,33 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def expect_numbers(prefix: str, config: Any) -> None:
-    """Raise `ConfigError` if a field that is annotated as a number has a different value."""
+#: type of a field -> classes of its values, and how a message names them
+OTHER_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    list: ((list, tuple), "a list"),
+    dict: ((Mapping,), "a dictionary"),
+}
+
+
+def expect_types(prefix: str, config: Any) -> None:
+    """Raise `ConfigError` if a field is not the number, boolean, list or dictionary it should be.
+
+    The values of a dictionary are checked if they should be numbers.
+    """
     for field in fields(config):
-        expect_number(f"{prefix}.{field.name}", getattr(config, field.name), field.type)
+        _expect_type(f"{prefix}.{field.name}", getattr(config, field.name), field.type)
+
+
+def _expect_type(key: str, value: Any, kind: Any) -> None:
+    expect_number(key, value, kind)
+    outer_kind = get_origin(kind) or kind
+    if outer_kind in OTHER_TYPES:
+        classes, expected = OTHER_TYPES[outer_kind]
+        expect(isinstance(value, classes), key, repr(value), f"{expected}.")
+    if outer_kind is dict:
+        _, kind_of_values = get_args(kind)
+        for name, each in value.items():
+            expect_number(f"{key}.{name}", each, kind_of_values)
 
 
 def expect_known(what: str, name: str, known: Iterable[str]) -> None:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from lightning_sv.errors import ConfigError, expect, expect_known, expect_numbers
+from lightning_sv.errors import ConfigError, expect, expect_known, expect_types
 
 BALANCES = ("loss", "bias", "none")
 #: Upper bound on any width: larger values are typing errors, and a product of three such widths
@@ -46,7 +46,7 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         prefix = f"{PREFIX}.router"
-        expect_numbers(prefix, self)
+        expect_types(prefix, self)
         expect_known(f"{prefix}.balance", self.balance, BALANCES)
         for key in ("balance_coef", "bias_rate", "z_coef"):
             value = getattr(self, key)
@@ -75,7 +75,7 @@ class RopeScalingConfig:
 
     def __post_init__(self) -> None:
         prefix = f"{PREFIX}.rope_scaling"
-        expect_numbers(prefix, self)
+        expect_types(prefix, self)
         for key in ("factor", "low_freq_factor", "original_context"):
             value = getattr(self, key)
             expect(0 < value <= 1e12, f"{prefix}.{key}", value, "a number above 0, at most 1e12.")
@@ -142,7 +142,7 @@ class BackboneConfig:
     init_residual_scaling: bool = True
 
     def __post_init__(self) -> None:
-        expect_numbers(PREFIX, self)
+        expect_types(PREFIX, self)
         if isinstance(self.router, dict):  # checkpoints contain plain values
             object.__setattr__(self, "router", RouterConfig(**self.router))
         if isinstance(self.rope_scaling, dict):

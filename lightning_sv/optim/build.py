@@ -7,13 +7,15 @@ from typing import Any
 
 from torch.optim import SGD, AdamW, Optimizer
 
-from lightning_sv.errors import ConfigError, expect, expect_known, expect_numbers
+from lightning_sv.errors import ConfigError, expect, expect_known, expect_types
 from lightning_sv.optim.groups import MATRIX_ROLES, PARAMETER_ROLES, ParameterGroup
 from lightning_sv.optim.muon import CompositeOptimizer, Muon
 from lightning_sv.own_code import find
 
 PREFIX = "model.optim"
 NS_DTYPES = ("bfloat16", "float32", "float64")
+POSITIVE = "a finite number above 0."
+NOT_NEGATIVE = "a finite number of at least 0."
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class OptimConfig:
     ns_dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
-        expect_numbers(PREFIX, self)
+        expect_types(PREFIX, self)
         if ":" not in self.name:
             find(OPTIMIZERS, self.name, f"{PREFIX}.name")
         expect_known(f"{PREFIX}.ns_dtype", self.ns_dtype, NS_DTYPES)
@@ -86,25 +88,28 @@ class OptimConfig:
         if "matrix" in self.lr_factor_by_role:
             raise ConfigError(f"{PREFIX}.lr_factor_by_role has matrix; set {PREFIX}.lr instead.")
         for role, value in self.lr_factor_by_role.items():
-            _check_of_role("lr_factor_by_role", role, value, 0 < value < math.inf)
+            is_positive = 0 < value < math.inf
+            _check_of_role("lr_factor_by_role", role, value, is_positive, POSITIVE)
         for role, value in self.weight_decay_by_role.items():
-            _check_of_role("weight_decay_by_role", role, value, 0 <= value < math.inf)
+            is_decay = 0 <= value < math.inf
+            _check_of_role("weight_decay_by_role", role, value, is_decay, NOT_NEGATIVE)
         for role, value in self.clip_by_role.items():
-            _check_of_role("clip_by_role", role, value, value > 0)
+            _check_of_role("clip_by_role", role, value, value > 0, "a number above 0.")
 
     def _check_numbers(self) -> None:
         if self.lr is not None:
-            expect(self.lr > 0, f"{PREFIX}.lr", self.lr, "a number above 0.")
+            expect(0 < self.lr < math.inf, f"{PREFIX}.lr", self.lr, POSITIVE)
         for key in ("beta1", "beta2", "muon_momentum"):
             value = getattr(self, key)
             expect(0 <= value < 1, f"{PREFIX}.{key}", value, "a number in [0, 1).")
-        expect(self.eps > 0, f"{PREFIX}.eps", self.eps, "a number above 0.")
-        expect(self.weight_decay >= 0, f"{PREFIX}.weight_decay", self.weight_decay, "0 or more.")
+        expect(0 < self.eps < math.inf, f"{PREFIX}.eps", self.eps, POSITIVE)
+        decay = self.weight_decay
+        expect(0 <= decay < math.inf, f"{PREFIX}.weight_decay", decay, NOT_NEGATIVE)
 
 
-def _check_of_role(key: str, role: str, value: float, fits: bool) -> None:
+def _check_of_role(key: str, role: str, value: float, fits: bool, expected: str) -> None:
     expect_known(f"role in {PREFIX}.{key}", role, PARAMETER_ROLES)
-    expect(fits, f"{PREFIX}.{key}.{role}", value, "a positive number.")
+    expect(fits, f"{PREFIX}.{key}.{role}", value, expected)
 
 
 def adamw(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> AdamW:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lightning_sv.errors import expect, expect_numbers
+from lightning_sv.errors import expect, expect_types
 from lightning_sv.own_code import find
 
 
@@ -29,7 +29,7 @@ class ScheduleConfig:
     stable_ratio: float = 0.8
 
     def __post_init__(self) -> None:
-        expect_numbers("model.schedule", self)
+        expect_types("model.schedule", self)
         if ":" not in self.name:
             find(SCHEDULES, self.name, "model.schedule.name")
         for key in ("warmup_ratio", "final_ratio"):

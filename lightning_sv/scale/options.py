@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from lightning_sv.errors import ConfigError, expect, expect_known
+from lightning_sv.errors import ConfigError, expect, expect_known, expect_types
 from lightning_sv.scale.strategy import (
     FOLDED,
     PLACEMENTS,
@@ -47,6 +47,7 @@ class ScaleOptions:
     initial_gamma_out: float = 1.0
 
     def __post_init__(self) -> None:
+        expect_types("scale_options", self)
         gamma = self.initial_gamma_out
         expect(
             0 < gamma <= 1e12,
@@ -55,7 +56,7 @@ class ScaleOptions:
             "a number above 0, up to 1e12.",
         )
         for site, token in self.placement_at.items():
-            is_own = ":" in token  # 'package.module:Name'; imported when the model is built
+            is_own = ":" in str(token)  # 'package.module:Name'; imported when the model is built
             if not is_own:
                 expect_known(f"scale_options.placement_at.{site}", token, PLACEMENTS | FOLDED)
         for vector, role in self.role_at.items():

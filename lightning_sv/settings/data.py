@@ -23,7 +23,7 @@ from lightning_sv.corpus import (
 from lightning_sv.corpus.loader import limited
 from lightning_sv.corpus.manifest import FILENAME
 from lightning_sv.corpus.sources.files import changed_file
-from lightning_sv.errors import ConfigError, expect, expect_numbers
+from lightning_sv.errors import ConfigError, expect, expect_types
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class DataConfig:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        expect_numbers("data", self)
+        expect_types("data", self)
         # torch's generator on the CPU uses the lower 32 bits of a seed
         is_seed = self.seed is None or 0 <= self.seed < 2**32
         expect(is_seed, "data.seed", self.seed, "an integer from 0 to 2^32 - 1.")

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from torch.optim import Optimizer
 
-from lightning_sv.errors import ConfigError, expect, expect_known, expect_numbers
+from lightning_sv.errors import ConfigError, expect, expect_known, expect_types
 from lightning_sv.nn import (
     Backbone,
     BackboneConfig,
@@ -50,7 +50,7 @@ class PretrainConfig:
     attention_backend: AttentionBackend = "auto"
 
     def __post_init__(self) -> None:
-        expect_numbers("model", self)
+        expect_types("model", self)
         for each in fields(self):
             _check_type(f"model.{each.name}", getattr(self, each.name), each.type)
         is_seed = self.seed is None or 0 <= self.seed < 2**63

@@ -160,6 +160,13 @@ def test_module_without_a_trainer_builds_its_backbone(tmp_path: Path) -> None:
         ("model.backbone.d_model is", {"d_model": 32.0}),
         ("model.backbone.router.z_coef is", {"router": {"z_coef": "1e-3"}}),
         ("model.tokens_per_param is", {"tokens_per_param": "20"}),
+        ("model.optim.lr is", {"lr": float("inf")}),
+        ("model.optim.lr_factor_by_role.head is", {"optim": {"lr_factor_by_role": {"head": "2"}}}),
+        ("model.optim.undecayed is", {"optim": {"undecayed": "embedding"}}),
+        ("model.backbone.init_std_by_role is", {"init_std_by_role": [0.1]}),
+        ("model.backbone.qk_norm is", {"qk_norm": "false"}),  # which Python takes for true
+        ("scale_options.initial_gamma_out is", {"scale_options": {"initial_gamma_out": "0.5"}}),
+        ("scale_options.placement_at.lm_head", {"scale_options": {"placement_at": {"lm_head": 1}}}),
     ],
 )
 def test_module_argument_of_a_wrong_type_or_choice_is_refused(
