@@ -118,6 +118,9 @@ class TokenLoader(DataLoader[Tensor]):
                 # before the yield, because Lightning does not exhaust the iterator
                 self._read += 1
                 yield batch
+        except RunError:
+            self.sequences.check_unchanged()  # in one sentence; a worker's has its traceback
+            raise
         except (EOFError, ConnectionError) as error:
             # a closed pipe; torch raises an error for other causes
             reason = f"{type(error).__name__} while it was read from"

@@ -75,11 +75,15 @@ class Sequences(Dataset[Tensor]):
         """
         if not 0 <= number < self._n:
             raise IndexError(f"sequence {number} of {self._n}")
+        self.check_unchanged()
+        return torch.from_numpy(self._stream[int(number)].astype(np.int64))
+
+    def check_unchanged(self) -> None:
+        """Raise RunError if the corpus is not the one that was opened."""
         if _identity(self._manifest) != self._opened:
             expected = f"corpus {self.corpus_hash[:12]}, with which this run started"
             hint = "Prepare that one again, and resume the run."
             raise RunError(f"{self._manifest.parent} was replaced; expected {expected}. {hint}")
-        return torch.from_numpy(self._stream[int(number)].astype(np.int64))
 
 
 def _identity(file: Path) -> tuple[int, int] | None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_sv.corpus import Epochs, RankShare, TokenLoader, open_split
 from lightning_sv.corpus.sampler import GlobalBatchSampler
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, RunError
 from tests.corpus.conftest import shard_ids
 
 SEQ = 96
@@ -179,6 +179,19 @@ def test_token_loader_workers_outlive_a_signal(corpus: Path) -> None:
         assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM, signal.SIGINT}
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_token_loader_of_a_replaced_corpus_ends_with_a_sentence(
+    workers: int, corpus: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(corpus, tmp_path / "corpus")
+    batches = iter(loader(folder, num_workers=workers))
+    next(batches)
+    shutil.copy(corpus / "manifest.json", folder / "manifest.json")
+    with pytest.raises(RunError, match="was replaced") as caught:
+        list(batches)
+    assert "\n" not in str(caught.value)
 
 
 def test_sequences_are_the_blocks_of_the_shards(corpus: Path) -> None:
