@@ -343,6 +343,13 @@ def _rotated_by_index(y: Tensor) -> Tensor:
     return heads * 0.6 + heads.index_select(-1, torch.arange(8).roll(4)) * 0.8
 
 
+def _rotated_completely(y: Tensor) -> Tensor:
+    heads = y.view(2, 8, -1, 8)
+    first, second = heads.chunk(2, -1)
+    rotated = heads * 0.6 + torch.cat([-second, first], -1) * 0.8
+    return torch.cat([rotated, heads[..., 8:]], -1)  # the rest has no channels
+
+
 def _depthwise(y: Tensor) -> Tensor:
     width = y.shape[-1]
     kernel = torch.linspace(0.5, 2, 2 * width, dtype=y.dtype).view(width, 1, 2)
@@ -360,6 +367,7 @@ ONE: dict[str, tuple[Read, int, int]] = {
     "queries of a key": (_queries(lambda y: y.view(2, 8, 2, 2, 8)), V, 8),
     "one head in halves": (_queries(lambda y: torch.cat(_rotated(*y.chunk(2, -1)), -1)), 8, 8),
     "halves exchanged by an index": (_queries(_rotated_by_index), V, 8),
+    "heads rotated completely": (_queries(_rotated_completely), V, 8),
     "a new axis": (
         lambda net, x: net.head(x) * (net.matrix(x)[..., None] * torch.arange(3)).sum(-1),
         V,

@@ -129,9 +129,9 @@ def _groups(parts: Iterable[Node], n: int) -> list[_Group]:
     """Return the blocks of an axis of size n, in groups that are joined again.
 
     Blocks are followed through views, elementwise operations and attention, until they meet in a
-    product.
+    product. Empty parts are none, such as the channels that a complete rotation leaves.
     """
-    blocks_in = {part: frozenset({block_of(part, n)}) for part in parts}
+    blocks_in = {part: frozenset({block_of(part, n)}) for part in parts if part.size}
     groups = list(blocks_in.values())
     for user in users_in_order(blocks_in):
         read = {blocks_in[value] for value in user.values if value in blocks_in}
