@@ -19,7 +19,7 @@ from lightning_sv.roles.classify import LearnedUse, first_rule, uses_of_paramete
 from lightning_sv.roles.consumers import UNKNOWN_HINT, Consumer, UnknownConsumerError, consumers
 from lightning_sv.roles.dataflow import Dataflow, value_at
 from lightning_sv.roles.declared import declared_roles
-from lightning_sv.roles.example_inputs import example_of
+from lightning_sv.roles.example_inputs import MissingExampleError, example_of
 from lightning_sv.roles.graph import Node, Use
 from lightning_sv.roles.norms import ScaledValue
 from lightning_sv.roles.result import Roles
@@ -248,7 +248,7 @@ def _check_used(unused: Iterable[ModelParameter]) -> None:
         why = "is not used in the traced forward pass, and its siblings have no common role"
         roles = f"give weight_decay_roles its role in known={{{row.name!r}: ...}}"
         remedies = f"pass an example that reaches it, freeze it for apply_strategy, or {roles}."
-        raise ConfigError(f"parameter {row.name} {why}; {remedies}")
+        raise MissingExampleError(f"parameter {row.name} {why}; {remedies}")
 
 
 def _given_roles(

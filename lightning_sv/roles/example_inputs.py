@@ -21,7 +21,7 @@ _TOKENS = 16
 
 
 class MissingExampleError(ConfigError):
-    """Report that no example inputs can be made from the model's config."""
+    """Report that the model needs an example, or one that reaches more of its parameters."""
 
 
 def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -266,7 +266,8 @@ def test_inspect_wrong_input_refused(tmp_path: Path, refused: Refused) -> None:
     apply_strategy(applied, "hg+dp+or")
     assert "saved before fold_applied" in refused("inspect", str(saved("applied", applied)))
     assert "has no scale vectors" in refused("inspect", str(saved("olmo", named("olmo"))))
-    vit = find("vit")
-    images = saved("images", vit.build())
-    assert "vectors_of_folder" in refused("inspect", str(images))
-    assert vectors_of_folder(str(images), vit.example).vectors
+    for name in ("vit", "whisper", "llava"):
+        family = find(name)
+        folder = saved(name, family.build())
+        assert "vectors_of_folder" in refused("inspect", str(folder))
+        assert vectors_of_folder(folder, family.example).vectors

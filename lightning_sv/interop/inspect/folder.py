@@ -10,6 +10,9 @@ vectors are scale vectors. Their values alone are read:
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
 from lightning_sv.interop.apply.find_norms import norms_with_vectors, unreached_vectors
 from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.interop.inspect.statistics import StoredVector
@@ -39,7 +42,7 @@ def vectors_of_folder(
     folder = Path(folder)
     weights = StoredWeights(folder)  # before running code of the folder
     model = model_from_config(folder, trust_remote_code=trust_remote_code)
-    traced = TracedModel(model, example)
+    traced = TracedModel(model, _in_dtype_of(model, example))
     parameters = StoredParameters(weights, model)
     vectors = []
     notes = []
@@ -52,6 +55,16 @@ def vectors_of_folder(
         else:
             vectors.append(_stored(norm, norm.origin, traced.roles[norm.vector], parameters))
     return FoundVectors(type(model).__name__, vectors, notes)
+
+
+def _in_dtype_of(model: nn.Module, example: Any) -> Any:
+    """Return example inputs with floating-point tensors in the dtype of a model's parameters."""
+    dtype = next(model.parameters()).dtype
+
+    def convert(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    return tree_map_only(Tensor, convert, example)
 
 
 def _stored(
