@@ -111,6 +111,13 @@ def expect_known(what: str, name: str, known: Iterable[str]) -> None:
         raise ConfigError(unknown(what, name, names))
 
 
+def expect_fields(kind: Any, names: Iterable[str]) -> None:
+    """Raise `ConfigError` unless all names are fields of the dataclass `kind`."""
+    known = [field.name for field in fields(kind)]
+    for name in names:
+        expect_known(f"argument of {kind.__name__}", name, known)
+
+
 def unknown(what: str, name: str, known: Iterable[str], near: str | None = None) -> str:
     """Return a message that lists the known names and suggests `near`, or else the closest one."""
     names = list(known)

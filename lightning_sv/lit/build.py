@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from lightning_sv.callbacks.steps import total_steps
 from lightning_sv.corpus import CorpusConfig, Manifest, local_folder
 from lightning_sv.corpus.config import without_retired
-from lightning_sv.errors import expect_known
+from lightning_sv.errors import expect_fields
 from lightning_sv.optim import ScheduleConfig
 
 log = logging.getLogger(__name__)
@@ -32,9 +31,7 @@ def config_from(kind: Any, value: Any) -> Any:
         value = OmegaConf.to_container(value)
     if not isinstance(value, dict):
         return value
-    known = [field.name for field in fields(kind)]
-    for name in value:
-        expect_known(f"argument of {kind.__name__}", name, known)
+    expect_fields(kind, value)
     return kind(**value)
 
 

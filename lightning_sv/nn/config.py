@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from lightning_sv.errors import ConfigError, expect, expect_known, expect_types
+from lightning_sv.errors import ConfigError, expect, expect_fields, expect_known, expect_types
 
 BALANCES = ("loss", "bias", "none")
 #: Upper bound on any width: larger values are typing errors, and a product of three such widths
@@ -143,10 +143,11 @@ class BackboneConfig:
 
     def __post_init__(self) -> None:
         expect_types(PREFIX, self)
-        if isinstance(self.router, dict):  # checkpoints contain plain values
-            object.__setattr__(self, "router", RouterConfig(**self.router))
-        if isinstance(self.rope_scaling, dict):
-            object.__setattr__(self, "rope_scaling", RopeScalingConfig(**self.rope_scaling))
+        for key, kind in (("router", RouterConfig), ("rope_scaling", RopeScalingConfig)):
+            value = getattr(self, key)
+            if isinstance(value, dict):  # checkpoints contain plain values
+                expect_fields(kind, value)
+                object.__setattr__(self, key, kind(**value))
         self._check_sizes()
         self._check_heads()
         self._check_numbers()

@@ -156,6 +156,8 @@ def test_module_without_a_trainer_builds_its_backbone(tmp_path: Path) -> None:
         ("model.optim.lr is", {"lr": "1e-3"}),  # as PyYAML reads it
         ("model.optim.eps is", {"optim": {"eps": None}}),
         ("argument of OptimConfig 'lrr'", {"optim": {"lrr": 1e-3}}),
+        ("argument of RouterConfig 'balanse'", {"router": {"balanse": "loss"}}),
+        ("argument of RopeScalingConfig 'type'", {"rope_scaling": {"type": "llama3"}}),
         ("model.schedule.warmup_ratio is", {"schedule": {"warmup_ratio": "0.1"}}),
         ("model.backbone.d_model is", {"d_model": 32.0}),
         ("model.backbone.router.z_coef is", {"router": {"z_coef": "1e-3"}}),
