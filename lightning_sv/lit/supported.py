@@ -59,7 +59,10 @@ def _check_no_save_on_exception(callback: L.Callback) -> None:
 
 def _check_no_save_by_the_clock(callback: L.Callback) -> None:
     """Refuse a callback that saves between the batches of a step, where no run can resume."""
-    if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
+    if not isinstance(callback, ModelCheckpoint):
+        return
+    saves_by_the_clock = callback._train_time_interval is not None  # it has no public name
+    if saves_by_the_clock:
         found = f"train_time_interval of {type(callback).__name__} is set"
         expected = "every_n_train_steps if gradients are accumulated"
         why = "because no run resumes from a checkpoint inside a step"
