@@ -72,6 +72,7 @@ report: $(VENV)/.run  ## draw one or several RUN, or folders of runs: a page, pi
 export: $(VENV)/.hf  ## export RUN to a folder OUT for transformers
 	$(SV) export $(RUN_OF) "$(or $(OUT),$(error give OUT, the folder to write))" $(ARGS)
 
+plan: TRAINER = ddp
 plan: $(VENV)/.run  ## estimate memory, hours and data of MODEL on GPUS GPUs
 	$(SV) plan --gpus "$(GPUS)" $(NAMES) $(if $(SCALE),--scale "$(SCALE)") $(RATES) $(ARGS)
 

@@ -60,7 +60,10 @@ NAMES = "--optim adamw --schedule cos --trainer cpu --data stdlib"
         ),
         (["report", "RUN=runs/a runs/b", "OUT=c d"], "report runs/a runs/b --out 'c d'"),
         (["export", "RUN=runs/a", "OUT=b"], "export runs/a b"),
-        (["plan", "GPUS=8", "MODEL=llama-1b"], f"plan --gpus 8 --model llama-1b {NAMES}"),
+        (
+            ["plan", "GPUS=8", "MODEL=llama-1b"],
+            f"plan --gpus 8 --model llama-1b {NAMES.replace('cpu', 'ddp')}",
+        ),
         (["params", "SCALE=hg+or"], "params --model mini --scale hg+or"),
         (
             ["compare", "B=nop hg+dp", "A_ARGS=--x y"],

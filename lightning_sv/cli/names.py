@@ -104,18 +104,18 @@ class Resolved:
         return words + self.after
 
 
-def resolve_names(words: Sequence[str]) -> Resolved:
+def resolve_names(words: Sequence[str], *, trainer: str = DEFAULTS["trainer"]) -> Resolved:
     """Replace names by config files, at the place of the first name.
 
     With `--model NAME` they are a complete config: base, and one file per option or its default.
-    Without it, each is one more file.
+    Without it, each is one more file. `trainer` is the default of `--trainer`.
 
     Raises:
         ConfigError: an unknown name, two names for one key, or a text folder without text
     """
     names, before, after = _split(words)
     if "model" in names:
-        names = DEFAULTS | names
+        names = DEFAULTS | {"trainer": trainer} | names
     if "scale" in names:
         after = ["--model.scale", names["scale"], *after]
     corpus = find_corpus(names["data"]) if "data" in names else None

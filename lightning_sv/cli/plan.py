@@ -30,7 +30,8 @@ def run(argv: list[str]) -> int:
     options, rest = _parser().parse_known_args(argv)
     gpu = find_gpu(options.gpu, options.gpu_memory)
     mfus, source = _mfus(options)
-    parsed = parse_run(resolve_names(rest).parseable, check_corpus=False)
+    named = resolve_names(rest, trainer="ddp")  # that of a run is cpu, without bf16
+    parsed = parse_run(named.parseable, check_corpus=False)
     plan = make_plan(parsed.model, parsed.data, parsed.trainer, gpu, options.gpus, mfus)
     if options.json:
         print(json_text(plan.to_dict() | {"mfu_source": source}))
@@ -42,7 +43,8 @@ def run(argv: list[str]) -> int:
 def _parser() -> PlainParser:
     text = (
         "Estimate GPU memory, hours, checkpoint size and data of a run. Other arguments are those "
-        "of `fit`: --model NAME, e.g. --model llama-1b, or --config FILE, any key."
+        "of `fit`: --model NAME, e.g. --model llama-1b, with --trainer ddp by default, or --config "
+        "FILE, any key."
     )
     parser = PlainParser("plan", text, json="Print the plan as JSON.")
     parser.add_argument(

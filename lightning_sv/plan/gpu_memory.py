@@ -1,13 +1,17 @@
 """Memory of one GPU at the peak of a distributed step, derived from that of a single device.
 
 DDP keeps everything, and copies gradients into buckets. FSDP2 shards what stays between steps, and
-gathers weights as they are needed. Its peak is the largest of three moments of backward, with R the
-bytes outside blocks (embedding, head), B those of the largest block and A the activations:
+gathers weights as they are needed. Its peak is the largest of four moments, with R the bytes
+outside blocks (embedding, head), and A the activations:
 
+    end of forward      R gathered, R/2 for the head's gradient;                 all of A
+                        the shard of the previous step's gradients
     start of backward   R and a block gathered, R/2 for the head's gradient      all of A
     middle              R, a block and the next one gathered;                    A of one block
                         the gradients of R and of two blocks
     end                 R gathered; its gradients, and their copy in reduction   no A
+
+Lightning frees the gradients of a step between forward and backward of the next one.
 
 Derived from FSDP2's buffers, and within 10% of the peak of real steps on two gloo processes
 (tests/plan/test_sharded.py).
@@ -72,7 +76,7 @@ def gpu_memory(
 
 
 class _Moment(NamedTuple):
-    """Bytes in addition to weights and optimizer state at one moment of backward."""
+    """Bytes in addition to weights and optimizer state at one moment of a step."""
 
     gradients: int
     communication: int
@@ -82,7 +86,7 @@ class _Moment(NamedTuple):
 def _fully_sharded(
     step: StepMemory, blocks: nn.ModuleList, shards: int, *, accumulate: bool
 ) -> GpuMemory:
-    """Return the memory under FSDP2: sharded state plus the largest of three moments of backward.
+    """Return the memory under FSDP2: sharded state plus the largest of four moments.
 
     A block is gathered in float32, because autocast casts later; the parameters outside blocks stay
     gathered.
@@ -102,6 +106,11 @@ def _fully_sharded(
         gradients_later = full.gradients
         unreduced_root = 0  # these are among them
 
+    end_of_forward = _Moment(
+        gradients=shard.gradients,
+        communication=root + root // 2,
+        activations=step.activations,
+    )
     start = _Moment(
         gradients=gradients_at_start,
         communication=root + block + root // 2,
@@ -117,7 +126,7 @@ def _fully_sharded(
     end = _Moment(
         gradients=gradients_later, communication=root + unreduced_root + root, activations=0
     )
-    peak = max(start, middle, end, key=sum)
+    peak = max(end_of_forward, start, middle, end, key=sum)
     return GpuMemory(
         weights=shard.weights,
         gradients=peak.gradients,

@@ -27,8 +27,10 @@ def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:
     if not is_replicated:
         classes = "auto, ddp or lightning_sv.lit.fsdp.FullyShardedStrategy"
         raise ConfigError(f"trainer.strategy is {spec!r}; expected {classes}.")
-    kind = "single" if gpus == 1 else "ddp"
-    return Parallel(kind, bucket_view=bool(options.get("gradient_as_bucket_view")))
+    if gpus == 1 and "ddp" not in name:
+        return Parallel("single")
+    # on one GPU, too, ddp copies gradients into buckets
+    return Parallel("ddp", bucket_view=bool(options.get("gradient_as_bucket_view")))
 
 
 def _name_and_options(spec: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:

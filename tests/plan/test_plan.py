@@ -90,7 +90,11 @@ def test_gpu_memory_rounds_shards_up_and_copies_into_buckets(tmp_path: Path) -> 
     # the middle of backward: the gradients of both blocks, two roots, four blocks, a block's
     # activations
     assert (fsdp.gradients, fsdp.communication, fsdp.activations) == (185, 2 * 40 + 4 * 240, 500)
-    assert gpu_memory(step, blocks, Parallel("ddp"), 4).communication == 520
+    # the end of forward: the gradients of the step before, one root and the head's gradient
+    activated = gpu_memory(StepMemory(held, 0, 10_000), blocks, Parallel("fsdp"), 2)
+    assert (activated.gradients, activated.communication) == (280, 40 + 20)
+    for gpus in (1, 4):
+        assert gpu_memory(step, blocks, Parallel("ddp"), gpus).communication == 520
     assert gpu_memory(step, blocks, Parallel("ddp", bucket_view=True), 4).communication == 0
     model = torch.nn.Linear(1000, 1000, bias=False)
     torch.distributed.init_process_group(
@@ -129,6 +133,10 @@ def test_plan_strategy_and_memory_follow_the_config(answer: Answer, run_args: li
         parse_run([*run_args, *argv("--trainer.strategy fsdp --trainer.strategy.timeout=1:00:00")])
     viewed = {"class_path": DDP, "init_args": {"gradient_as_bucket_view": True}}
     assert find_strategy({"strategy": viewed}, 4) == Parallel("ddp", bucket_view=True)
+    assert find_strategy({"strategy": "ddp"}, 1) == Parallel("ddp")
+    assert find_strategy({}, 1) == Parallel("single")
+    named = answer("plan", *argv("--gpus 2 --model tiny --model.compile none"))
+    assert (named["strategy"], named["precision"]) == ("ddp", "bf16-mixed")
     small = answer("plan", *four, "--gpu_memory", "0.0001")
     assert small["strategy"] == "ddp" and not small["fits"] and small["largest_micro_batch"] is None
 
