@@ -228,6 +228,7 @@ def write_fails(fabric: L.Fabric, folder: Path, reason: str) -> None:
         sharded_write.write_sharded(strategy, checkpoint, path)
     fabric.barrier()
     assert list(path.parent.iterdir()) == []
+    fabric.barrier()  # before the next write begins
 
 
 def default_samplers(out: str, corpus: str) -> None:
