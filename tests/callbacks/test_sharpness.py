@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -23,7 +23,7 @@ from tests.conftest import GEMMA, MOE
 from tests.lit.own_trainer import SIZES, column, module, trainer
 
 FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "gemma": GEMMA, "moe": MOE}
-CASES = [(family, text) for family in FAMILIES for text in ("llama", "hg+dp+or", "unified", "nop")]
+CASES = list(product(FAMILIES, ("llama", "hg+dp+or", "unified", "nop")))
 CASES.remove(("gemma", "unified"))  # q and k would be normalized twice
 
 
