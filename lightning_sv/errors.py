@@ -1,11 +1,11 @@
 """Errors that the command line reports in one sentence; any other exception is a bug."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from numbers import Integral, Real
 from types import NoneType
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 
 class ConfigError(ValueError):
@@ -44,7 +44,7 @@ def expect(ok: bool, key: str, value: object, expected: str) -> None:
         raise ConfigError(f"{key} is {value}; expected {expected}")
 
 
-#: annotation of a field -> classes of its values, and how a message names them
+#: annotation of a number -> classes of its values, and how a message names them
 NUMBERS: dict[Any, tuple[tuple[type, ...], str]] = {
     int: ((Integral,), "an integer"),
     int | None: ((Integral, NoneType), "an integer or None"),
@@ -75,7 +75,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-#: type of a field -> classes of its values, and how a message names them
+#: type of another field -> the same
 OTHER_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     list: ((list, tuple), "a list"),
@@ -84,9 +84,10 @@ OTHER_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
 
 
 def expect_types(prefix: str, config: Any) -> None:
-    """Raise `ConfigError` if a field is not the number, boolean, list or dictionary it should be.
+    """Raise `ConfigError` if a field of a config does not have the type of its annotation.
 
-    The values of a dictionary are checked if they should be numbers.
+    Checked are numbers, booleans, choices, lists, dictionaries with values that are numbers, and
+    nested configs.
     """
     for field in fields(config):
         _expect_type(f"{prefix}.{field.name}", getattr(config, field.name), field.type)
@@ -95,6 +96,11 @@ def expect_types(prefix: str, config: Any) -> None:
 def _expect_type(key: str, value: Any, kind: Any) -> None:
     expect_number(key, value, kind)
     outer_kind = get_origin(kind) or kind
+    if outer_kind is Literal:
+        expect_known(key, value, get_args(kind))
+    if is_dataclass(kind):
+        expected = f"{outer_kind.__name__}(...), or a dictionary of its arguments."
+        expect(isinstance(value, outer_kind), key, repr(value), expected)
     if outer_kind in OTHER_TYPES:
         classes, expected = OTHER_TYPES[outer_kind]
         expect(isinstance(value, classes), key, repr(value), f"{expected}.")

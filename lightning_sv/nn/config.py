@@ -142,12 +142,12 @@ class BackboneConfig:
     init_residual_scaling: bool = True
 
     def __post_init__(self) -> None:
-        expect_types(PREFIX, self)
         for key, kind in (("router", RouterConfig), ("rope_scaling", RopeScalingConfig)):
             value = getattr(self, key)
             if isinstance(value, dict):  # checkpoints contain plain values
                 expect_fields(kind, value)
                 object.__setattr__(self, key, kind(**value))
+        expect_types(PREFIX, self)
         self._check_sizes()
         self._check_heads()
         self._check_numbers()

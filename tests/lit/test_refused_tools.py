@@ -89,7 +89,7 @@ def test_save_by_the_clock_is_refused_if_a_step_has_several_batches(batches: int
     made = module()
     keep = tools.ModelCheckpoint(train_time_interval=timedelta(hours=1))
     made._trainer = trainer(callbacks=[keep], accumulate_grad_batches=batches)
-    is_refused = pytest.raises(ConfigError, match="^train_time_interval of ModelCheckpoint is set;")
+    is_refused = pytest.raises(ConfigError, match="train_time_interval")
     with is_refused if batches > 1 else nullcontext():
         check_supported(made)
 
