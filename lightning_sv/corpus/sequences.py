@@ -87,7 +87,7 @@ class Sequences(Dataset[Tensor]):
 
 
 def _identity(file: Path) -> tuple[int, int] | None:
-    """Return what differs if a file is replaced; None without the file. It takes 2 us."""
+    """Return what differs if a file is replaced; None without the file."""
     try:
         status = os.stat(file)  # noqa: PTH116 (twice as fast)
     except FileNotFoundError:

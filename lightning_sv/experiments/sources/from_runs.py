@@ -121,20 +121,29 @@ def _own_labels(runs: Sequence[Run]) -> list[str]:
     Runs of one strategy are one arm, unless two of them have the same seed. Then those with the
     settings of the first are, and those with other settings are named after their first directory.
     """
-    runs_of_seeds = Counter((run.label, run.summary["seed"]) for run in runs)
-    repeated = {strategy for (strategy, _), count in runs_of_seeds.items() if count > 1}
-    names: dict[str, dict[str, str]] = {}  # strategy -> settings -> label
+    repeated = _strategies_that_repeat_a_seed(runs)
+    label_of_arm: dict[tuple[str, str], str] = {}  # strategy and settings -> label
     labels: list[str] = []
-    taken = set()
+    taken = set[tuple[str, int]]()
     for run in runs:
-        settings = settings_key(run) if run.label in repeated else ""
-        own_names = names.setdefault(run.label, {})
-        label = own_names.setdefault(settings, run.dir.name if own_names else run.label)
-        if (label, run.summary["seed"]) in taken:  # the same run again
+        strategy = run.label
+        settings = settings_key(run) if strategy in repeated else ""
+        if (strategy, settings) not in label_of_arm:
+            is_first = strategy not in label_of_arm.values()
+            label_of_arm[strategy, settings] = strategy if is_first else run.dir.name
+
+        label = label_of_arm[strategy, settings]
+        seed = run.summary["seed"]
+        if (label, seed) in taken:  # a copy of a run
             label = run.dir.name
-        taken.add((label, run.summary["seed"]))
+        taken.add((label, seed))
         labels.append(label)
     return labels
+
+
+def _strategies_that_repeat_a_seed(runs: Iterable[Run]) -> set[str]:
+    counts = Counter((run.label, run.summary["seed"]) for run in runs)
+    return {strategy for (strategy, _), count in counts.items() if count > 1}
 
 
 def _runs_by_arm(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, dict[int, Run]]:
