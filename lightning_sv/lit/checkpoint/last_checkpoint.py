@@ -29,7 +29,8 @@ class LastCheckpoint(Checkpoint):
     """Keep <run_dir>/checkpoints/last.ckpt of the latest n-th and the last step.
 
     A run resumes from it. A sharded checkpoint is a folder last-step-500.ckpt, to which last.ckpt
-    links. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end the run after the current step, with a checkpoint.
+    links. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end the run after the current step, with a
+    checkpoint.
 
     Args:
         every_n_steps: optimizer steps between two writes
