@@ -366,7 +366,7 @@ WRONG = [
     (["--fig", "plcement"], "'plcement'"),
     (["--budget", "gpuu"], "'gpuu'"),
     (["--budget", "cpu-long", "--fig", "protocol"], "lightning-sv sweep"),
-    (["--budget", "cpu-mini", "--fig", "own-optimum"], "tuned/mini-2578"),
+    (["--budget", "gpu-25", "--fig", "own-optimum-mini"], "tuned/mini-12891"),
     (["--fig", "iwd", "--data.corpus.dir", "data/no"], "data.corpus.dir"),
     (["--submit"], "--submit"),
     (["--jobs", "0"], "--jobs"),
