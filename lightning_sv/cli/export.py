@@ -20,12 +20,21 @@ from lightning_sv.runs.events import Run, read_run
 from lightning_sv.runs.tags import VAL_LOSS
 from lightning_sv.settings.plain_parser import PlainParser
 
+#: facts of a model card that are not those of a checkpoint in the middle of a run
+_RESULTS = (
+    "training tokens",
+    "complete",
+    "validation loss, nats per token",
+    "perplexity",
+    "bits per byte",
+)
+
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, write and check the folder, print a summary; return the exit code."""
     text = "Write a trained model for transformers, and compare its logits with the run's."
     parser = PlainParser("export", text, json="Print the summary as JSON.")
-    parser.add_argument("run", type=Path, help="Run directory.")
+    parser.add_argument("run", type=Path, help="Run directory, or a checkpoint in one.")
     parser.add_argument("dir", type=Path, help="New or empty folder of the export.")
     parser.add_argument("--to", choices=["hf"], default="hf", help="Format of the export.")
     parser.add_trust("the run")
@@ -34,12 +43,16 @@ def run(argv: list[str]) -> int:
     quiet = transformers().utils.logging
     quiet.disable_progress_bar()
     quiet.set_verbosity_error()
-    trained = read_run(options.run, complete=False)
+    run_dir = run_of(options.run)  # None unless a checkpoint is given
+    trained = read_run(run_dir or options.run, complete=False)
     model, tokenizer = load_trained(options.run, options.trust_module)
     name = f"{model.config.name}, {trained.label}"
     end = tokenizer.decode([tokenizer.eot])
     masked = trained.mask_documents
-    card = partial(model_card, name, end, _facts(trained, model), foldable(model), masked)
+    facts = _facts(trained, model)
+    if run_dir is not None:
+        facts |= {"checkpoint": options.run.name, **dict.fromkeys(_RESULTS)}
+    card = partial(model_card, name, end, facts, foldable(model), masked)
     done = export(model, tokenizer, options.dir, context=trained.seq_len, card=card, masked=masked)
     if options.json:
         print(json_text({"dir": str(options.dir), **done._asdict()}, indent=None))

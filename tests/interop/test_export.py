@@ -236,6 +236,18 @@ def test_export_card_names_no_folders(runs: dict[str, Path], tmp_path: Path) -> 
     assert "/home" not in card and sysconfig.get_path("stdlib") not in card
 
 
+def test_export_of_a_checkpoint_claims_no_results_of_the_run(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    run = shutil.copytree(runs["plain"], tmp_path / "run")
+    earlier = (run / "checkpoints/last.ckpt").rename(run / "checkpoints/step-2.ckpt")
+    folder = tmp_path / "out"
+    assert main(["export", str(earlier), str(folder)]) == 0
+    card = (folder / "README.md").read_text()
+    assert "| checkpoint | step-2.ckpt |" in card and "| seed |" in card
+    assert "validation loss" not in card and "training tokens" not in card
+
+
 EXAMPLES = ROOT / "examples"
 
 
