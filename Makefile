@@ -118,8 +118,9 @@ test-pages: docs $(VENV)/.run  ## check the site and a report in headless Chromi
 check: $(VENV)/.dev  ## check format, lint and types
 	$(VENV)/bin/ruff format --check . && $(VENV)/bin/ruff check . && $(VENV)/bin/mypy
 
+# Without --quiet, which would hide the warnings from --strict too.
 docs: $(VENV)-docs/.docs  ## build the pages as a site, build/site/index.html, in .venv-docs
-	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
 
 # Without an environment, for instance offline, the machine's Python is used and nothing is installed.
 gpu_report:  ## measure this CUDA machine in 10 minutes: correctness, cost of scale vectors, peers; ARGS=--help

@@ -18,10 +18,10 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 #: start pages; linked files follow
 FIRST = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "data/README.md", "docs"]
-#: public packages, one page per package
+#: public packages and modules, one page each; mkdocs.yml has them in its navigation
 API = [
-    "scale", "nn", "optim", "interop", "curvature", "theory", "corpus", "statistics", "plots",
-    "callbacks", "lit.module", "lit.data", "runs.events",
+    "scale", "nn", "optim", "interop", "curvature", "theory", "corpus", "callbacks", "lit.module",
+    "lit.data", "runs.events",
 ]  # fmt: skip
 #: files in addition to the theme's
 ASSETS = ["site.css", "iframe-worker.js"]
@@ -35,6 +35,7 @@ FOUND_FIRST = ("docs/quickstart", "docs/faq", "docs/commands")
 COPIED = {".png", ".svg", ".csv", ".ipynb", ".md"}
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)\s#]+)")
+PICTURE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"```.*?```", re.DOTALL)
 
 
@@ -53,7 +54,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Rewrite links; hide contents next to wide tables; keep sources out of the search."""
+    """Rewrite links; hide contents next to wide tables; keep sources out of the search.
+
+    Reports of results/ name more pictures than the repository keeps; the others are left out.
+    """
     if _columns(markdown) > WIDE:
         page.meta["hide"] = ["toc"]
     uri = page.file.src_uri
@@ -70,12 +74,15 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
             return link[0]
         return Path(os.path.relpath(ROOT / _uri(target), folder)).as_posix()
 
+    def if_kept(picture: re.Match[str]) -> str:
+        return picture[0] if (folder / picture[1]).exists() else ""
+
     # Code blocks have no links. The text around them is one longer than they are.
     texts = FENCE.split(markdown)
     blocks = [*FENCE.findall(markdown), ""]
     parts = []
     for text, block in zip(texts, blocks, strict=True):
-        parts.append(LINK.sub(on_the_site, text))
+        parts.append(LINK.sub(on_the_site, PICTURE.sub(if_kept, text)))
         parts.append(block)
     return "".join(parts)
 

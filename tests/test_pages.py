@@ -346,3 +346,10 @@ def test_site_navigation_has_every_page() -> None:
     pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
     assert not (pages - set(shown)), "give them a line in mkdocs.yml"
     assert len(shown) == len(set(shown)) and all((ROOT / page).exists() for page in shown)
+
+
+def test_site_navigation_has_the_api_pages_that_site_py_makes() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    shown = re.findall(r"api/([\w.]+)\.md", nav)
+    made = re.search(r"^API = (\[.*?\])", (ROOT / "docs/site.py").read_text(), re.M | re.DOTALL)
+    assert made and shown == ast.literal_eval(made[1])

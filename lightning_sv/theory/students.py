@@ -135,7 +135,7 @@ class Teacher(NamedTuple):
     >>> Teacher("mine", ((8, 1),)).balanced
     False
 
-    Args:
+    Attributes:
         name: name in tables and legends
         rows: c rows of d numbers
     """
