@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 _PACKAGE = logging.getLogger("lightning_sv")
@@ -26,6 +27,19 @@ def _on_first_device(record: logging.LogRecord) -> bool:
     ranks: Any = sys.modules.get("lightning.fabric.utilities.rank_zero")
     rank = getattr(getattr(ranks, "rank_zero_only", None), "rank", 0)
     return record.levelno >= logging.ERROR or not rank
+
+
+def level_of(words: Iterable[str]) -> int:
+    """Return the level that the first switch of a command line sets, INFO without one."""
+    for word in words:
+        if word in LEVELS:
+            return LEVELS[word]
+    return logging.INFO
+
+
+def without_levels(words: Iterable[str]) -> list[str]:
+    """Return the words of a command line without the switches of the level."""
+    return [word for word in words if word not in LEVELS]
 
 
 def start_logging(level: int = logging.INFO) -> None:

@@ -11,12 +11,12 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
 from lightning_sv.errors import ConfigError, unknown
-from lightning_sv.log import LEVELS, start_logging
+from lightning_sv.log import level_of, start_logging, without_levels
 from lightning_sv.runs.output import discard, message_of
 
 log = logging.getLogger(__name__)
@@ -64,27 +64,14 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run one command with `args`, without the program's name, and return its exit code."""
     _escape_unknown_characters()
     words = sys.argv[1:] if args is None else args
-    argv = _without_switches(words)
-    start_logging(_level(words))
+    argv = [word for word in without_levels(words) if word != "--traceback"]
+    start_logging(level_of(words))
     try:
         return _run(argv)
     except Exception as error:
         return _report(error, with_traceback="--traceback" in words)
     except (KeyboardInterrupt, SystemExit) as end:
         return _interrupted(end)
-
-
-def _without_switches(words: Iterable[str]) -> list[str]:
-    """Return the words without the switches that every command has."""
-    return [word for word in words if word not in ("--traceback", *LEVELS)]
-
-
-def _level(words: Iterable[str]) -> int:
-    """Return the level of messages of the first switch that sets one."""
-    for word in words:
-        if word in LEVELS:
-            return LEVELS[word]
-    return logging.INFO
 
 
 def _escape_unknown_characters() -> None:

@@ -27,7 +27,7 @@ from lightning_sv.lit.module import PretrainModule
 from lightning_sv.lit.run_parser import RunParser, command_of
 from lightning_sv.lit.signals import exit_code
 from lightning_sv.lit.validate_run import ValidateRun
-from lightning_sv.log import quiet_libraries, start_logging
+from lightning_sv.log import level_of, quiet_libraries, start_logging, without_levels
 from lightning_sv.runs.output import message_of
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.parse import add_run
@@ -79,9 +79,10 @@ class PretrainCLI(LightningCLI):
         if args is not None:  # the caller handles errors, and requeues a stopped job
             self._start("lightning-sv", model_class, args)
             return
-        start_logging()
+        program, *words = sys.argv
+        start_logging(level_of(words))
         try:
-            self._start(Path(sys.argv[0]).name, model_class, sys.argv[1:])
+            self._start(Path(program).name, model_class, without_levels(words))
         except Exception as end:
             _exit_after(end)
 

@@ -86,6 +86,9 @@ def test_derived_cli_trains_and_validates(
     assert (restored.hparams.context, restored.settings.backbone.d_model) == (32, 32)
     own(*argv(f"validate --config {run / CONFIG} --ckpt_path {run / LAST}"))
     assert "val/loss" in capsys.readouterr().out
+    again = tmp_path / "again"  # as the refusal of trainer.enable_progress_bar advises
+    own("fit", *run_args, *argv(f"--trainer.max_steps 2 --run_dir {again} --quiet"))
+    assert "step 1/2" in said and "step 1/2" not in capsys.readouterr().out
 
 
 def test_cli_with_an_own_optimizer_records_no_rate_of_the_settings(
