@@ -93,7 +93,7 @@ record: compare  ## challenge the record of docs/experiments.md with strategy B 
 sweep: $(VENV)/.run  ## search learning rates LR and initial stds STD for strategies SCALE: the lowest losses, a picture
 	$(SV) sweep --scale $(or $(SCALE),unified) $(if $(LR),--lr $(LR)) $(if $(STD),--init_std $(STD)) $(if $(SEEDS),--seeds "$(SEEDS)") $(NAMES) $(ARGS)
 
-paper: $(VENV)/.run  ## reproduce the paper's figures FIG (all) on a BUDGET (cpu): runs, verdicts; ARGS=--dry_run first
+paper: $(VENV)/.run  ## train the figures FIG (default: those of the BUDGET, cpu) and judge their claims; ARGS=--dry_run first
 	$(SV) paper --budget "$(BUDGET)" $(if $(FIG),--fig $(FIG)) $(ARGS)
 
 theory: $(VENV)/.run  ## check the paper's theorems: verdicts, counterexamples, pictures in results/theory

@@ -90,7 +90,7 @@ def _parser() -> PlainParser:
     )
     parser = PlainParser("paper", text)
     parser.add_argument("--budget", default="cpu", help=f"One of: {' '.join(budget_names())}.")
-    figures = f"Some of: {' '.join(figure_names())}; all by default."
+    figures = f"Some of: {' '.join(figure_names())}; those of the budget by default."
     parser.add_argument("--fig", nargs="+", default=[], help=figures)
     parser.add_places("Output directory; runs/paper/BUDGET by default.")
     ways = parser.add_mutually_exclusive_group()

@@ -34,7 +34,7 @@ class CorpusConfig:
             locked packages), 'installed' (of the standard library and all installed packages except
             this one), 'files:PATH[,PATH...]' (files, folders or globs of .txt .md .py .jsonl
             .ndjson .parquet; all but .parquet also as .gz .zst .bz2 .xz), or 'hf:NAME' (a dataset
-            of the Hugging Face hub, or the path of a folder in its format), streamed
+            of the Hugging Face hub, or the path of a folder in its format)
         tokenizer: 'bpe:N' (a byte-level BPE of N tokens trained on the corpus), 'gpt2' (50,257
             tokens, downloaded from the Hugging Face hub), or a path to a tokenizer.json or to the
             folder of one
