@@ -80,7 +80,8 @@ class RunProgress(ProgressBar):
         step = trainer.global_step
         if self._bar is not None:
             self._bar.update(self._task, completed=step, text=_text(trainer))
-        if not self._clock.is_due(step):
+        is_due = self._clock.is_due(step) or self._line_is_delayed
+        if not is_due:
             return
         report_progress(step, self._clock.last)
         if self._bar is None:
@@ -96,6 +97,9 @@ class RunProgress(ProgressBar):
         """Show the validation loss."""
         if self._bar is not None:
             self._bar.update(self._task, text=_text(trainer))
+        self._print_delayed_line(trainer)
+
+    def _print_delayed_line(self, trainer: L.Trainer) -> None:
         if self._line_is_delayed:
             self._line_is_delayed = False
             self._print_line(trainer)
@@ -122,7 +126,8 @@ class RunProgress(ProgressBar):
         return f"{minutes}:{seconds:02d}"
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Close the bar."""
+        """Close the bar, or print the line that waits for a validation which did not follow."""
+        self._print_delayed_line(trainer)
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -1,6 +1,7 @@
 """Progress of a run in a file that a different command reads."""
 
 from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
 from pathlib import Path
 
 import lightning as L
@@ -48,6 +49,19 @@ def test_fit_reports_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )  # fmt: skip
     trainer.fit(BoringModel())
     assert read_progress(path) == (4, 4)
+
+
+def test_run_progress_prints_the_last_line_without_a_validation() -> None:
+    """Lightning validates at the end of an epoch, and max_steps may come before."""
+    progress = RunProgress()
+    progress.stream = StringIO()
+    trainer = L.Trainer(
+        max_steps=4, callbacks=[progress], accelerator="cpu", logger=False,
+        enable_checkpointing=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(BoringModel())
+    lines = progress.stream.getvalue().splitlines()
+    assert [line.split()[1] for line in lines] == ["1/4", "2/4", "3/4", "4/4"]
 
 
 def test_run_jobs_names_the_file_and_removes_it(tmp_path: Path) -> None:
