@@ -161,11 +161,11 @@ class TokenLoader(DataLoader[Tensor]):
         return batches * share.micro_batch * share.ranks
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved position in the next iteration.
+        """Continue from a saved position in the next iteration; a step that was begun is repeated.
 
         Raises:
             ConfigError: the position belongs to a different corpus, seed, sequence length, batch or
-                epoch length, or is inside a step
+                epoch length
         """
         current = self.state_dict()
         # checkpoints of earlier versions lack it
@@ -175,11 +175,9 @@ class TokenLoader(DataLoader[Tensor]):
             raise ConfigError(f"{found}; start a new run.")
         _check_same_order(state, current)
         share = self.order.share
-        if state["sequences"] % share.global_batch:
-            found = "the checkpoint was saved inside an optimizer step"
-            raise ConfigError(f"{found}; resume from one saved after a step.")
+        steps = state["sequences"] // share.global_batch
         self._epoch = max(0, state["epoch"])  # earlier versions wrote -1 before the first epoch
-        self._read = state["sequences"] // (share.micro_batch * share.ranks)
+        self._read = steps * share.accumulate
         self._has_begun = False
 
 

@@ -30,8 +30,6 @@ def check_supported(module: Any) -> None:
         _check_callback(type(callback))
         if trainer.world_size > 1:
             _check_no_save_on_exception(callback)
-        if trainer.accumulate_grad_batches > 1:
-            _check_no_save_by_the_clock(callback)
     if trainer.gradient_clip_algorithm == "value":
         raise ConfigError("gradient_clip_algorithm is value; expected norm, as in the paper.")
     check_precision(trainer.precision)
@@ -55,18 +53,6 @@ def _check_no_save_on_exception(callback: L.Callback) -> None:
     found = f"a callback is {type(callback).__name__}, which saves on an exception"
     expected = "none on several devices, because a rank that fails would wait for the others"
     raise ConfigError(f"{found}; expected {expected}.")
-
-
-def _check_no_save_by_the_clock(callback: L.Callback) -> None:
-    """Refuse a callback that saves between the batches of a step, where no run can resume."""
-    if not isinstance(callback, ModelCheckpoint):
-        return
-    saves_by_the_clock = callback._train_time_interval is not None  # it has no public name
-    if saves_by_the_clock:
-        found = f"train_time_interval of {type(callback).__name__} is set"
-        expected = "every_n_train_steps if gradients are accumulated"
-        why = "because no run resumes from a checkpoint inside a step"
-        raise ConfigError(f"{found}; expected {expected}, {why}.")
 
 
 class StartCheck(L.Callback):

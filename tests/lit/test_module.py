@@ -333,6 +333,31 @@ def test_trainer_resumed_inside_an_epoch_trains_every_batch_once(
     assert len(half) == 6 and len(resumed) == 2 and half + resumed == uninterrupted
 
 
+@pytest.mark.parametrize(("accumulate", "val_check_interval"), [(1, 1.0), (2, 1.0), (2, 3)])
+def test_trainer_resumed_after_a_stop_inside_an_epoch_equals_uninterrupted(
+    accumulate: int, val_check_interval: float, corpus: Path, tmp_path: Path
+) -> None:
+    """As by max_time, which may come inside a step; a validation may too."""
+    changes = {
+        "accumulate_grad_batches": accumulate,
+        "val_check_interval": val_check_interval,
+        "limit_train_batches": 6,
+    }
+
+    def fit(*callbacks: L.Callback, resume: Path | None = None) -> Any:
+        made = module()
+        run = trainer(tmp_path / "log", *callbacks, **EPOCHS | changes)
+        run.fit(made, small_data(corpus), ckpt_path=resume, weights_only=True)
+        return made.state_dict()
+
+    def stop(run: L.Trainer, module: Any, out: Any, batch: Any, batch_idx: int) -> None:
+        run.should_stop = (run.current_epoch, batch_idx) == (1, 2)
+
+    uninterrupted = fit()
+    fit(LambdaCallback(on_train_batch_end=stop), ModelCheckpoint(tmp_path, save_last=True))
+    assert differences(uninterrupted, fit(resume=tmp_path / "last.ckpt")) == []
+
+
 def test_trainer_resumed_logs_at_the_steps_of_an_uninterrupted_run(
     data: TokenDataModule, tmp_path: Path
 ) -> None:

@@ -1,7 +1,6 @@
 """Tools of Lightning that change what is trained are refused, before anything changes."""
 
 from contextlib import nullcontext
-from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,16 +80,6 @@ def test_save_on_an_exception_is_refused_on_several_devices(
     )
     is_refused = pytest.raises(ConfigError, match=f"^a callback is {type(callback).__name__}, ")
     with is_refused if devices > 1 else nullcontext():
-        check_supported(made)
-
-
-@pytest.mark.parametrize("batches", [1, 2])
-def test_save_by_the_clock_is_refused_if_a_step_has_several_batches(batches: int) -> None:
-    made = module()
-    keep = tools.ModelCheckpoint(train_time_interval=timedelta(hours=1))
-    made._trainer = trainer(callbacks=[keep], accumulate_grad_batches=batches)
-    is_refused = pytest.raises(ConfigError, match="train_time_interval")
-    with is_refused if batches > 1 else nullcontext():
         check_supported(made)
 
 

@@ -37,8 +37,8 @@ class ExactResume(L.Callback):
     ==================================  ========================  ================================
 
     Not restored but compared: the settings, which `lit.checkpoint.compat` records in the entry
-    lightning_sv. Counts of batches are converted if the accumulation differs, and the rates follow
-    the schedule of the resuming run.
+    lightning_sv. Counts of batches are converted to the accumulation of the resuming run, and the
+    rates follow its schedule.
 
     Attributes:
         segments: starts of the program that the run consists of
@@ -87,7 +87,8 @@ class ExactResume(L.Callback):
         self._rng = checkpoint[RNG_KEY]
         self.origin = saved.get("origin")
         self.segments.restore(saved.get("legs"))
-        restart_between_steps(checkpoint, saved["accumulate"], trainer.accumulate_grad_batches)
+        fit_loop = checkpoint["loops"]["fit_loop"]
+        restart_between_steps(fit_loop, saved["accumulate"], trainer.accumulate_grad_batches)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Restore the checkpoint's random states, and follow the schedule of this run."""
@@ -147,25 +148,57 @@ def follow_schedule(scheduler: LRScheduler) -> None:
         )
 
 
-def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> None:
-    """Convert Lightning's counts of micro-batches in place, from `then` per step to `now`.
+def restart_between_steps(fit_loop: dict[str, Any], then: int, now: int) -> None:
+    """Change the counts of Lightning's loop in place, so that it continues after the last step.
 
-    12 micro-batches with 3 per step are 4 steps, which are 8 micro-batches with 2 per step.
+    A step in which the checkpoint was saved begins again: its gradient is lost, and the weights are
+    those of the step before. Micro-batches are converted from `then` per step to `now`: 12 with 3
+    per step are 4 steps, which are 8 with 2 per step.
 
     Raises:
-        ConfigError: the checkpoint was saved inside a step of `then` micro-batches
+        ConfigError: `now` is different, and an epoch ended with a step of fewer micro-batches
+    """
+    batches = fit_loop["epoch_loop.batch_progress"]
+    begun = 0  # micro-batches since the last step
+    if _is_inside_epoch(batches):
+        begun = batches["current"]["processed"] % then
+        _continue_epoch(fit_loop["epoch_progress"])
+    if then == now and not begun:
+        return
+
+    for counts in (batches["total"], batches["current"]):
+        # A callback saves before Lightning counts the batch as completed.
+        not_completed = 0 if begun else counts["processed"] - counts["completed"]
+        n_batches = _converted(counts["processed"] - begun, then, now)
+        for name in ("ready", "started", "processed"):
+            counts[name] = n_batches
+        counts["completed"] = n_batches - not_completed
+
+
+def _is_inside_epoch(batches: dict[str, Any]) -> bool:
+    """Return True if batches of the epoch follow those that were trained."""
+    current = batches["current"]
+    is_last = batches["is_last_batch"] and current["processed"] == current["ready"]
+    return current["ready"] > 0 and not is_last
+
+
+def _continue_epoch(epochs: dict[str, Any]) -> None:
+    """Do not count an epoch as read that a stop has ended, as by max_time, which Lightning does."""
+    for counts in (epochs["total"], epochs["current"]):
+        counts["processed"] = counts["completed"] = counts["started"] - 1
+
+
+def _converted(n_batches: int, then: int, now: int) -> int:
+    """Return the number of micro-batches in the same steps, with `now` per step instead of `then`.
+
+    Raises:
+        ConfigError: one of the steps had fewer
     """
     if then == now:
-        return
-    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-    for counts in (progress["total"], progress["current"]):
-        if counts["ready"] % then:
-            saved = f"{then}, as in the checkpoint"
-            hint = "It was saved after a step of fewer batches."
-            raise ConfigError(f"trainer.accumulate_grad_batches is {now}; expected {saved}. {hint}")
-        # A callback saves before Lightning counts the batch as completed.
-        not_completed = counts["ready"] - counts["completed"]
-        for name in ("ready", "started", "processed"):
-            steps = counts[name] // then
-            counts[name] = steps * now
-        counts["completed"] = counts["ready"] - not_completed
+        return n_batches
+    steps, rest = divmod(n_batches, then)
+    if rest:
+        expected = f"{then}, as in the checkpoint"
+        hint = "It was saved after a step of fewer batches."
+        raise ConfigError(f"trainer.accumulate_grad_batches is {now}; expected {expected}. {hint}")
+    return steps * now
