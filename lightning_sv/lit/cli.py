@@ -30,12 +30,20 @@ from lightning_sv.lit.validate_run import ValidateRun
 from lightning_sv.log import level_of, quiet_libraries, start_logging, without_levels
 from lightning_sv.runs.output import message_of
 from lightning_sv.settings.data import DataConfig
-from lightning_sv.settings.parse import add_run
+from lightning_sv.settings.parse import MAX_SEED, add_run, set_help
 from lightning_sv.settings.sections import CALLBACKS
 from lightning_sv.settings.trainer import check_trainer_keys, prepare_process
 from lightning_sv.settings.words import underscored
 
 log = logging.getLogger(__name__)
+
+#: help of LightningCLI's own keys, whose texts describe more than a run does
+_HELP = {
+    "seed_everything": "Seed of the initialization and of the order of the data, an integer from 0 "
+    f"to {MAX_SEED}.",
+    "ckpt_path": "Checkpoint to resume or to validate; `last` for that of run_dir.",
+    "weights_only": "No effect: a checkpoint is always read with weights_only=True.",
+}
 
 
 class PretrainCLI(LightningCLI):
@@ -105,6 +113,7 @@ class PretrainCLI(LightningCLI):
                 parser_class=RunParser,
                 parser_kwargs={
                     "prog": f"{program} {self.command}",
+                    "description": "All keys of a run, with types, units and defaults.",
                     "parser_mode": "omegaconf+",
                 },
                 seed_everything_default=0,
@@ -175,6 +184,7 @@ class PretrainCLI(LightningCLI):
             parser.add_lightning_class_args(import_object(callback), section)
         parser.set_defaults({"samples.tokens": 0})
         self._add_method_arguments(parser)
+        set_help(parser, _HELP)
 
     def _add_method_arguments(self, parser: LightningArgumentParser) -> None:
         """Add the arguments of the Trainer's `fit` or `validate`, such as ckpt_path."""

@@ -29,7 +29,7 @@ from lightning_sv.settings.sections import (
     without_empty,
     without_retired,
 )
-from lightning_sv.settings.trainer import TRAINER_DEFAULTS, Plain
+from lightning_sv.settings.trainer import TRAINER_ARGUMENTS, TRAINER_DEFAULTS, Plain
 from lightning_sv.settings.trainer_classes import check_imports, check_strategy_class
 from lightning_sv.settings.words import underscored
 from lightning_sv.settings.yaml_file import parse_yaml
@@ -126,12 +126,17 @@ class Parser(ArgumentParser):
 
     def _check_type(self, key: str, value: Any, kind: Any) -> None:
         """Raise ConfigError if a value is not the number or the word that its key expects."""
+        if key == "seed_everything":
+            _check_seed(self._read(key, value))
         if get_origin(kind) is Literal:
             words = list(map(str, get_args(kind)))
             expect(str(value) in words, key, value, f"one of {' '.join(words)}.")
         if kind in NUMBERS:
-            number = option_value(key, value, self.prog) if isinstance(value, str) else value
-            expect_number(key, number, kind)
+            expect_number(key, self._read(key, value), kind)
+
+    def _read(self, key: str, value: Any) -> Any:
+        """Return the value of a key, which is text if it is a word of the command line."""
+        return option_value(key, value, self.prog) if isinstance(value, str) else value
 
     def _hint(self, keys: Iterable[str]) -> str:
         """Return a suggestion for the first unknown key that has one; empty if there is none."""
@@ -176,8 +181,8 @@ class Parser(ArgumentParser):
             if action.dest in config:
                 _check_value(action, config[action.dest])
         seed = config.get("seed_everything")
-        is_seed = not isinstance(seed, int) or 0 <= seed <= MAX_SEED
-        expect(is_seed, "seed_everything", seed, f"an integer from 0 to {MAX_SEED}.")
+        if seed is not None:  # a command without a seed
+            _check_seed(seed)
 
 
 def _check_value(action: Action, value: Any) -> None:
@@ -185,6 +190,12 @@ def _check_value(action: Action, value: Any) -> None:
         raise ConfigError(f"{action.dest} is null; expected a value.")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{action.dest} is {value}; expected a finite number.")
+
+
+def _check_seed(seed: Any) -> None:
+    """Refuse what LightningCLI takes besides a seed: true is always 0 there, and false is none."""
+    is_seed = type(seed) is int and 0 <= seed <= MAX_SEED
+    expect(is_seed, "seed_everything", seed, f"an integer from 0 to {MAX_SEED}.")
 
 
 def _expand_paths(config: Any) -> None:
@@ -218,11 +229,20 @@ def ignore_keys(
             parser.add_argument(f"--{name}", type=kind, help=SUPPRESS)
 
 
+def set_help(parser: ArgumentParser, texts: Mapping[str, str]) -> None:
+    """Replace the help of keys."""
+    for action in parser._actions:
+        if action.dest in texts:
+            action.help = texts[action.dest]
+
+
 def add_run(parser: ArgumentParser, model: type, trainer: Callable[..., Any]) -> None:
     """Add the sections `model`, `data` and `trainer`; the last is not instantiated."""
     parser.add_class_arguments(
         trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True
     )
     parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
+    parser.groups["trainer"].title = "Arguments of Lightning's Trainer"
+    set_help(parser, {f"trainer.{key}": each.help for key, each in TRAINER_ARGUMENTS.items()})
     parser.add_class_arguments(model, "model", skip={"lr"})  # model.optim.lr
     parser.add_class_arguments(DataConfig, "data")

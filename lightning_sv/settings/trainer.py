@@ -47,6 +47,11 @@ class Argument:
         """Whether a run follows other values than the accepted ones."""
         return not self.accepted
 
+    @property
+    def help(self) -> str:
+        """Help of the key, in place of Lightning's, which describes a Trainer of your own."""
+        return self.note if self.is_followed else f"Only the default. {self.note}"
+
 
 _OTHER_TRAINER = "Use a Trainer of your own."
 #: every argument of Lightning's Trainer; docs/own-trainer.md shows this table

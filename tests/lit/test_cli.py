@@ -28,6 +28,7 @@ from lightning_sv.runs.directory import (
 )
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.sections import SECTIONS
+from lightning_sv.settings.trainer import TRAINER_ARGUMENTS
 from tests.conftest import ROOT, Refused, Told, argv
 from tests.lit.own_trainer import rows
 from tests.lit.runs import run_fit
@@ -55,6 +56,10 @@ def test_fit_help_is_short_or_complete(
     names = {*DEFAULTS, "scale"}
     assert names <= in_short and in_short - names - {"dry_run"} <= in_full
     assert {key for key in run_parser().known_keys() if "." in key} - SECTIONS <= in_full
+    without_breaks = "".join(full.split())
+    for key, argument in TRAINER_ARGUMENTS.items():  # and not what a Trainer of your own does
+        assert "".join(argument.note.split()) in without_breaks, key
+    assert "random seed" not in full and "registry" not in full.rpartition("--ckpt_path ")[2]
 
 
 @pytest.fixture

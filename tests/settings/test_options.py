@@ -92,6 +92,9 @@ WRONG: list[tuple[list[str], str, str]] = [
     (PLAN, "--trainer.strategy.init_args.timeout 1", "expected trainer.strategy.class_path."),
     (FIT, "--trainer.accelerator gpu", "trainer: "),
     (FIT, "--seed_everything -3", "seed_everything"),
+    (FIT, "--seed_everything true", "seed_everything is True"),  # Lightning's 0 for every run
+    (FIT, "--seed_everything false", "seed_everything is False"),
+    (FIT, "--seed_everything x", "seed_everything is x;"),
     (FIT, "--trainer null", "trainer"),
     (FIT, "--model.optim ''", "--model.optim"),
     (FIT, "--trainer '{max_steps: 1, max_steps: 2}'", "--trainer"),
