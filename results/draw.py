@@ -2,7 +2,7 @@
 
 docs/figures/layer.png                a branch with its vectors
 docs/figures/gain.png                 the difference to llama during training
-docs/figures/difference-by-std.png    each recorded difference to llama against the initial std
+docs/figures/difference-by-std.png    the recorded differences to llama against the initial std
 """
 
 from collections.abc import Callable
@@ -64,6 +64,8 @@ BEST_FOR_LLAMA = ("own-optimum", "All arms at the optimum of llama")
 SETTINGS = (
     Setting("gpu-25", "protocol", "Initial std 0.02", 0.02, 100, "mini"),
     Setting("cpu-mini", "parts", "Norms after the matrices", 0.02, 20, "mini"),
+    Setting("cpu-100-protocol-lengths", "protocol-lengths", "7 tokens", 0.02, 7, "tiny"),
+    Setting("cpu-100-protocol-lengths", "protocol-lengths", "27 tokens", 0.02, 27, "tiny"),
     Setting("cpu-100-protocol", "protocol", "Initial std 0.02", 0.02, 100, "tiny"),
     Setting("cpu-english", "english", "Initial std 0.02", 0.02, 100, "tiny", "English"),
     Setting("cpu-100-protocol", "protocol", "Initial std 0.55", 0.55 / 8, 100, "tiny"),

@@ -496,6 +496,57 @@ def test_bounds_of_a_page_are_recorded(path: Path) -> None:
     assert found - known_bounds() - exceptions == set()
 
 
+def share_of_seed(folder: str, **only: str) -> float:
+    """Return the share of the seed in the variance of a run, by the mean squares of seeds and
+    residuals."""
+    runs = once(f"{folder}/results.csv", **only)
+    losses = runs.pivot(index="arm", columns="seed", values="val_loss").dropna().to_numpy()
+    n_arms, n_seeds = losses.shape
+    within_arms = losses - losses.mean(axis=1, keepdims=True)
+    of_seeds = within_arms.mean(axis=0)
+    residuals = within_arms - of_seeds
+    residual = (residuals**2).sum() / ((n_arms - 1) * (n_seeds - 1))
+    seed = (of_seeds**2).sum() / (n_seeds - 1) - residual / n_arms
+    return float(seed / (seed + residual))
+
+
+DECAY = "The {} budget ({} billion tokens in the paper)"
+
+
+@pytest.mark.parametrize(
+    ("text", "folder", "only"),
+    [
+        ("{} among the arms of `reparameterization`", "cpu", {"figure": "reparameterization"}),
+        ("{} (the figure `sharpness`)", "cpu-curves", {"figure": "sharpness"}),
+        ("{} (`iwd-dp`)", "cpu-settings", {"figure": "iwd-dp"}),
+        ("{} under Muon", "cpu-curves", {"figure": "muon"}),
+        ("{} under `wsd`", "cpu-curves", {"figure": "wsd"}),
+        ("{} and 94% among Gemma's", "cpu", {"panel": DECAY.format("shorter", 10)}),
+        ("91% and {} among Gemma's", "cpu", {"panel": DECAY.format("longer", 50)}),
+        ("{} (the arms of `served`)", "cpu-long", {"figure": "served"}),
+        ("{} (those at one setting)", "cpu-long-one-setting", {"figure": "param-ablation"}),
+        ("{} in `tiny`", "cpu-100-protocol", {"figure": "protocol"}),
+        ("{} in `mini`", "gpu-25", {"figure": "protocol"}),
+    ],
+)
+def test_share_of_the_seed_equals_the_recordings(
+    text: str, folder: str, only: dict[str, str]
+) -> None:
+    text_of_page = " ".join(page("verdicts").split())
+    assert text.format(f"{share_of_seed(folder, **only):.0%}") in text_of_page
+
+
+def test_picture_of_stds_has_the_protocol_at_each_length() -> None:
+    """A picture without the lengths at which `unified` ends above llama would show one sign."""
+    points = runpy.run_path(str(ROOT / "results/draw.py"))["all_points"]()
+    of_protocol = points[(points["std"] == 0.02) & (points.model == "tiny")]
+    of_protocol = of_protocol[of_protocol.text == "Python"].sort_values("tokens_per_param")
+    shown = table("results", "| difference to `llama` by length")
+    for name, cells in shown.iterrows():
+        arm = HEAD_DP if "dp at" in str(name) else str(name)
+        assert intervals(of_protocol[of_protocol.arm == arm]) == cells.tolist()
+
+
 def test_readme_choice_of_strategy_equals_the_recordings() -> None:
     large = "gpu-25"
     small = "cpu-100-protocol"
