@@ -68,6 +68,11 @@ class PairedDifference:
         """Half of the interval: the smallest mean that this scatter and n resolve."""
         return (self.high - self.low) / 2
 
+    def negated(self) -> "PairedDifference":
+        """Return B - A with its interval."""
+        alone = None if self.alone is None else self.alone.negated()
+        return replace(self, mean=-self.mean, low=-self.high, high=-self.low, alone=alone)
+
     def exponentiated(self) -> "PairedDifference":
         """Return the ratio with its interval, if this is the difference of logarithms."""
         low = math.exp(self.low)

@@ -163,11 +163,13 @@ def difference_sentence(a: str, b: str, d: PairedDifference) -> str:
 
 def _resolved_sentence(a: str, b: str, d: PairedDifference) -> str:
     """Return which arm is lower, by how much."""
+    word = "higher"
+    if d.mean < 0:
+        word = "lower"
+        d = d.negated()
     n = decimals(d.smallest_resolvable)
-    low, high = sorted([abs(d.low), abs(d.high)])
-    within = f"{percent(d.confidence)} interval {low:.{n}f} to {high:.{n}f}, {pairs_words(d)}"
-    word = "lower" if d.mean < 0 else "higher"
-    return f"{b} is {word} than {a} by {abs(d.mean):.{n}f} nats per token ({within})."
+    within = f"{percent(d.confidence)} interval {d.low:.{n}f} to {d.high:.{n}f}, {pairs_words(d)}"
+    return f"{b} is {word} than {a} by {d.mean:.{n}f} nats per token ({within})."
 
 
 def tokens_sentence(a: str, b: str, e: TokenEfficiency, confidence: float = 0.95) -> str:

@@ -2,6 +2,7 @@
 simulations."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from scipy import stats
 
 from lightning_sv.errors import NotTestableError
 from lightning_sv.statistics.block_anova import UNEQUAL, BlockDesign, BlockModel
+from lightning_sv.statistics.verdicts import difference_sentence
 
 #: of a run's variance at 3,000 steps in the first recordings: residual sd 0.0113, of the seed 0.31
 #: of the whole. Later ones have 0 to 0.9 of the seed (docs/verdicts.md); seeds are fitted, so that
@@ -91,6 +93,18 @@ def test_block_design_arm_of_one_run_has_no_interval() -> None:
     assert np.isnan([few.low, few.high, few.se]).all() and (few.n, few.p_above()) == (1, 1.0)
     assert few.mean == pytest.approx(losses["5"][0] - losses["0"][0], rel=1e-6)
     assert design.difference("1", "0").scatter == "scatter of 5 arms, 8 degrees of freedom"
+
+
+@pytest.mark.parametrize("distance", [-1.0, 1.0])
+def test_difference_sentence_both_intervals_contain_the_distance(distance: float) -> None:
+    losses = draw(np.random.default_rng(7), 3, 3)
+    losses["1"] = {seed: loss + distance for seed, loss in losses["1"].items()}
+    d = BlockDesign(losses).difference("1", "0")
+    assert d.alone is not None
+    sentence = difference_sentence("llama", "hg", d)
+    mean, low, high, own_low, own_high = map(float, re.findall(r"[+-]?\d\.\d+", sentence))
+    assert mean == pytest.approx(abs(d.mean), abs=1e-3)
+    assert low < mean < high and own_low < mean < own_high
 
 
 @pytest.mark.long
