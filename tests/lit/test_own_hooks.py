@@ -143,3 +143,29 @@ def test_initial_weights_are_checked_next_to_an_own_start(tmp_path: Path) -> Non
     made = OwnStart(SIZES, lr=0.01, init_from="no/run")
     with pytest.raises(ConfigError, match="init_from"):
         trainer(tmp_path).fit(made, loader(), loader())
+
+
+class OwnCheckpoint(PretrainModule):
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["mine"] = "saved"
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.mine = checkpoint["mine"]
+
+
+def test_checkpoint_of_own_hooks_has_the_settings(tmp_path: Path) -> None:
+    path = tmp_path / "own.ckpt"
+    run = trainer(tmp_path)
+    run.fit(OwnCheckpoint(SIZES, lr=0.01), loader())
+    run.save_checkpoint(path)
+
+    loaded = OwnCheckpoint.load_from_checkpoint(path)
+    assert loaded.mine == "saved" and loaded.lr == 0.01
+    resumed = trainer(tmp_path, max_steps=6)
+    resumed.fit(OwnCheckpoint(SIZES, lr=0.01), loader(), ckpt_path=path, weights_only=True)
+    assert resumed.global_step == 6
+    changed = OwnCheckpoint(SIZES, lr=0.02)
+    with pytest.raises(ConfigError, match=r"optim\.lr"):
+        trainer(tmp_path, max_steps=6).fit(changed, loader(), ckpt_path=path, weights_only=True)
+    with pytest.raises(ConfigError, match="scale"):  # also of a class without such hooks
+        PretrainModule.load_from_checkpoint(path, scale="hg+dp")

@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from lightning_sv.callbacks.run_state import data_of
 from lightning_sv.errors import ConfigError
+from lightning_sv.lit.checkpoint.compat import check_recorded, record_settings
 from lightning_sv.lit.checkpoint.random_states import restore_rng, rng_states
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, RNG_KEY
 from lightning_sv.runs.provenance import commit
@@ -37,8 +38,9 @@ class ExactResume(L.Callback):
     ==================================  ========================  ================================
 
     Not restored but compared: the settings, which `lit.checkpoint.compat` records in the entry
-    lightning_sv. Counts of batches are converted to the accumulation of the resuming run, and the
-    rates follow its schedule.
+    lightning_sv. The module's own hooks do so too, for checkpoints of weights and for
+    `load_from_checkpoint`, but a subclass may replace them. Counts of batches are converted to the
+    accumulation of the resuming run, and the rates follow its schedule.
 
     Attributes:
         segments: starts of the program that the run consists of
@@ -65,7 +67,7 @@ class ExactResume(L.Callback):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
     ) -> None:
-        """Store the progress next to the settings, which the module stores."""
+        """Store the progress and the settings."""
         data = data_of(trainer)
         corpus_hash = None if data is None else data.manifest.corpus_hash
         checkpoint[CHECKPOINT_KEY] = {
@@ -75,14 +77,20 @@ class ExactResume(L.Callback):
             "corpus_hash": corpus_hash,
             "origin": self.origin,
         }
+        record_settings(checkpoint, pl_module)
         checkpoint[RNG_KEY] = rng_states(pl_module.device)
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
     ) -> None:
-        """Continue after the saved step, also on a different number of devices."""
+        """Continue after the saved step, also on a different number of devices.
+
+        Raises:
+            ConfigError: the settings are not those of the checkpoint
+        """
         if trainer.state.fn != "fit":
             return
+        check_recorded(checkpoint, pl_module)
         saved = checkpoint[CHECKPOINT_KEY]
         self._rng = checkpoint[RNG_KEY]
         self.origin = saved.get("origin")
