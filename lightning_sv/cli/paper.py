@@ -113,9 +113,11 @@ def _parser() -> PlainParser:
 def _keys(words: list[str]) -> dict[str, Any]:
     """Parse `--key value` or `--key=value`, keys of all runs."""
     files, keys = parse_overrides(words, "paper")
-    if files or not all("." in key for key in keys):
+    unknown = [f"--config {file}" for file in files]
+    unknown += [f"--{key}" for key in keys if "." not in key]
+    if unknown:
         expected = "neither an option nor a key of fit, e.g. --data.corpus.dir DIR"
-        raise ConfigError(f"paper: {' '.join(words)} is {expected}.")
+        raise ConfigError(f"paper: {unknown[0]} is {expected}.")
     return keys
 
 

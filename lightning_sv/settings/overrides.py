@@ -59,8 +59,8 @@ def option_pairs(words: Sequence[str], command: str) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     for option in options_of(words):
         if not option.name or option.value is None:
-            given = " ".join(words)
-            expected = "neither an option nor a key of fit; expected --KEY VALUE."
+            given = " ".join(option.words)
+            expected = "neither an option nor a key of fit with a value; expected --KEY VALUE."
             raise ConfigError(f"{command}: {given} is {expected}")
         pairs.append((option.name, option.value))
     return pairs

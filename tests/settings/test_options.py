@@ -115,6 +115,9 @@ WRONG: list[tuple[list[str], str, str]] = [
     (PLAN, "--model.seed=1" + "0" * 20, "model.seed"),
     (PLAN, "--optimizer=AdamW", "--optimizer"),
     (COMPARE, "--jobs=1" + "0" * 5000, "--jobs"),
+    # the wrong word alone, without the files of the names
+    (COMPARE, "--model tiny --dry_run", "compare: --dry_run is"),
+    (["paper"], "--data.seed 1 --seeds 3 --no_train", "paper: --seeds is"),
     (SWEEP, "--seeds=999999999", "--seeds"),
     (GENERATE, "--temperature=nan", "--temperature"),
     (GENERATE, "--seed=-1", "--seed"),
