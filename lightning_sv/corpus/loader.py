@@ -44,12 +44,14 @@ class Epochs:
         limit: number or fraction of an epoch's batches that are read, as Trainer's
             limit_train_batches
         unfinished: returns the number of batches read but not trained, as after an error in a step
+        repeats_begun_step: if True, a resumed run begins the step again in which it was saved
     """
 
     first: int = 0
     repeat: bool = False
     limit: float = 1.0
     unfinished: Callable[[], int] = int
+    repeats_begun_step: bool = False
 
 
 class TokenLoader(DataLoader[Tensor]):
@@ -161,11 +163,11 @@ class TokenLoader(DataLoader[Tensor]):
         return batches * share.micro_batch * share.ranks
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved position in the next iteration; a step that was begun is repeated.
+        """Continue from a saved position in the next iteration.
 
         Raises:
             ConfigError: the position belongs to a different corpus, seed, sequence length, batch or
-                epoch length
+                epoch length, or is inside a step that the run does not begin again
         """
         current = self.state_dict()
         # checkpoints of earlier versions lack it
@@ -175,7 +177,11 @@ class TokenLoader(DataLoader[Tensor]):
             raise ConfigError(f"{found}; start a new run.")
         _check_same_order(state, current)
         share = self.order.share
-        steps = state["sequences"] // share.global_batch
+        steps, begun = divmod(state["sequences"], share.global_batch)
+        if begun and not self._epochs.repeats_begun_step:
+            found = "the checkpoint was saved inside an optimizer step"
+            hint = "Only a PretrainModule with a TokenDataModule begins the step again."
+            raise ConfigError(f"{found}; expected one that was saved after a step. {hint}")
         self._epoch = max(0, state["epoch"])  # earlier versions wrote -1 before the first epoch
         self._read = steps * share.accumulate
         self._has_begun = False

@@ -6,6 +6,7 @@ from typing import Any
 import lightning as L
 from torch.utils._pytree import tree_leaves
 
+from lightning_sv.callbacks.run_state import settings_of
 from lightning_sv.corpus import Epochs, TokenLoader
 
 
@@ -70,6 +71,7 @@ def epochs_of(trainer: L.Trainer) -> Epochs:
         repeat=repeats,
         limit=trainer.limit_train_batches,
         unfinished=partial(_unfinished_batches, trainer),
+        repeats_begun_step=settings_of(trainer.lightning_module) is not None,  # by `ExactResume`
     )
 
 

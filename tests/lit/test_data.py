@@ -1,6 +1,7 @@
 """The data module in a plain `lightning.Trainer`."""
 
 import pickle
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -185,3 +186,22 @@ def test_data_module_wrong_number_is_refused(
     with pytest.raises(ConfigError, match=key):
         data = TokenDataModule(**{"corpus": corpus, "seq_len": 8, "batch_size": 2, key: wrong})
         trainer(tmp_path).fit(Foreign(foreign("applied")), data)
+
+
+@pytest.mark.parametrize("batches", [3, 4])
+def test_position_inside_a_step_is_refused_for_an_own_module(
+    batches: int, data: TokenDataModule, tmp_path: Path
+) -> None:
+    """It has no `ExactResume`, which makes Lightning begin the step again."""
+
+    def fit(*callbacks: L.Callback, resume: Path | None = None) -> None:
+        run = trainer(tmp_path / "log", *callbacks, accumulate_grad_batches=2, limit_val_batches=0)
+        run.fit(Foreign(foreign("applied")), data, ckpt_path=resume, weights_only=True)
+
+    def stop(run: L.Trainer, *_: Any) -> None:
+        run.should_stop = run.fit_loop.epoch_loop.total_batch_idx + 1 == batches
+
+    fit(LambdaCallback(on_train_batch_end=stop), ModelCheckpoint(tmp_path, save_last=True))
+    is_refused = pytest.raises(ConfigError, match="inside an optimizer step")
+    with is_refused if batches == 3 else nullcontext():
+        fit(resume=tmp_path / "last.ckpt")
