@@ -12,7 +12,7 @@ lightning-sv prepare --data stdlib
 lightning-sv fit --model tiny --scale llama $steps --run_dir $out/llama
 lightning-sv fit --model tiny --scale hg+dp+or $steps --run_dir $out/hg+dp+or
 
-# 3. Their comparison, with two more seeds of each: differences in pairs, with intervals.
+# 3. A comparison of both in three pairs of runs of its own, on seeds 0 to 2: differences with intervals.
 lightning-sv compare --baseline llama --arms hg+dp+or --seeds 3 --model tiny $steps --out $out/compare
 
 # 4. The page of one run.

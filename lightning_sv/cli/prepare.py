@@ -18,6 +18,9 @@ from lightning_sv.lit.run_arguments import check_run
 from lightning_sv.settings.parse import Parser, ignore_keys
 from lightning_sv.settings.words import underscored
 
+_USAGE = """lightning-sv prepare --data NAME|FILE|FOLDER [--KEY VALUE ...]
+       lightning-sv prepare [--config FILE ...] [--KEY VALUE ...]"""
+
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, write the corpus, print its content; return the exit code."""
@@ -74,7 +77,9 @@ def _parse(words: Sequence[str]) -> tuple[Any, CorpusConfig]:
     """Return the options of `prepare` and the settings of the corpus."""
     parser = Parser(
         prog="lightning-sv prepare",
-        description="Convert text to token shards.",
+        usage=_USAGE,
+        description="Convert text to token shards. `lightning-sv presets` lists the names of "
+        "corpora; your own text becomes the corpus data/NAME.",
         parser_mode="omegaconf+",
     )
     parser.add_argument("--config", action="config", help="YAML with data.corpus; repeatable.")

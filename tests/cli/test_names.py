@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_sv.__main__ import main
 from lightning_sv.cli.names import resolve_names
 from lightning_sv.lit.run_arguments import parse_run
 from tests.conftest import Refused, argv, config_args
@@ -124,3 +125,13 @@ def test_names_are_the_settings_of_the_files() -> None:
     named = resolve_names(["--model", "tiny", "--scale", "hg+or"])
     by_files = parse_run([*files, "--model.scale", "hg+or"], check_corpus=False)
     assert parse_run(named.words, check_corpus=False) == by_files
+
+
+@pytest.mark.parametrize("command", ["fit", "params", "plan", "compare", "sweep", "prepare"])
+def test_help_of_a_command_shows_the_names_that_it_takes(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    name = "--data NAME" if command == "prepare" else "--model NAME"
+    assert name in " ".join(capsys.readouterr().out.split())
