@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_sv.errors import NotTestableError
-from lightning_sv.statistics.paired import PairedDifference, finite_differences
+from lightning_sv.statistics.paired import PairedDifference, finite_differences, welch_df
 
 
 class DifferenceLine(NamedTuple):
@@ -74,7 +74,5 @@ def _weighted_mean(
     variance = float(variances.sum())
     df = n_seeds - 1
     if variance > 0:
-        shares = variances / variance
-        welch = df / float(shares @ shares)
-        df = int(welch + 1e-9)  # not 7 for a rounded 8
+        df = welch_df(variances, df)
     return PairedDifference.student(mean, math.sqrt(variance), n=n, confidence=confidence, df=df)

@@ -143,6 +143,14 @@ class PairedCurve(NamedTuple):
     n: int
 
 
+def welch_df(variances: ArrayLike, dfs: ArrayLike) -> int:
+    """floor((Σ v)² / Σ v²/df), the degrees of freedom of a sum with independent variances v."""
+    v = np.asarray(variances, dtype=np.float64)
+    shares = v / v.sum()
+    df = 1 / float((shares**2 / np.asarray(dfs)).sum())
+    return int(df + 1e-9)  # not 7 for a rounded 8
+
+
 def percent(confidence: float) -> str:
     """Return a coverage as text: 95%, 98.75%."""
     return f"{100 * confidence:.4g}%"

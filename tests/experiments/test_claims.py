@@ -110,6 +110,27 @@ def test_loss_claims_have_an_estimate_and_a_word_per_part(
     assert [verdict.estimate for verdict in found] == pytest.approx(estimates, abs=1e-4)
 
 
+def with_full_last_validation(a: Arm, apart: float) -> Arm:
+    """Return runs whose last loss, that of more sequences, is `apart` from that of the others."""
+    runs = []
+    for one in a.runs:
+        tokens, values = one.curve("val/loss")
+        losses = Curve(tokens, values + apart * (tokens == tokens[-1]))
+        data = {"val_sequences": 512, "full_last_validation": True}
+        runs.append(replace(one, config={"data": data}, curves={"val/loss": losses}))
+    return of_runs(a.label, runs)
+
+
+def test_change_is_that_on_the_same_sequences() -> None:
+    """From half to 95% of the tokens, because the last validation reads more sequences."""
+    a = with_full_last_validation(arm("a", 0.1 + LEAD), 0.5)
+    widens, lead = judge_all("widens", a, with_full_last_validation(flat(), 0.4), at=0.5)
+    assert widens.estimate == pytest.approx(-0.04 * 0.45, abs=1e-4)
+    assert lead.estimate == pytest.approx(0.1 - 0.04 + 0.1, abs=1e-4)  # the final losses
+    with pytest.raises(NotTestableError):
+        judge_all("widens", a, with_full_last_validation(flat(), 0.4), at=0.95)
+
+
 def word_of_less(verdict: Verdict, margin: float) -> str:
     """Return the word of `less` by its interval."""
     if verdict.high < -margin:

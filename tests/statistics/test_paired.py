@@ -16,6 +16,7 @@ from lightning_sv.statistics.paired import (
     paired_difference,
     token_efficiency,
     tokens_to_reach,
+    welch_df,
 )
 from lightning_sv.statistics.verdicts import Outcome, opposite, tokens_sentence, verdict_below
 
@@ -24,6 +25,12 @@ LOSSES = st.floats(0.5, 12, allow_nan=False)
 
 def curve(tokens: list[int], values: list[float]) -> Curve:
     return Curve(np.array(tokens, dtype=np.int64), np.array(values))
+
+
+@given(st.floats(1e-4, 1.0), st.integers(1, 40), st.integers(2, 6))
+def test_welch_df_of_equal_variances_is_their_sum(se: float, df: int, count: int) -> None:
+    assert welch_df([se**2] * count, [df] * count) == count * df
+    assert welch_df([se**2, 0.0], [df, 1]) == df
 
 
 @given(st.lists(st.tuples(LOSSES, LOSSES), min_size=2, max_size=8), st.sampled_from([0.9, 0.95]))

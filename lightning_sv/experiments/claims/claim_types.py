@@ -26,6 +26,7 @@ from lightning_sv.statistics.paired import (
     paired_difference,
     percent,
     token_efficiency,
+    welch_df,
 )
 from lightning_sv.statistics.verdicts import (
     CONFIDENCE,
@@ -106,7 +107,7 @@ def change(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     name = _difference_name(claim)
     d = panel.difference(a, b, LossAt(claim.until, since=claim.at))
     early = panel.difference(a, b, LossAt(claim.at)).mean
-    late = panel.difference(a, b, LossAt(claim.until)).mean
+    late = early + d.mean
     end = "the end" if claim.until == 1 else f"{claim.until:.0%}"
     shares = f"from {claim.at:.0%} of the tokens to {end}"
     return Estimate(d, interval(d, f"the change of {name} {shares}, {early:+.3f} to {late:+.3f},"))
@@ -197,7 +198,7 @@ def _of_optima(a: Optimum, b: Optimum, n: int) -> PairedDifference:
     if not has_errors:
         return PairedDifference.student(d, math.nan, n=n, confidence=CONFIDENCE, df=0)
     se = math.hypot(a.se, b.se)
-    df = int(se**4 / (a.se**4 / a.df + b.se**4 / b.df))
+    df = welch_df([a.se**2, b.se**2], [a.df, b.df])
     return PairedDifference.student(d, se, n=n, confidence=CONFIDENCE, df=df)
 
 

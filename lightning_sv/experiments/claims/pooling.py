@@ -16,7 +16,6 @@ import numpy as np
 
 from lightning_sv.errors import NotTestableError
 from lightning_sv.runs.events import Run
-from lightning_sv.runs.tags import VAL_LOSS
 from lightning_sv.statistics.block_anova import BlockDesign
 from lightning_sv.statistics.paired import PairedDifference
 
@@ -30,6 +29,10 @@ TWO_SIDED = 0.95
 class LossAt:
     """Validation loss of a run at a share of its tokens, linear between evaluations.
 
+    Losses before the end, and changes, are those on the same sequences: a last loss of more
+    sequences would differ from an earlier one by these too, at all seeds alike. If a run has such a
+    last loss, a change ends at the validation before it.
+
     Args:
         share: share above 0 and at most 1; 1 for the last loss
         since: earlier share, whose loss is subtracted; None for the loss itself
@@ -42,24 +45,35 @@ class LossAt:
         """Return the loss, nats per token.
 
         Raises:
-            NotTestableError: the run has no validation before
+            NotTestableError: the run has no validation before, or none after `since`
         """
         if self.since is not None:
-            return LossAt(self.share)(run) - LossAt(self.since)(run)
+            return _change(run, self.since, self.share)
         if self.share == 1.0:
             return run.val_loss
-        curve = run.curve(VAL_LOSS)
-        at = self.share * run.tokens
-        if at < curve.tokens[0]:
-            hint = f"only from {curve.tokens[0]:,} on; "
-            hint += "set data.validations, or a different share in the claim."
-            raise NotTestableError(
-                f"{run.dir} has no validation loss around {at:,.0f} tokens, {hint}"
-            )
-        return float(np.interp(at, curve.tokens, curve.values))
+        return _loss_on_same_sequences(run, self.share)
 
 
 FINAL = LossAt()
+
+
+def _change(run: Run, since: float, until: float) -> float:
+    """Return the loss at a share of the tokens minus that at an earlier one."""
+    last = run.losses_on_same_sequences.tokens[-1]
+    if since * run.tokens >= last:
+        found = f"{run.dir} has no validation of equal sequences after {last:,} tokens"
+        raise NotTestableError(f"{found}; set data.validations, or a different share in the claim.")
+    return _loss_on_same_sequences(run, until) - _loss_on_same_sequences(run, since)
+
+
+def _loss_on_same_sequences(run: Run, share: float) -> float:
+    curve = run.losses_on_same_sequences
+    at = share * run.tokens
+    if at < curve.tokens[0]:
+        hint = f"only from {curve.tokens[0]:,} on; "
+        hint += "set data.validations, or a different share in the claim."
+        raise NotTestableError(f"{run.dir} has no validation loss around {at:,.0f} tokens, {hint}")
+    return float(np.interp(at, curve.tokens, curve.values))
 
 
 class Pool:

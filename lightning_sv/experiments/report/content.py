@@ -113,8 +113,8 @@ def _resolved_by_chance(judged: pd.DataFrame) -> str:
         f"After the correction for their number, {_count_kept(primary)} of {len(primary)} primary "
         f"ones, at most one per figure, keep their verdict (Holm), and {_count_kept(others)} of "
         f"the {len(others)} others (Benjamini-Hochberg). Claims that share runs are not "
-        "independent. Differences of losses use the variance of all arms of one model and budget, "
-        "if it is equal."
+        "independent. A difference of losses uses the variance of the arms of its figure that "
+        "train on as many tokens, without those that scatter more."
     )
 
 
