@@ -510,6 +510,20 @@ def share_of_seed(folder: str, **only: str) -> float:
     return float(seed / (seed + residual))
 
 
+#: size of a model or length of training in the name of an arm
+POINT = r"(?:, (?:(?:moe-)?tiny[\w-]*|[\d.]+ tokens a parameter))?"
+
+
+def test_number_of_verdicts_on_the_main_claim_is_that_of_the_log() -> None:
+    log = pd.read_csv(ROOT / "results/log.csv")
+    main_claim = rf"(?:.*: )?unified{POINT} ends below llama{POINT}(?:, each at its own optimum)?"
+    verdicts = log[log.claim.str.fullmatch(main_claim)]
+    places = verdicts[["budget", "figure"]].drop_duplicates()
+    shown = re.search(r"has (\d+) verdicts on .*? in (\d+) figures", page("results"), re.DOTALL)
+    assert shown is not None
+    assert list(map(int, shown.groups())) == [len(verdicts), len(places)]
+
+
 DECAY = "The {} budget ({} billion tokens in the paper)"
 
 
