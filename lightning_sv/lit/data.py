@@ -135,6 +135,7 @@ class TokenDataModule(L.LightningDataModule):
             ConfigError: the corpus does not fit the model, accumulation does not match the global
                 batch, or ranks have different settings or data
         """
+        self._save_arguments()  # again, because a subclass may have saved its own for the logger
         trainer = self.trainer
         if stage == "fit":
             self._position = CorpusPosition()

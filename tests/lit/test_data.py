@@ -54,6 +54,24 @@ def test_data_module_after_a_fit_pickles_and_is_loaded_from_a_checkpoint(
         assert loaded.settings == data.settings and loaded.train_dataloader().order.seed == 0
 
 
+class OwnArguments(TokenDataModule):
+    """It saves its arguments in the usual way."""
+
+    def __init__(self, corpus: Path, note: str = "", **settings: Any):
+        super().__init__(corpus, **settings)
+        self.save_hyperparameters()
+
+
+def test_own_arguments_of_the_data_are_restored(corpus: Path, tmp_path: Path) -> None:
+    """The corpus is a Path, and the seeds of module and data differ."""
+    data = OwnArguments(corpus, note="mine", seq_len=8, batch_size=2, val_sequences=8, seed=1)
+    run = trainer(tmp_path, max_steps=2)
+    run.fit(module(seed=0), data)
+    run.save_checkpoint(tmp_path / "own.ckpt")
+    loaded = OwnArguments.load_from_checkpoint(tmp_path / "own.ckpt", weights_only=True)
+    assert loaded.hparams["note"] == "mine" and loaded.settings == data.settings
+
+
 def test_seed_of_the_data_changes_the_order_alone(corpus: Path) -> None:
     orders = []
     weights = []
