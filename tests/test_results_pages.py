@@ -209,13 +209,15 @@ def one_setting(_: pd.DataFrame) -> Rows:
 def tuning_losses(shown: pd.DataFrame) -> Rows:
     """Expect the loss of each arm and seed at each rate and std of its tuning in `mini`."""
     losses = recorded("cpu-mini-tuning/results.csv").set_index(["arm", "seed"]).val_loss
+    shown_losses = losses.map("{:.4f}".format)
     rows = []
     for point in shown.index:
         rate, std = point.split(", ")
         cells = []
         for column in shown.columns:
             arm, _, seed = column.rpartition(", seed ")
-            cells.append(f"{losses[f'{arm}, lr {rate}, init_std {std}', seed]:.4f}")
+            run = (f"{arm}, lr {rate}, init_std {std}", seed)
+            cells.append(shown_losses.get(run, "not trained"))
         rows.append(cells)
     return rows
 
