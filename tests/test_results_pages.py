@@ -107,6 +107,7 @@ def losses(folder: str, panels: str = "") -> Callable[[pd.DataFrame], Rows]:
         runs = recorded(f"{folder}/results.csv")
         runs = runs[runs.panel.str.startswith(panels)].drop_duplicates(["arm", "seed"])
         texts = runs.pivot(index="arm", columns="seed", values="val_loss").map("{:.4f}".format)
+        texts = texts.replace("nan", "not trained")
         is_by_seed = shown.index.name == "seed"
         arms = shown.columns if is_by_seed else shown.index
         seeds = shown.index if is_by_seed else shown.columns.str.removeprefix("seed ")
@@ -318,6 +319,8 @@ TABLES: dict[tuple[str, str], Callable[[pd.DataFrame], Rows]] = {
     ("cpu-mini", "| strategy | seed"): losses("cpu-mini"),
     ("cpu-mini", "| claim |"): claims("cpu-mini"),
     ("cpu-mini-tuning", "| rate, initial std |"): tuning_losses,
+    ("cpu-mini-own-optimum", "| at the optimum of "): losses("cpu-mini-own-optimum", "All"),
+    ("cpu-mini-own-optimum", "| at the own optimum |"): losses("cpu-mini-own-optimum", "Each"),
     ("cpu-english", "| rate of `tiny`"): rates("cpu-english/results.csv", "Learning rate of llama"),
     ("cpu-largest-rate", "| claim: depends"): claims("cpu-largest-rate"),
     ("cpu-curves", "| claim of balance |"): ratios("cpu-curves", "balance"),
