@@ -354,8 +354,15 @@ def test_trainer_resumed_after_a_stop_inside_an_epoch_equals_uninterrupted(
         run.should_stop = (run.current_epoch, batch_idx) == (1, 2)
 
     uninterrupted = fit()
-    fit(LambdaCallback(on_train_batch_end=stop), ModelCheckpoint(tmp_path, save_last=True))
-    assert differences(uninterrupted, fit(resume=tmp_path / "last.ckpt")) == []
+    first = tmp_path / "first"
+    steps = 6 // accumulate
+    fit(ModelCheckpoint(first, "{step}", every_n_train_steps=steps, save_top_k=-1))
+    (of_last_batch, *_) = sorted(first.glob("step=*.ckpt"))
+    for resume in (None, of_last_batch):  # after the second one Lightning counts no new epoch
+        kept = tmp_path / f"kept-{resume is None}"
+        stopping = LambdaCallback(on_train_batch_end=stop)
+        fit(stopping, ModelCheckpoint(kept, save_last=True), resume=resume)
+        assert differences(uninterrupted, fit(resume=kept / "last.ckpt")) == []
 
 
 def test_trainer_resumed_logs_at_the_steps_of_an_uninterrupted_run(

@@ -104,6 +104,7 @@ class ExactResume(L.Callback):
             return
         restore_rng(self._rng, trainer.global_rank, pl_module.device)
         self._rng = None
+        _begin_next_epoch(trainer.fit_loop)
         if pl_module.own_optimizer is None:
             for each in trainer.lr_scheduler_configs:
                 follow_schedule(each.scheduler)
@@ -194,6 +195,19 @@ def _continue_epoch(epochs: dict[str, Any]) -> None:
     """Do not count an epoch as read that a stop has ended, as by max_time, which Lightning does."""
     for counts in (epochs["total"], epochs["current"]):
         counts["processed"] = counts["completed"] = counts["started"] - 1
+
+
+def _begin_next_epoch(fit_loop: Any) -> None:
+    """Count the epoch that follows a checkpoint of an epoch's last batch.
+
+    Lightning counts the epoch before as read, and does not count this one as begun. Then no later
+    checkpoint of the run could tell a read epoch from a stopped one.
+    """
+    epochs = fit_loop.epoch_progress
+    is_read = epochs.total.processed == epochs.total.started
+    if fit_loop.restarted_mid_epoch and is_read and not fit_loop.done:
+        epochs.increment_ready()
+        epochs.increment_started()
 
 
 def _converted(n_batches: int, then: int, now: int) -> int:
