@@ -20,15 +20,6 @@ from lightning_sv.runs.events import Run, read_run
 from lightning_sv.runs.tags import VAL_LOSS
 from lightning_sv.settings.plain_parser import PlainParser
 
-#: facts of a model card that are not those of a checkpoint in the middle of a run
-_RESULTS = (
-    "training tokens",
-    "complete",
-    "validation loss, nats per token",
-    "perplexity",
-    "bits per byte",
-)
-
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, write and check the folder, print a summary; return the exit code."""
@@ -49,9 +40,8 @@ def run(argv: list[str]) -> int:
     name = f"{model.config.name}, {trained.label}"
     end = tokenizer.decode([tokenizer.eot])
     masked = trained.mask_documents
-    facts = _facts(trained, model)
-    if run_dir is not None:
-        facts |= {"checkpoint": options.run.name, **dict.fromkeys(_RESULTS)}
+    state = _results(trained) if run_dir is None else {"checkpoint": options.run.name}
+    facts = _facts(trained, model) | state
     card = partial(model_card, name, end, facts, foldable(model), masked)
     done = export(model, tokenizer, options.dir, context=trained.seq_len, card=card, masked=masked)
     if options.json:
@@ -66,11 +56,9 @@ def run(argv: list[str]) -> int:
 
 
 def _facts(trained: Run, model: Backbone) -> dict[str, object]:
+    """Return the rows of a run, whichever of its checkpoints is exported."""
     summary = trained.summary
     config = trained.config
-    results = dict(summary)  # none if the run was stopped
-    if VAL_LOSS in trained.curves:
-        results = {"tokens": trained.tokens, "val_loss": trained.val_loss, **summary}
     optimizer = config_value(config, "model.optim.name")
     rate = summary.get("lr")
     if summary and rate is None:  # a subclass has its own optimizer
@@ -79,18 +67,28 @@ def _facts(trained: Run, model: Backbone) -> dict[str, object]:
         "scale vectors": trained.label,
         "parameters as trained": sum(p.numel() for p in model.parameters()),
         "initialized from": _start_of(config),
-        "training tokens": results.get("tokens"),
-        "complete": None if summary else "no: the run was stopped before its last step",
         **_text(config_value(config, "data.corpus.dir"), summary),
-        "validation loss, nats per token": results.get("val_loss"),
-        "perplexity": summary.get("val_perplexity"),
-        "bits per byte": summary.get("val_bits_per_byte"),
         "context": trained.seq_len,
         "optimizer": optimizer,
         "peak learning rate": None if rate is None else f"{rate:g}",
         "seed": summary.get("seed"),
         "commit": summary.get("commit"),
         "date": summary.get("date"),
+    }
+
+
+def _results(trained: Run) -> dict[str, object]:
+    """Return the rows of the end of a run, which are those of its last checkpoint."""
+    summary = trained.summary
+    results = dict(summary)  # none if the run was stopped
+    if VAL_LOSS in trained.curves:
+        results = {"tokens": trained.tokens, "val_loss": trained.val_loss, **summary}
+    return {
+        "training tokens": results.get("tokens"),
+        "complete": None if summary else "no: the run was stopped before its last step",
+        "validation loss, nats per token": results.get("val_loss"),
+        "perplexity": summary.get("val_perplexity"),
+        "bits per byte": summary.get("val_bits_per_byte"),
     }
 
 

@@ -177,8 +177,9 @@ class TokenLoader(DataLoader[Tensor]):
             raise ConfigError(f"{found}; start a new run.")
         _check_same_order(state, current)
         share = self.order.share
-        steps, begun = divmod(state["sequences"], share.global_batch)
-        if begun and not self._epochs.repeats_begun_step:
+        steps = state["sequences"] // share.global_batch
+        is_inside_step = state["sequences"] % share.global_batch > 0
+        if is_inside_step and not self._epochs.repeats_begun_step:
             found = "the checkpoint was saved inside an optimizer step"
             hint = "Only a PretrainModule with a TokenDataModule begins the step again."
             raise ConfigError(f"{found}; expected one that was saved after a step. {hint}")

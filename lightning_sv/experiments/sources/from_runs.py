@@ -129,7 +129,7 @@ def _own_labels(runs: Sequence[Run]) -> list[str]:
         strategy = run.label
         settings = settings_key(run) if strategy in repeated else ""
         if (strategy, settings) not in label_of_arm:
-            is_first = strategy not in label_of_arm.values()
+            is_first = strategy not in {known for known, _ in label_of_arm}
             label_of_arm[strategy, settings] = strategy if is_first else run.dir.name
 
         label = label_of_arm[strategy, settings]

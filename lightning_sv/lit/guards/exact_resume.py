@@ -192,7 +192,7 @@ def _is_inside_epoch(batches: dict[str, Any]) -> bool:
 
 
 def _continue_epoch(epochs: dict[str, Any]) -> None:
-    """Do not count an epoch as read that a stop has ended, as by max_time, which Lightning does."""
+    """Count an epoch that a stop has ended as not read; Lightning counts it as read."""
     for counts in (epochs["total"], epochs["current"]):
         counts["processed"] = counts["completed"] = counts["started"] - 1
 
@@ -218,9 +218,8 @@ def _converted(n_batches: int, then: int, now: int) -> int:
     """
     if then == now:
         return n_batches
-    steps, rest = divmod(n_batches, then)
-    if rest:
+    if n_batches % then:
         expected = f"{then}, as in the checkpoint"
         hint = "It was saved after a step of fewer batches."
         raise ConfigError(f"trainer.accumulate_grad_batches is {now}; expected {expected}. {hint}")
-    return steps * now
+    return n_batches // then * now
