@@ -355,10 +355,10 @@ def test_trainer_resumed_after_a_stop_inside_an_epoch_equals_uninterrupted(
 
     uninterrupted = fit()
     first = tmp_path / "first"
-    steps = 6 // accumulate
+    steps = 6 // accumulate  # of an epoch
     fit(ModelCheckpoint(first, "{step}", every_n_train_steps=steps, save_top_k=-1))
-    (of_last_batch, *_) = sorted(first.glob("step=*.ckpt"))
-    for resume in (None, of_last_batch):  # after the second one Lightning counts no new epoch
+    # after a checkpoint of an epoch's last batch Lightning counts no new epoch
+    for resume in (None, first / f"step={steps}.ckpt"):
         kept = tmp_path / f"kept-{resume is None}"
         stopping = LambdaCallback(on_train_batch_end=stop)
         fit(stopping, ModelCheckpoint(kept, save_last=True), resume=resume)
