@@ -23,11 +23,10 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     """Parse the arguments of `compare`, train, print the result; return the exit code."""
     options, rest = _parser().parse_known_args(argv)
     named = resolve_names(rest)
-    prepare_for_run(named)
-    words = named.words
     specs = [parse_arm(options.baseline, options.a_args, options.a_label)]
     specs += [parse_arm(scale, options.b_args) for scale in options.arms]
-    arms = request_arms(specs, words, {})
+    prepare_for_run(named, lambda words: request_arms(specs, words, {})[0].run.data)
+    arms = request_arms(specs, named.words, {})
     check_data(arms)
     figure = compared_figure(arms, options.seeds)
 

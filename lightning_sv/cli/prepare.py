@@ -1,7 +1,7 @@
 """`lightning-sv prepare`: convert text to tokens and shards."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from lightning_sv.corpus.prepare import usable_cores
 from lightning_sv.corpus.sources.files import counted
 from lightning_sv.json_text import json_text
 from lightning_sv.lit.run_arguments import check_run
+from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.parse import Parser, ignore_keys
 from lightning_sv.settings.words import underscored
 
@@ -56,16 +57,23 @@ def prepare_named(corpus: NamedCorpus | None) -> None:
         _prepare_new(config)
 
 
-def prepare_for_run(named: Resolved) -> None:
-    """Prepare the corpus of `--data`, if it is new after a check of the run's other words.
+def prepare_for_run(
+    named: Resolved, check: Callable[[list[str]], DataConfig] | None = None
+) -> None:
+    """Prepare the corpus of `--data`, if it is new after a check of the other words.
 
     Preparation may take minutes, which a wrong word would waste.
+
+    Args:
+        named: command line
+        check: checks the words of a command without their corpus; those of `fit` by default
     """
     if named.corpus is None or named.corpus.is_prepared:
         prepare_named(named.corpus)
         return
-    run = check_run(named.parseable)
-    _prepare_new(run.data.corpus)
+    words = named.parseable
+    data = check(words) if check else check_run(words).data
+    _prepare_new(data.corpus)
 
 
 def _prepare_new(config: CorpusConfig) -> None:

@@ -36,12 +36,11 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     """Parse the arguments of `sweep`, train, print losses and optima; return the exit code."""
     options, rest = _parser().parse_known_args(argv)
     named = resolve_names(rest)
-    prepare_for_run(named)
-    words = named.words
-    axes = _axes(options, words)
+    axes = _axes(options, named.parseable)
     first_point = {key: values[0] for key, values in axes.items()}
     specs = [parse_arm(scale) for scale in dict.fromkeys(options.scale)]
-    arms = request_arms(specs, words, first_point)
+    prepare_for_run(named, lambda words: request_arms(specs, words, first_point)[0].run.data)
+    arms = request_arms(specs, named.words, first_point)
     check_data(arms)
     figure = swept_figure(arms, axes, options.seeds)
 

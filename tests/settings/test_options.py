@@ -115,8 +115,6 @@ WRONG: list[tuple[list[str], str, str]] = [
     (PLAN, "--model.seed=1" + "0" * 20, "model.seed"),
     (PLAN, "--optimizer=AdamW", "--optimizer"),
     (COMPARE, "--jobs=1" + "0" * 5000, "--jobs"),
-    # the wrong word alone, without the files of the names
-    (COMPARE, "--model tiny --dry_run", "compare: --dry_run is"),
     (["paper"], "--data.seed 1 --seeds 3 --no_train", "paper: --seeds is"),
     (SWEEP, "--seeds=999999999", "--seeds"),
     (GENERATE, "--temperature=nan", "--temperature"),
@@ -147,6 +145,31 @@ def test_wrong_words_are_refused_by_their_key(
     monkeypatch.chdir(ROOT)
     said = refused(*command, *argv(words))
     assert named in said and said.count("error: ") == 1 and "no_corpus" not in said
+
+
+#: wrong words of a command with a corpus that does not exist yet, and what the error names
+WRONG_WITH_NEW_CORPUS = [
+    (COMPARE, "--model tiny --dry_run", "compare: --dry_run is"),
+    (COMPARE, "--model tiny --b_args '--model.optim.learning_rate 1'", "learning_rate"),
+    (SWEEP, "--model tiny --dry_run", "sweep: --dry_run is"),
+    (SWEEP, "--model tiny --data.seq_len x", "data.seq_len is 'x'"),
+    (["fit"], "--model tiny --data.seq_len x", "data.seq_len is 'x'"),
+]
+
+
+@pytest.mark.parametrize(("command", "words", "named"), WRONG_WITH_NEW_CORPUS)
+def test_wrong_words_are_refused_before_a_corpus_is_prepared(
+    command: list[str],
+    words: str,
+    named: str,
+    refused: Refused,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = refused(*command, *argv(words))
+    assert named in said and said.count("error: ") == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_argument_of_the_trainer_is_followed_or_refused() -> None:
