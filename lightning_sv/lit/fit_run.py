@@ -28,6 +28,7 @@ from lightning_sv.lit.summary import (
     show_summary,
     summarize,
 )
+from lightning_sv.plan.parallel import check_compiled
 from lightning_sv.runs.directory import (
     CONFIG,
     LAST,
@@ -109,8 +110,7 @@ class FitRun(CommandRun):
         """Check that model, corpus and batch fit the strategy and the number of devices."""
         trainer = self.trainer
         is_sharded = isinstance(trainer.strategy, FullyShardedStrategy)
-        if is_sharded and self.model.settings.compile == "model":
-            raise ConfigError("model.compile is model; expected block or none if it is sharded.")
+        check_compiled(self.model.settings.compile, is_sharded=is_sharded)
         self.check_corpus()
         self.data.share(trainer.world_size)
         self.data.check_validation(trainer.world_size)

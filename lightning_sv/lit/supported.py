@@ -6,7 +6,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.lit.fsdp import check_strategy
 from lightning_sv.nn.attention_kernels import check_backend
 from lightning_sv.settings.trainer import REFUSED_EVERYWHERE, check_precision
@@ -62,14 +62,15 @@ class StartCheck(L.Callback):
     """
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Check the initial weights and the kernel of attention.
+        """Check the initial weights, the kernel of attention and the roles that are clipped.
 
         Raises:
-            ConfigError: the weights of `init_from` were not loaded, or the device lacks the kernel
-                of `attention_backend`
+            ConfigError: the weights of `init_from` were not loaded, the device lacks the kernel of
+                `attention_backend`, or no optimizer has a role of `clip_by_role`
         """
         _check_initial_weights(pl_module)
         _check_attention_backend(pl_module)
+        _check_clipped_roles(pl_module)
 
 
 def _check_initial_weights(module: Any) -> None:
@@ -101,3 +102,13 @@ def _check_attention_backend(module: Any) -> None:
         settings.backbone.head_width,
         masked=has_mask,
     )
+
+
+def _check_clipped_roles(module: Any) -> None:
+    """Check that an optimizer has each role of `clip_by_role`; your own may have no roles."""
+    roles: set[str | None] = set()
+    for optimizer in module.trainer.optimizers:
+        roles.update(group.get("role") for group in optimizer.param_groups)
+    for role in module.settings.optim.clip_by_role:
+        expected = "a role of a parameter group. Set group['role'], as `role_groups` does."
+        expect(role in roles, "a role in optim.clip_by_role", role, expected)

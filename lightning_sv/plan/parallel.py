@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 
 
 class Parallel(NamedTuple):
@@ -15,6 +15,16 @@ class Parallel(NamedTuple):
 
     kind: str
     bucket_view: bool = False
+
+
+def check_compiled(compile: str, *, is_sharded: bool) -> None:
+    """Check model.compile: a sharded model is compiled block by block, as it is sharded.
+
+    Raises:
+        ConfigError: the complete model is compiled
+    """
+    fits = compile != "model" or not is_sharded
+    expect(fits, "model.compile", compile, "block or none if the model is sharded.")
 
 
 def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:

@@ -9,7 +9,7 @@ from lightning_sv.errors import ConfigError, expect
 from lightning_sv.gpus import Gpu
 from lightning_sv.plan.gpu_memory import USABLE, GpuMemory
 from lightning_sv.plan.micro_batch import RunMemory, plan_precision
-from lightning_sv.plan.parallel import find_strategy
+from lightning_sv.plan.parallel import check_compiled, find_strategy
 from lightning_sv.runs.events import Curve
 from lightning_sv.settings.data import DataConfig, divisors
 from lightning_sv.settings.model import PretrainConfig
@@ -93,6 +93,7 @@ def make_plan(
     steps = plan_steps(run, data, trainer)
     precision = plan_precision(trainer)
     parallel = find_strategy(trainer, gpus)
+    check_compiled(run.compile, is_sharded=parallel.kind == "fsdp")
 
     tokens = steps * data.tokens_per_step
     flops = run.plan.flops_per_token(data.seq_len)

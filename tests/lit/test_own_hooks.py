@@ -1,5 +1,6 @@
 """Hooks of a subclass that replace those of `PretrainModule` without a call of `super()`."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from lightning_sv import PretrainModule
 from lightning_sv.errors import ConfigError
+from lightning_sv.optim import OptimConfig, role_groups
 from tests.lit.own_trainer import BIASED, SIZES, blocks, loader, trainer
 from tests.lit.runs import differences
 
@@ -64,6 +66,30 @@ def test_clipping_uses_the_norm_of_the_gradients_of_the_step(
     made.clipped = []
     trainer(tmp_path, gradient_clip_val=limit).fit(made, loader(), loader())
     assert made.clipped == pytest.approx([LIMIT] * 4, rel=1e-3)
+
+
+class OwnGroups(PretrainModule):
+    """Has an optimizer of its own, with and without the roles by which gradients are clipped."""
+
+    with_roles: bool
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        groups = role_groups(self.net, frozenset())
+        options = [group.options("sgd", weight_decay=0.0) for group in groups]
+        if not self.with_roles:
+            for each in options:
+                del each["role"]
+        return torch.optim.SGD(options, lr=0.01)
+
+
+@pytest.mark.parametrize("with_roles", [True, False])
+def test_clipping_by_role_needs_an_optimizer_with_roles(with_roles: bool, tmp_path: Path) -> None:
+    made = OwnGroups(SIZES, "hg", optim=OptimConfig(lr=0.01, clip_by_role={"input": LIMIT}))
+    made.with_roles = with_roles
+    refused = pytest.raises(ConfigError, match="clip_by_role")
+    with nullcontext() if with_roles else refused:
+        trainer(tmp_path).fit(made, loader(), loader())
+    assert made.trainer.global_step == (4 if with_roles else 0)
 
 
 class OwnStep(PretrainModule):

@@ -164,6 +164,7 @@ REFUSED = [
     ("--gpus 2 --gpu h1000", "h100"),
     ("--gpus 2 --gpu_memory -1", "--gpu_memory"),
     ("--gpus 2 --trainer.strategy fsdp", "trainer.strategy"),
+    (f"--gpus 2 --model.compile model --trainer.strategy {FSDP}", "model.compile"),
     ("--gpus 2 --trainer.precision 16-mixed", "trainer.precision"),
     ("--gpus 2 --trainer.max_steps 0", "trainer.max_steps"),
     ("--gpus 2 --trainer.max_epochs 2", "trainer.max_epochs"),
