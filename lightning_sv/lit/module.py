@@ -8,12 +8,12 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from lightning_sv.lit.backbone_module import BackboneModule
 from lightning_sv.lit.batch import check_block, documents_of
 from lightning_sv.lit.build import config_from, warn_untrained, with_schedule
+from lightning_sv.lit.clipping import clip_step
 from lightning_sv.lit.guards.exact_resume import ExactResume
 from lightning_sv.lit.guards.expert_bias import ExpertBias, with_total_loads
 from lightning_sv.lit.guards.finite import FiniteGuard
@@ -21,7 +21,7 @@ from lightning_sv.lit.losses import EvaluationLoss, log_training_loss
 from lightning_sv.lit.supported import StartCheck, check_supported
 from lightning_sv.nn import BackboneConfig, Routing, router_loss
 from lightning_sv.nn.attention_kernels import AttentionBackend
-from lightning_sv.optim import OptimConfig, ScheduleConfig, clip_by_role
+from lightning_sv.optim import OptimConfig, ScheduleConfig
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.model import PretrainConfig, preset
 
@@ -206,26 +206,7 @@ class PretrainModule(BackboneModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip by the norm of all gradients, or per role in `optim.clip_by_role`."""
-        limit = gradient_clip_val or float("inf")  # Lightning's 0 means no clipping
-        limits = self.settings.optim.clip_by_role
-        norm = self._checked_norm
-        if limits or norm is None:
-            clip_by_role(self.parameters(), optimizer, limit, limits)
-        elif gradient_clip_val:
-            clip_grads_with_norm_(self.parameters(), limit, norm, foreach=True)
-
-    @property
-    def _checked_norm(self) -> Tensor | None:
-        """Norm of all gradients in the check before this step; None if they may differ by now.
-
-        A second norm would read all gradients again, 1% of a step of Llama-1B. Between the check
-        and clipping Lightning calls the module's own hook. In manual optimization the check
-        follows.
-        """
-        may_differ = is_overridden("on_before_optimizer_step", self)
-        if may_differ or not self.automatic_optimization:
-            return None
-        return self.nonfinite.gradient_norm
+        clip_step(self, optimizer, gradient_clip_val)
 
     @property
     def grad_norm(self) -> float | None:

@@ -6,7 +6,8 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import ConfigError
+from lightning_sv.lit.clipping import check_clipped_roles
 from lightning_sv.lit.fsdp import check_strategy
 from lightning_sv.nn.attention_kernels import check_backend
 from lightning_sv.settings.trainer import REFUSED_EVERYWHERE, check_precision
@@ -70,7 +71,7 @@ class StartCheck(L.Callback):
         """
         _check_initial_weights(pl_module)
         _check_attention_backend(pl_module)
-        _check_clipped_roles(pl_module)
+        check_clipped_roles(pl_module)
 
 
 def _check_initial_weights(module: Any) -> None:
@@ -102,13 +103,3 @@ def _check_attention_backend(module: Any) -> None:
         settings.backbone.head_width,
         masked=has_mask,
     )
-
-
-def _check_clipped_roles(module: Any) -> None:
-    """Check that an optimizer has each role of `clip_by_role`; your own may have no roles."""
-    roles: set[str | None] = set()
-    for optimizer in module.trainer.optimizers:
-        roles.update(group.get("role") for group in optimizer.param_groups)
-    for role in module.settings.optim.clip_by_role:
-        expected = "a role of a parameter group. Set group['role'], as `role_groups` does."
-        expect(role in roles, "a role in optim.clip_by_role", role, expected)
