@@ -10,7 +10,7 @@ So names are compared without the parts that wrappers add.
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from numbers import Real
 from typing import Any
 
@@ -170,12 +170,22 @@ def _matched(names: list[str], roles: Roles) -> dict[str, ModelParameter]:
     known = {row.name: row for row in roles.parameters}
     if known.keys() >= set(names):
         return {name: known[name] for name in names}
-    for each in (names, list(known)):
-        if len(set(map(unwrapped, each))) < len(each):
-            what = "roles or the model has names that differ in parts of wrappers alone"
-            raise ConfigError(f"{what}; expected the roles of the model as it is now.")
-    short = {unwrapped(name): row for name, row in known.items()}
-    return {name: short[unwrapped(name)] for name in names if unwrapped(name) in short}
+    ours = _by_unwrapped(names)
+    theirs = _by_unwrapped(known)
+    return {ours[short]: known[theirs[short]] for short in ours if short in theirs}
+
+
+def _by_unwrapped(names: Collection[str]) -> dict[str, str]:
+    """Return the name without wrappers -> name.
+
+    Raises:
+        ConfigError: two names are equal without wrappers
+    """
+    by_short = {unwrapped(name): name for name in names}
+    if len(by_short) < len(names):
+        what = "roles or the model has names that differ in parts of wrappers alone"
+        raise ConfigError(f"{what}; expected the roles of the model as it is now.")
+    return by_short
 
 
 def unwrapped(name: str) -> str:

@@ -46,22 +46,24 @@ def parts_of(a: Arm, b: Arm) -> dict[str, PairedDifference]:
 def copying_table(panel: LoadedPanel) -> pd.DataFrame:
     """Return per arm: loss by kind, gain on a second copy, when the circuit forms, parts."""
     arms = baseline_first(panel.arms)
-    pairs = {pair.b.label: pair for pair in panel.pairs}
-    first = arms[0]
-    shares = {kind: _share(first.runs[0], kind) for kind in TOKEN_KINDS}
-    rows = []
-    for arm in arms:
-        row = {"arm": arm.name}
-        for kind, share in shares.items():
-            row[f"{kind}, {share:.0%} of tokens"] = f"{_mean_end(arm, COPYING + kind):.3f}"
-        row["second copy − first"] = f"{_mean_end(arm, GAIN):.3f}"
-        row["circuit forms after, M tokens"] = ", ".join(_time_formed(run) for run in arm.runs)
-        if arm.label in pairs:
-            pair = pairs[arm.label]
-            for kind, part in parts_of(pair.a, pair.b).items():
-                row[f"difference by {kind}"] = f"{part.mean:+.4f}"
-        rows.append(row)
-    return pd.DataFrame(rows).fillna("")
+    of_data = arms[0].runs[0]
+    rows = {arm.label: _row(arm, of_data) for arm in arms}
+    for pair in panel.pairs:
+        parts = parts_of(pair.a, pair.b)
+        texts = {f"difference by {kind}": f"{part.mean:+.4f}" for kind, part in parts.items()}
+        rows[pair.b.label] |= texts
+    return pd.DataFrame(list(rows.values())).fillna("")
+
+
+def _row(arm: Arm, of_data: Run) -> dict[str, str]:
+    """Return the row of an arm, with the shares of the tokens in a run."""
+    row = {"arm": arm.name}
+    for kind in TOKEN_KINDS:
+        heading = f"{kind}, {_share(of_data, kind):.0%} of tokens"
+        row[heading] = f"{_mean_end(arm, COPYING + kind):.3f}"
+    row["second copy − first"] = f"{_mean_end(arm, GAIN):.3f}"
+    row["circuit forms after, M tokens"] = ", ".join(map(_time_formed, arm.runs))
+    return row
 
 
 def _mean_end(arm: Arm, tag: str) -> float:

@@ -66,22 +66,23 @@ def draw_losses(
 def with_looks(arms: Sequence[_ArmOrSeries]) -> list[tuple[_ArmOrSeries, style.Look]]:
     """Return each arm, the baseline first, with its look; a baseline has that of llama."""
     ordered = baseline_first(arms)
-    base = "llama"
-    if ordered[0].baseline:
-        base = ordered[0].label
-    fixed = {arm.label: _FIXED[arm.label] for arm in ordered if arm.label in _FIXED}
-    fixed.pop(base, None)
-    free = cycle([colour for colour in _FREE if colour not in fixed.values()])
+    base = ordered[0].label if ordered[0].baseline else "llama"
+    others = [arm.label for arm in ordered if arm.label != base]
+    looks = {base: _LLAMA} | _looks_of(others)
+    return [(arm, looks[arm.label]) for arm in ordered]
+
+
+def _looks_of(labels: Sequence[str]) -> dict[str, style.Look]:
+    """Return the looks of arms other than the baseline; some have a colour in all pictures."""
+    taken = {_FIXED[label] for label in labels if label in _FIXED}
+    free = cycle([colour for colour in _FREE if colour not in taken])
     lines = cycle(style.LINES[1:])
 
-    looks: list[style.Look] = []
-    for arm in ordered:
-        if arm.label == base:
-            looks.append(_LLAMA)
-            continue
-        colour = fixed[arm.label] if arm.label in fixed else next(free)
+    looks: dict[str, style.Look] = {}
+    for label in labels:
+        colour = _FIXED[label] if label in _FIXED else next(free)
         look = style.Look(colour, next(lines))
-        if look in looks:  # cycles of one length repeat their pairs
+        if look in looks.values():  # cycles of one length repeat their pairs
             look = look._replace(line=next(lines))
-        looks.append(look)
-    return list(zip(ordered, looks, strict=True))
+        looks[label] = look
+    return looks
