@@ -140,9 +140,12 @@ def test_wrong_words_are_refused_by_their_key(
     words: str,
     named: str,
     refused: Refused,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)
+    for name in ("conf", "README.md"):  # of a repository without a corpus
+        (tmp_path / name).symlink_to(ROOT / name)
     said = refused(*command, *argv(words))
     assert named in said and said.count("error: ") == 1 and "no_corpus" not in said
 
