@@ -100,6 +100,15 @@ def parts(folder: str, panels: str = SMALLER) -> Callable[[pd.DataFrame], Rows]:
     return expected
 
 
+def parts_of_mini(_: pd.DataFrame) -> Rows:
+    """Expect the difference at each optimum of `mini`, and its parts by kind of token."""
+    rows = []
+    for part in PARTS:
+        of_panels = [("cpu-mini-own-optimum", HEAD_DP, part, panel) for panel in ("Each", "All")]
+        rows.append([difference(*each) for each in of_panels])
+    return rows
+
+
 def losses(folder: str, panels: str = "") -> Callable[[pd.DataFrame], Rows]:
     """Expect the final loss of each arm and seed, whichever of them the rows are."""
 
@@ -319,6 +328,9 @@ TABLES: dict[tuple[str, str], Callable[[pd.DataFrame], Rows]] = {
     ("cpu-mini", "| strategy | seed"): losses("cpu-mini"),
     ("cpu-mini", "| claim |"): claims("cpu-mini"),
     ("cpu-mini-tuning", "| rate, initial std |"): tuning_losses,
+    ("cpu-mini-own-optimum", "| claim |"): claims("cpu-mini-own-optimum"),
+    ("cpu-mini-own-optimum", "| part of the difference"): parts_of_mini,
+    ("results", "of `mini`, six seeds"): parts_of_mini,
     ("cpu-mini-own-optimum", "| at the optimum of "): losses("cpu-mini-own-optimum", "All"),
     ("cpu-mini-own-optimum", "| at the own optimum |"): losses("cpu-mini-own-optimum", "Each"),
     ("cpu-english", "| rate of `tiny`"): rates("cpu-english/results.csv", "Learning rate of llama"),
