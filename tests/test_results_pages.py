@@ -116,7 +116,6 @@ def losses(folder: str, panels: str = "") -> Callable[[pd.DataFrame], Rows]:
         runs = recorded(f"{folder}/results.csv")
         runs = runs[runs.panel.str.startswith(panels)].drop_duplicates(["arm", "seed"])
         texts = runs.pivot(index="arm", columns="seed", values="val_loss").map("{:.4f}".format)
-        texts = texts.replace("nan", "not trained")
         is_by_seed = shown.index.name == "seed"
         arms = shown.columns if is_by_seed else shown.index
         seeds = shown.index if is_by_seed else shown.columns.str.removeprefix("seed ")

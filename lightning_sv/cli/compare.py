@@ -10,6 +10,7 @@ from lightning_sv.cli.prepare import prepare_for_run
 from lightning_sv.experiments.compare import compare, output_of, print_comparison
 from lightning_sv.experiments.sources.from_cli import (
     check_data,
+    checked_data,
     compared_figure,
     parse_arm,
     request_arms,
@@ -25,7 +26,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     named = resolve_names(rest)
     specs = [parse_arm(options.baseline, options.a_args, options.a_label)]
     specs += [parse_arm(scale, options.b_args) for scale in options.arms]
-    prepare_for_run(named, lambda words: request_arms(specs, words, {})[0].run.data)
+    prepare_for_run(named, lambda words: checked_data(specs, words, {}))
     arms = request_arms(specs, named.words, {})
     check_data(arms)
     figure = compared_figure(arms, options.seeds)

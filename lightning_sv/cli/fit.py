@@ -17,7 +17,7 @@ def run_command(command: str, argv: list[str]) -> int:
     words = underscored(argv)
     named = resolve_names([word for word in words if word != "--dry_run"])
     if "--dry_run" not in words:
-        prepare_for_run(named)
+        prepare_for_run(named, lambda words: check_run(words).data)
         return _start(command, named.words)
     check_run(named.parseable)
     print("Keys, values and model are valid. Corpus, callbacks and loggers are checked by a run.")

@@ -14,7 +14,6 @@ from lightning_sv.corpus.parts import PART_BYTES
 from lightning_sv.corpus.prepare import usable_cores
 from lightning_sv.corpus.sources.files import counted
 from lightning_sv.json_text import json_text
-from lightning_sv.lit.run_arguments import check_run
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.parse import Parser, ignore_keys
 from lightning_sv.settings.words import underscored
@@ -57,22 +56,19 @@ def prepare_named(corpus: NamedCorpus | None) -> None:
         _prepare_new(config)
 
 
-def prepare_for_run(
-    named: Resolved, check: Callable[[list[str]], DataConfig] | None = None
-) -> None:
+def prepare_for_run(named: Resolved, checked_data: Callable[[list[str]], DataConfig]) -> None:
     """Prepare the corpus of `--data`, if it is new after a check of the other words.
 
     Preparation may take minutes, which a wrong word would waste.
 
     Args:
         named: command line
-        check: checks the words of a command without their corpus; those of `fit` by default
+        checked_data: checks the words of the command without a corpus; returns their data
     """
     if named.corpus is None or named.corpus.is_prepared:
         prepare_named(named.corpus)
         return
-    words = named.parseable
-    data = check(words) if check else check_run(words).data
+    data = checked_data(named.parseable)
     _prepare_new(data.corpus)
 
 

@@ -18,6 +18,7 @@ from lightning_sv.experiments.compare import output_of, sweep
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.sources.from_cli import (
     check_data,
+    checked_data,
     parse_arm,
     request_arms,
     swept_figure,
@@ -39,7 +40,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     axes = _axes(options, named.parseable)
     first_point = {key: values[0] for key, values in axes.items()}
     specs = [parse_arm(scale) for scale in dict.fromkeys(options.scale)]
-    prepare_for_run(named, lambda words: request_arms(specs, words, first_point)[0].run.data)
+    prepare_for_run(named, lambda words: checked_data(specs, words, first_point))
     arms = request_arms(specs, named.words, first_point)
     check_data(arms)
     figure = swept_figure(arms, axes, options.seeds)

@@ -176,7 +176,7 @@ def _matched(names: list[str], roles: Roles) -> dict[str, ModelParameter]:
 
 
 def _by_unwrapped(names: Collection[str]) -> dict[str, str]:
-    """Return the name without wrappers -> name.
+    """Return name without wrappers -> name.
 
     Raises:
         ConfigError: two names are equal without wrappers

@@ -51,5 +51,7 @@ def check_clipped_roles(module: Any) -> None:
     for optimizer in module.trainer.optimizers:
         roles.update(group.get("role") for group in optimizer.param_groups)
     for role in module.settings.optim.clip_by_role:
-        expected = "a role of a parameter group. Set group['role'], as `role_groups` does."
+        expected = (
+            "a role of a parameter group. Set group['role'], as `ParameterGroup.options` does."
+        )
         expect(role in roles, "a role in optim.clip_by_role", role, expected)

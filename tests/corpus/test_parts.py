@@ -33,6 +33,7 @@ from lightning_sv.corpus.parts import DOCUMENT
 from lightning_sv.corpus.selection import Selection
 from lightning_sv.corpus.shards import plan_shards, write_index, write_shard
 from lightning_sv.errors import ConfigError, RunError
+from lightning_sv.lit.run_arguments import check_run
 from lightning_sv.plan.plan import sufficient_tokens
 from lightning_sv.settings.data import DataConfig
 from tests.corpus.conftest import write_rows
@@ -182,7 +183,8 @@ def test_training_by_name_leaves_a_part_of_a_text_as_it_is(
     options = ["--config", str(model), "--trainer.max_steps=9"]
     options += ["--data.seq_len=8", "--data.global_batch=2"]
     for words in (["--data.corpus.max_tokens=4000"], []):
-        prepare_for_run(resolve_names(["--data", "some", *options, *words]))
+        named = resolve_names(["--data", "some", *options, *words])
+        prepare_for_run(named, lambda words: check_run(words).data)
         manifest = Manifest.load("data/some")
         assert manifest.settings["max_tokens"] == 4000
         assert manifest.train.tokens + manifest.val.tokens <= 4000

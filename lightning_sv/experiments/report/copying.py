@@ -46,8 +46,8 @@ def parts_of(a: Arm, b: Arm) -> dict[str, PairedDifference]:
 def copying_table(panel: LoadedPanel) -> pd.DataFrame:
     """Return per arm: loss by kind, gain on a second copy, when the circuit forms, parts."""
     arms = baseline_first(panel.arms)
-    of_data = arms[0].runs[0]
-    rows = {arm.label: _row(arm, of_data) for arm in arms}
+    measured = arms[0].runs[0]
+    rows = {arm.label: _row(arm, measured) for arm in arms}
     for pair in panel.pairs:
         parts = parts_of(pair.a, pair.b)
         texts = {f"difference by {kind}": f"{part.mean:+.4f}" for kind, part in parts.items()}
@@ -55,11 +55,11 @@ def copying_table(panel: LoadedPanel) -> pd.DataFrame:
     return pd.DataFrame(list(rows.values())).fillna("")
 
 
-def _row(arm: Arm, of_data: Run) -> dict[str, str]:
-    """Return the row of an arm, with the shares of the tokens in a run."""
+def _row(arm: Arm, measured: Run) -> dict[str, str]:
+    """Return the row of an arm; the headings have the shares of the tokens that a run measured."""
     row = {"arm": arm.name}
     for kind in TOKEN_KINDS:
-        heading = f"{kind}, {_share(of_data, kind):.0%} of tokens"
+        heading = f"{kind}, {_share(measured, kind):.0%} of tokens"
         row[heading] = f"{_mean_end(arm, COPYING + kind):.3f}"
     row["second copy − first"] = f"{_mean_end(arm, GAIN):.3f}"
     row["circuit forms after, M tokens"] = ", ".join(map(_time_formed, arm.runs))

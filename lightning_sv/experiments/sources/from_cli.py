@@ -20,6 +20,7 @@ from lightning_sv.experiments.run_spec import ParsedRun, RunConfig, RunSpec, wit
 from lightning_sv.experiments.spec import ArmSpec, FigureSpec, PanelSpec
 from lightning_sv.plan.plan import plan_steps
 from lightning_sv.scale import ScaleOptions, ScaleStrategy, expand_preset
+from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.overrides import option_pairs, parse_overrides
 from lightning_sv.settings.trainer import check_precision, check_trainer_keys
 from lightning_sv.settings.words import underscored
@@ -92,6 +93,14 @@ def request_arms(
     for arm in others:
         _check_length(arm, first)
     return [_with_steps(arm, first.steps) for arm in arms]
+
+
+def checked_data(
+    named: Sequence[NamedArm], words: Sequence[str], point: Mapping[str, Any]
+) -> DataConfig:
+    """Return the data of the first arm, after a check of all arms; no corpus is needed."""
+    first = request_arms(named, words, point)[0]
+    return first.run.data
 
 
 def _parse_run(named: NamedArm, files: Sequence[Path], common: Mapping[str, Any]) -> RequestedArm:
