@@ -191,6 +191,15 @@ def test_files_source_nested_column_is_named(part_bytes: int, tmp_path: Path) ->
         list(open_source(f"files:{tmp_path}", part_bytes, text_field="messages").read())
 
 
+def test_files_source_slices_measure_the_text_among_nested_columns(
+    tmp_path: Path, texts: list[str]
+) -> None:
+    meta = [{"text": "short"}] * len(texts)
+    table = pyarrow.table({"meta": meta, "text": texts})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=1)
+    assert len(open_source(f"files:{tmp_path}", 1000).slices) > 1
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
 @pytest.mark.parametrize("part_bytes", [1, 999, 10_000, 50_000])
 def test_files_source_slices_of_a_file_have_its_documents_once(

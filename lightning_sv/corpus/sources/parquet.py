@@ -29,7 +29,8 @@ def open_parquet(file: Any, name: str, text_field: str) -> Any:
 def row_groups(name: str, state: str, file: Any, text_field: str, part_bytes: int) -> list[Slice]:
     """Return slices of consecutive row groups, of about `part_bytes` of text each."""
     table = open_parquet(file, name, text_field)
-    column = table.schema.names.index(text_field)
+    leaves = table.schema  # a struct has a leaf per field, and its path differs from its name
+    column = [leaf.path for leaf in leaves].index(text_field)
     slices: list[Slice] = []
     start = 0
     n_bytes = 0
