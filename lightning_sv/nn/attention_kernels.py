@@ -78,7 +78,8 @@ def _as_tensor(mask: "BlockMask") -> Tensor:
 def _chosen(backend: AttentionBackend, device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which torch tries the kernels of a setting in order.
 
-    Eager code leaves out kernels that the caller has disabled: second derivatives need `math`.
+    Eager code leaves out kernels that the caller has disabled: second derivatives need `math`. If
+    the caller has disabled all of them, its own choice holds.
     """
     if backend == "auto" and device.type != "cuda":
         return nullcontext()
@@ -86,6 +87,8 @@ def _chosen(backend: AttentionBackend, device: torch.device) -> AbstractContextM
     if torch.compiler.is_compiling():
         return sdpa_kernel(kernels, set_priority=True)
     enabled = [kernel for kernel in kernels if _is_enabled(kernel)]
+    if not enabled:
+        return nullcontext()
     return sdpa_kernel(enabled, set_priority=True)
 
 

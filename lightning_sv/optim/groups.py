@@ -177,10 +177,13 @@ def clip_by_role(
             role_of |= dict.fromkeys(group["params"], group["role"])
     parts: dict[str, list[nn.Parameter]] = {}
     for parameter in parameters:
-        parts.setdefault(role_of.get(parameter, ""), []).append(parameter)
+        if parameter.grad is not None:  # torch's norm of no gradients is on the CPU
+            parts.setdefault(role_of.get(parameter, ""), []).append(parameter)
 
     norms = []
     for role, members in parts.items():
         norm = nn.utils.clip_grad_norm_(members, limits.get(role, limit), foreach=True)
         norms.append(full_tensor(norm.detach()))
+    if not norms:
+        return torch.tensor(0.0)
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))

@@ -1,5 +1,7 @@
 """Kernels of attention: the setting, what a device lacks, and the two masks of documents."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,9 +9,11 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
+from lightning_sv.curvature import HessianProduct
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import Backbone, BackboneConfig, document_ids
 from lightning_sv.nn.attention_kernels import (
+    AttentionBackend,
     attend,
     check_backend,
     document_block_mask,
@@ -111,9 +115,23 @@ def test_model_runs_the_kernel_of_the_setting(mode: str, config: BackboneConfig)
         torch.testing.assert_close(model(tokens), plain, rtol=1e-9, atol=1e-12)
     names = {event.name for event in profiler.events()}
     assert not any("flash" in name for name in names)
-    if mode == "eager":  # a setting does not enable what the caller has disabled
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(RuntimeError):
+    if mode == "eager":  # the caller's own choice comes first
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION), torch.profiler.profile() as profiler:
             model(tokens)
+        assert any("flash" in event.name for event in profiler.events())
+
+
+@pytest.mark.parametrize("backend", ["auto", "flash", "math"])
+def test_second_derivatives_with_any_kernel(backend: AttentionBackend) -> None:
+    q = torch.randn(1, 1, 4, 8, dtype=torch.float64, requires_grad=True)
+
+    def attended(backend: AttentionBackend) -> Callable[[], Tensor]:
+        return lambda: attend(q, q, q, None, backend).square().sum()
+
+    vector = [torch.randn_like(q)]
+    (plain,) = HessianProduct(attended("math"), [q])(vector)
+    (product,) = HessianProduct(attended(backend), [q])(vector)
+    assert torch.equal(product, plain)
 
 
 def test_fit_with_a_kernel_that_the_device_lacks_is_refused(
