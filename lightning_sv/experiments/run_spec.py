@@ -20,6 +20,7 @@ from lightning_sv.scale import ScaleOptions, expand_preset
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
 from lightning_sv.settings.overrides import to_args
+from lightning_sv.settings.sections import keys_in_sections
 from lightning_sv.settings.yaml_file import read_yaml
 
 _ABSENT = object()
@@ -96,12 +97,14 @@ class RunConfig:
         Raises:
             ConfigError: a key is a section of another one, so that it is unknown which one counts
         """
-        changes = {}
-        for key, value in sorted(self.keys.items()):
+        for key, value in self.keys.items():
             for other in self.keys:
                 if other.startswith(f"{key}."):
                     expected = f"no value, because --{other} is set. Set its entries instead."
                     raise ConfigError(f"--{key} is {value}; expected {expected}")
+
+        changes = {}
+        for key, value in sorted(keys_in_sections(self.keys).items()):
             if OmegaConf.select(self.file_settings, key, default=_ABSENT) != value:
                 changes[key] = value
         return changes

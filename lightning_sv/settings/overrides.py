@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.settings.paths import TEXTS, config_path
-from lightning_sv.settings.sections import SECTIONS, leaves
+from lightning_sv.settings.sections import SECTIONS, keys_in_sections, leaves
 from lightning_sv.settings.words import Option, options_of
 from lightning_sv.settings.yaml_file import parse_yaml, read_leaves, read_yaml, yaml_problem
 
@@ -30,7 +30,7 @@ def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dic
         if key.endswith("+") and key in keys:
             hint = "Put the others into a YAML file."
             raise ConfigError(f"{command}: --{key} is set twice; expected one. {hint}")
-        keys[key] = option_value(key, text, command)
+        keys |= keys_in_sections({key: option_value(key, text, command)})
     return files, keys
 
 

@@ -99,3 +99,20 @@ def leaves(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
         else:
             values[key] = child
     return values
+
+
+def keys_in_sections(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted keys, with the entries of a section in place of the section.
+
+    `fit` merges a section into that of the files, so only its entries say what a run is.
+
+    >>> keys_in_sections({"model.optim": {"lr": 1.0}, "trainer.strategy": {"class_path": "A"}})
+    {'model.optim.lr': 1.0, 'trainer.strategy': {'class_path': 'A'}}
+    """
+    entries: dict[str, Any] = {}
+    for key, value in keys.items():
+        if key in SECTIONS and isinstance(value, Mapping):
+            entries |= keys_in_sections({f"{key}.{name}": child for name, child in value.items()})
+        else:
+            entries[key] = value
+    return entries

@@ -102,7 +102,16 @@ def test_run_keys_are_those_of_the_configuration(tmp_path: Path) -> None:
     assert one < keys([*words, "--model.optim.weight_decay=0.1"], swapped)
     # a different configuration
     config.write_text("model: {optim: {weight_decay: 0.2}}\n")
-    assert one.isdisjoint(keys(words))
+    other = keys(words)
+    assert one.isdisjoint(other)
+    # a section is merged into that of the file
+    section = ["--model.optim", "{weight_decay: 0.2}"]
+    assert keys(["--config", str(config), *section]) == other
+    beta = ["--model.optim", "{beta1: 0.8}"]
+    with_beta = keys([*words, *beta])
+    config.write_text("model: {optim: {weight_decay: 0.3}}\n")
+    assert with_beta.isdisjoint(keys([*words, *beta]))
+    assert keys([*section, *words]) == keys(words)  # and a later file replaces its values
 
 
 def test_run_keys_have_the_content_of_initial_weights(tmp_path: Path) -> None:
