@@ -174,7 +174,7 @@ def sweep(
     The panel has no points that diverged. The arguments are those of `compare`.
 
     Raises:
-        RunError: a run failed and did not diverge, or all points of an arm diverged
+        RunError: a run failed and did not diverge, or all runs diverged
     """
     panel = _train(figure, runs, out, jobs, console)
     if panel.why_not is not None:

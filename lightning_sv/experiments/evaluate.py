@@ -5,7 +5,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import Arm, PlannedArm
 from lightning_sv.experiments.claims.corrections import correct_verdicts
 from lightning_sv.experiments.claims.decide import evaluate_claim, mark_primary
@@ -71,10 +70,7 @@ def _load_panel(
     )
     if planned.why_not is not None:
         return without_arms
-    try:
-        arms = planned.kind.comparable(all_arms)
-    except NotTestableError as error:
-        return replace(without_arms, why_not=str(error))
+    arms = planned.kind.comparable(all_arms)
     lost = "; ".join(_lost_runs(all_arms, runs.missing(planned.requests)))
     if all_arms and not arms:
         return replace(without_arms, why_not=lost)

@@ -60,9 +60,11 @@ def _why_left_out(panel: BudgetedPanel) -> str | None:
 
 
 def _why_untrained(panel: BudgetedPanel) -> str | None:
-    """Return why a budget cannot train a panel: it lacks its models, optima or grid."""
+    """Return why a budget cannot train a panel: it lacks its models, arms, optima or grid."""
     if not panel.roles:
         return panel.resolver.why_no_model(panel.all_roles[0])
+    if panel.skipped.keys() == panel.spec.arms.keys():
+        return next(iter(panel.skipped.values()))
     needs_optima = panel.spec.needs_own_optima or panel.spec.shares_optimum
     if needs_optima and panel.why_untuned:
         return panel.why_untuned[0]

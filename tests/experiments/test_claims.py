@@ -375,6 +375,20 @@ def test_grid_gap_lowest_at_the_end_is_not_resolved() -> None:
     assert found.verdict == NOT_RESOLVED and math.isnan(found.low)
 
 
+def test_series_that_diverged_everywhere_leaves_the_others() -> None:
+    panel = grid(-0.02, 0.002, (1.0, 2.0, 4.0))
+    arms = []
+    for point in panel.arms:
+        lost = replace(point, by_seed={}, diverged=point.runs)
+        arms.append(lost if point.series == "a" else point)
+    kept = panel.kind.comparable(arms)
+    assert [arm.series for arm in kept] == ["b"] * 3
+    rest = replace(LoadedPanel.of_arms(panel.spec, arms), arms=kept)
+    assert [series.label for series in rest.series] == ["b"]
+    with pytest.raises(NotTestableError, match="a diverged"):
+        verdicts(ClaimSpec("grid_gap", "", a="a", b="b"), rest)
+
+
 def test_sensitivity_is_the_mean_excess_over_the_lowest_loss() -> None:
     claim = ClaimSpec("sensitivity", "", a="a", b="b")
     values = (1.0, 2.0, 4.0, 16.0)

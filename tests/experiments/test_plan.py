@@ -149,6 +149,13 @@ def test_plan_figure_untrained_arm_has_a_reason(
     assert verdict.verdict == NOT_TESTABLE and reason in verdict.sentence
 
 
+def test_plan_figure_without_a_trained_arm_has_their_reason(conf: Path) -> None:
+    skipped = FIGURE.replace("scale: llama", "scale: llama, skip_under: {cpu: too long}")
+    figure = plan_mine(conf, skipped.replace("scale: hg", "scale: hg, skip_under: {cpu: too wide}"))
+    (panel,) = figure.panels
+    assert panel.arms == () and panel.why_not == "too long"
+
+
 def test_plan_figure_one_pair_for_a_claim_refused(conf: Path) -> None:
     one = FIGURE.replace("title: p", "title: p\n  seeds: {cpu: 1}")
     with pytest.raises(ConfigError, match="seeds under budget cpu"):

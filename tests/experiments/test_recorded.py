@@ -12,7 +12,7 @@ import pytest
 from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.arms import Arm
-from lightning_sv.experiments.kinds.base import LoadedPanel
+from lightning_sv.experiments.kinds.base import KINDS, LoadedPanel
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.preflight import check_recorded
 from lightning_sv.experiments.report.differences import difference_frame
@@ -183,6 +183,17 @@ def test_read_recorded_scalar_of_a_claim(specs: Sequence[PanelSpec], tmp_path: P
     (run,) = read_recorded([path]).values()
     assert run.curve(CLIPPED).values.tolist() == [0.5, 0.25]
     assert clipped_share(run) == 0.375
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_read_recorded_has_the_scalars_of_a_kind(kind: str, tmp_path: Path) -> None:
+    figure = claimed_scalar(3.0, PanelSpec("Own", kind=kind))
+    (arm,) = figure.panels[0].arms
+    scalars = {tag: arm.runs[0].curve(NORM) for tag in KINDS[kind].scalars}
+    arm.runs[0].curves.update(scalars)  # type: ignore[attr-defined]
+    write_csv(tmp_path / "results.csv", run_frame([figure], tmp_path))
+    (run,) = read_recorded([tmp_path]).values()
+    assert scalars.keys() <= run.curves.keys()
 
 
 @pytest.mark.parametrize(("val_loss", "has_scalar"), [(3.0, True), (3.5, False)])

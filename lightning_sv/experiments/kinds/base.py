@@ -56,6 +56,7 @@ class PanelKind:
     Attributes:
         claims: kinds of claims that its runs can decide
         fields: fields of `PanelSpec` that this kind reads and not every kind does
+        scalars: logged scalars that its table and its claims read, which results.csv keeps
         arms_have_models: if True, an arm may have a model of its own; otherwise all have those of
             the panel
         has_own_pool: if True, arms do not share their scatter with other panels of the figure
@@ -67,6 +68,7 @@ class PanelKind:
 
     claims: ClassVar[tuple[str, ...]] = ()
     fields: ClassVar[tuple[str, ...]] = ()
+    scalars: ClassVar[tuple[str, ...]] = ()
     arms_have_models: ClassVar[bool] = True
     has_own_pool: ClassVar[bool] = False
     has_pairs: ClassVar[bool] = False
@@ -102,11 +104,7 @@ class PanelKind:
         return [arm for arm in arms if not arm.runs]
 
     def kept(self, all_arms: Sequence[Arm]) -> list[Arm]:
-        """Return the arms that can be compared, of all arms with the runs that ended.
-
-        Raises:
-            NotTestableError: no arm of a series can be compared
-        """
+        """Return the arms that can be compared, of all arms with the runs that ended."""
         return [arm for arm in all_arms if arm.runs]
 
     def in_complete_series(self, all_arms: Sequence[Arm]) -> list[Arm]:
@@ -211,7 +209,7 @@ class LoadedPanel(_Panel):
         """Return the panel of the arms with these labels or series, whatever other runs it lacks.
 
         Raises:
-            NotTestableError: one of these arms has no runs, or they share no seed
+            NotTestableError: one of these arms has no runs that ended, or they share no seed
         """
         all_arms = tuple(arm for arm in self.all_arms if arm.is_of(names))
         lacking = self.kind.lacking(all_arms)
@@ -220,6 +218,10 @@ class LoadedPanel(_Panel):
         arms = self.kind.comparable(all_arms)
         if not arms:
             raise NotTestableError(f"the arms {' and '.join(names)} share no seed")
+        remaining = {arm.series for arm in arms}
+        for arm in all_arms:
+            if arm.series not in remaining:
+                raise NotTestableError(f"all runs of {arm.series} diverged")
         return LoadedPanel(self.spec, arms, all_arms, self.pool)
 
     def paired(self, a: Arm, b: Arm) -> tuple[Arm, Arm]:

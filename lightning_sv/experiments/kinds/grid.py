@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import product
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from lightning_sv.errors import ConfigError, NotTestableError
-from lightning_sv.experiments.arms import Arm, PlannedArm, grouped
+from lightning_sv.errors import ConfigError
+from lightning_sv.experiments.arms import Arm, PlannedArm
 from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel, PanelKind
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec, values_under
 
@@ -60,12 +59,7 @@ class GridKind(PanelKind):
 
     def kept(self, all_arms: Sequence[Arm]) -> list[Arm]:
         """Return the points at which no run diverged, of the series with runs at all points."""
-        complete = self.in_complete_series(all_arms)
-        kept = [arm for arm in complete if not arm.diverged]
-        for series, arms in grouped(complete, attrgetter("series")).items():
-            if set(arms).isdisjoint(kept):
-                raise NotTestableError(f"{series} diverged at every value")
-        return kept
+        return [arm for arm in self.in_complete_series(all_arms) if not arm.diverged]
 
     def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw the loss against each setting, with the optimum."""

@@ -15,6 +15,7 @@ class TableKind(PanelKind):
     """A table of the cost of runs."""
 
     claims = ("cost", "memory")
+    scalars = (_SPEED, _MEMORY)
     has_own_pool = True
 
     def table(self, panel: LoadedPanel) -> pd.DataFrame:

@@ -58,7 +58,7 @@ def run_frame(figures: Sequence[Figure], out: Path) -> pd.DataFrame:
     rows = []
     for figure, panel in panels_of(figures):
         place = {"figure": figure.spec.name, "panel": panel.title, "kind": panel.spec.kind}
-        tags = _named_tags(panel.spec)
+        tags = {*panel.kind.scalars, *_named_tags(panel.spec)}
         for arm in panel.all_arms:
             for run in (*arm.runs, *arm.diverged):
                 rows.append(place | _run_cells(arm, run, out) | _curve_cells(run, tags))

@@ -222,7 +222,7 @@ def reported_panels(panel: LoadedPanel) -> tuple[LoadedPanel, ...]:
     """Return a panel with sentences on each pair, and panels of what its runs logged."""
     sentences = [f"{pair.verdict_sentence} {pair.efficiency_sentence}" for pair in panel.pairs]
     first = replace(panel, notes=(*sentences, *panel.notes))
-    logged = [replace(panel, spec=spec) for spec in _logged_panels(runs_of(panel.arms))]
+    logged = [replace(panel, spec=spec, notes=()) for spec in _logged_panels(runs_of(panel.arms))]
     return (first, *logged)
 
 
