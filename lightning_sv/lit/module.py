@@ -118,7 +118,7 @@ class PretrainModule(BackboneModule):
         self.exact_resume = ExactResume()
 
     @classmethod
-    def from_preset(cls, name: str, **changes: Any) -> Self:
+    def from_preset(cls, name: str, /, **changes: Any) -> Self:
         """Create a module for a model in conf/model, e.g. 'tiny', 'mini' or 'llama-0.12b'.
 
         Args:

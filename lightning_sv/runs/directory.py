@@ -117,9 +117,9 @@ def run_of(checkpoint: Path) -> Path | None:
     """Return the run directory of a checkpoint, or None.
 
     A name such as `{epoch}-{val/loss:.2f}` makes ModelCheckpoint write into a folder below
-    `checkpoints`.
+    `checkpoints`. The path may be relative to a folder inside the run.
     """
-    for folder in checkpoint.parents:
+    for folder in checkpoint.absolute().parents:
         if folder.name == LAST.parent.name and is_begun(folder.parent):
             return folder.parent
     return None

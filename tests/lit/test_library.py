@@ -87,9 +87,9 @@ def test_from_preset_conf_of_a_different_project_is_not_read(
 
 
 def test_from_preset_changes_apply_and_unknown_ones_are_refused() -> None:
-    made = PretrainModule.from_preset("tiny", scale="llama", d_model=32, lr=0.5)
+    made = PretrainModule.from_preset("tiny", scale="llama", name="mine", d_model=32, lr=0.5)
     config = made.settings.backbone
-    assert (config.d_model, config.n_layer, made.lr) == (32, 2, 0.5)
+    assert (config.name, config.d_model, config.n_layer, made.lr) == ("mine", 32, 2, 0.5)
     assert str(made.settings.strategy) == "llama"
     with pytest.raises(ConfigError, match="mean 'tiny'"):
         PretrainModule.from_preset("tinny")

@@ -191,9 +191,14 @@ def test_runs_command_cuts_no_path_that_another_program_reads(
     assert f"{run} " in told("runs")
 
 
-def test_run_of_checkpoint_in_a_folder_of_its_own_is_the_run(tmp_path: Path) -> None:
+def test_run_of_checkpoint_in_a_folder_of_its_own_is_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """ModelCheckpoint takes the slash of `{val/loss}` in its filename for a folder."""
     run = make_run(tmp_path / "run")
     assert run_of(run / "checkpoints" / "epoch=0-val" / "loss=3.ckpt") == run
     assert run_of(run / LAST) == run
     assert run_of(run / "other" / "last.ckpt") is None
+    (run / "checkpoints").mkdir(exist_ok=True)
+    monkeypatch.chdir(run / "checkpoints")
+    assert run_of(Path("last.ckpt")) == run
