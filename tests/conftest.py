@@ -5,12 +5,14 @@ import itertools
 import json
 import logging
 import os
+import resource
 import shlex
 import shutil
 import signal
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +278,29 @@ def edit_json(file: Path, **changes: Any) -> None:
     written = json.loads(file.read_text()) | changes
     gone = {key for key, value in changes.items() if value is None}
     file.write_text(json.dumps({key: value for key, value in written.items() if key not in gone}))
+
+
+@contextmanager
+def file_size_limit(n_bytes: int) -> Iterator[None]:
+    """Let the kernel refuse larger files, as it refuses to write to a full disk.
+
+    Python ignores the signal of a file that is too large.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def is_running(pid: int | str) -> bool:
+    """Return True for a process that exists and has not ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"  # the zombie of a parent that does not wait
 
 
 def listen_to_interrupts() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.conftest import ROOT
+
 #: without what an outer `make test ARGS=...` hands down: variables are written in capitals
 ENV = {
     name: value

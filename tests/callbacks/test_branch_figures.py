@@ -129,14 +129,6 @@ def test_imbalance_gamma_shared_by_experts_counts_all_their_matrices(
         assert figures[f"layer0/{name}/imbalance_in"].item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_imbalance_is_left_out_behind_a_norm_of_the_output(config: BackboneConfig) -> None:
-    options = ScaleOptions(placement_at={"v_proj": "dp"})
-    figures = scale_vector_figures(Backbone(config, "hg+dnp+or", options))
-    assert "layer0/q_proj/imbalance_in" in figures and "layer0/q_proj/drift_out" in figures
-    assert "layer0/q_proj/imbalance_out" not in figures
-    assert "layer0/v_proj/imbalance_out" in figures
-
-
 @pytest.mark.parametrize("heads", [[], ["q_proj"]])
 def test_drift_is_the_distance_from_the_initial_gamma(
     heads: list[str], config: BackboneConfig

@@ -1,10 +1,9 @@
 """Measurements on held-out text: losses by kind of token, RMS of sublayers over the residual
-stream, and a run."""
+stream."""
 
 import itertools
 import math
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +16,6 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.nn import document_ids
 from lightning_sv.nn.rope import rope_tables
 from lightning_sv.plan.allocated_bytes import AllocatedBytes
-from lightning_sv.runs.events import read_run
-from tests.conftest import argv
-from tests.lit.runs import run_fit
 
 V = 64
 Bigram = partial(nn.Embedding, V, V)  # predicts from the present token alone
@@ -134,20 +130,3 @@ def test_residual_monitor_restricts_attention_to_a_document() -> None:
     expected = residual_ratios(net, tokens, document_ids(tokens, eot=0))
     assert ResidualMonitor().measure(net, block, document_ids(block, eot=0)) == expected
     assert ResidualMonitor().measure(net, block, None) != expected
-
-
-def test_held_out_probes_log_and_leave_the_run_unchanged(
-    run_args: list[str], tmp_path: Path
-) -> None:
-    probes = []
-    for name in ("CopyingMonitor", "ResidualMonitor"):
-        probes += argv(
-            f"--trainer.callbacks+=lightning_sv.callbacks.{name}"
-            " --trainer.callbacks.points 3 --trainer.callbacks.sequences 4"
-        )
-    assert run_fit(run_args, tmp_path / "plain") == 0
-    assert run_fit([*run_args, *probes], tmp_path / "probed") == 0
-    plain, probed = (read_run(tmp_path / name) for name in ("plain", "probed"))
-    assert plain.val_loss == probed.val_loss
-    for tag in ("copying/second_minus_first", "residual/mean/attn/ratio"):
-        assert probed.curve(tag).tokens.tolist() == [512, 1024, 1536]

@@ -26,11 +26,9 @@ from lightning_sv.callbacks import (
     TrainingMonitor,
 )
 from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
-from lightning_sv.callbacks.sharpness.model_copy import plain_copy
 from lightning_sv.callbacks.tensorboard_layout import tag_of
 from lightning_sv.callbacks.training_monitor import mean_loss
 from lightning_sv.errors import ConfigError
-from lightning_sv.nn import meta_backbone
 from tests.callbacks.stub import run_of
 from tests.conftest import thinned
 from tests.lit.own_trainer import (
@@ -105,6 +103,8 @@ def plain() -> nn.Module:
 
 
 def foreign(kind: str) -> nn.Module:
+    if kind == "plain":
+        return plain()
     if kind == "applied":
         net = plain()
         apply_strategy(net, "hg+dp+or", example=blocks()[:, :-1])
@@ -176,22 +176,6 @@ def test_router_monitor_loads_are_those_of_the_block(tmp_path: Path) -> None:
     assert first < 1.5 and second == 1.5  # of 3 experts, 2 active
 
 
-def test_router_monitor_without_routings_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="^number of routings"):
-        trainer(tmp_path, RouterMonitor(1)).fit(Foreign(foreign("mixture")), loader())
-
-
-def test_sharpness_of_a_loss_that_trains_is_refused(tmp_path: Path) -> None:
-    @torch.no_grad()
-    def step(user: nn.Module) -> Tensor:
-        """Change a weight, as an optimizer step inside of the loss does."""
-        return next(user.parameters()).add_(1).sum()
-
-    probe = Sharpness(("all",), 2, loss=step)
-    with pytest.raises(ConfigError, match="^loss of Sharpness is"):
-        trainer(tmp_path, probe).fit(Foreign(foreign("applied")), loader())
-
-
 def test_training_loss_of_half_precision_is_summed_in_float32() -> None:
     run: Any = SimpleNamespace(accumulate_grad_batches=4)
     user: Any = SimpleNamespace(automatic_optimization=True)
@@ -218,15 +202,6 @@ def test_monitors_log_what_a_custom_module_has(
     logged = tags(tmp_path)
     assert {"train/loss", "copying/repeat"} <= logged
     assert ("lr" in logged) == (kind is Foreign)
-
-
-def test_sharpness_copy_keeps_parameters_frozen() -> None:
-    model = lightning_sv.Backbone(SIZES, "hg+dp+or", seed=0)
-    model.embed.requires_grad_(False)
-    meta = meta_backbone(SIZES, "hg+dp+or")
-    copy: Any = plain_copy(model, meta, torch.device("cpu"), keep=True)
-    frozen = [name for name, value in copy.named_parameters() if not value.requires_grad]
-    assert frozen == ["embed.weight"]
 
 
 def test_metric_accumulator_drops_sums_of_an_incomplete_step() -> None:
@@ -260,47 +235,49 @@ def test_metric_accumulator_keeps_the_sums_of_this_device_in_a_second_fit() -> N
         assert restored or float(sums.take()[0]["loss"]) == 2
 
 
-@pytest.mark.parametrize(
-    "callback",
-    [
-        BranchNorms(),
-        BranchNorms(model="nett"),
-        ScaleVectorMonitor(),
-        RouterMonitor(),
-        Sharpness(),
-        ResidualMonitor(model="net"),
-    ],
-    ids=lambda callback: type(callback).__name__,
-)
-def test_callback_without_its_model_is_refused(
-    callback: L.Callback, data: TokenDataModule, tmp_path: Path
+def training_loss(user: Any) -> Tensor:
+    return user.training_step(blocks(2), 0)  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def training_step(user: nn.Module) -> Tensor:
+    """Change a weight, as an optimizer step inside of the loss does."""
+    return next(user.parameters()).add_(1).sum()
+
+
+#: a callback, the network of a user's module, and what the error names
+REFUSED = [
+    (BranchNorms(), "plain", "^the model of BranchNorms is Foreign"),
+    (BranchNorms(model="nett"), "plain", "nett"),
+    (ScaleVectorMonitor(), "plain", "^the model of ScaleVectorMonitor is Foreign"),
+    (RouterMonitor(), "plain", "^the model of RouterMonitor is Foreign"),
+    (RouterMonitor(1), "mixture", "^number of routings"),
+    (Sharpness(), "plain", "Sharpness"),
+    (Sharpness(("all", "scale_input"), 2, loss=training_loss), "plain", "^the model of Sharpness is Foreign"),
+    (Sharpness(("scale_output",), 2, loss=training_loss), "plain", "^the model of Sharpness is Foreign"),
+    (Sharpness(("all",), 2, loss=training_step), "applied", "^loss of Sharpness is"),
+    (CopyingMonitor(2, 2), "backbone", "Foreign has no forward"),
+    (ResidualMonitor(2, 2), "backbone", "Foreign has no forward"),
+    (ResidualMonitor(model="net"), "plain", "ResidualMonitor"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("callback", "kind", "key"), REFUSED)
+def test_callback_of_a_module_that_it_cannot_read_is_refused(
+    callback: L.Callback, kind: str, key: str, data: TokenDataModule, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError):
-        trainer(tmp_path, callback).fit(Foreign(plain()), data)
+    with pytest.raises(ConfigError, match=key):
+        trainer(tmp_path, callback).fit(Foreign(foreign(kind)), data)
 
 
-@pytest.mark.parametrize("probe", [CopyingMonitor(2, 2), ResidualMonitor(2, 2)])
-def test_held_out_probe_of_a_model_without_forward_is_refused(
-    probe: L.Callback, data: TokenDataModule, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match="Foreign has no forward"):
-        trainer(tmp_path, probe).fit(Foreign(foreign("built")), data)
-
-
-@pytest.mark.parametrize("subsets", [("all", "scale_input"), ("scale_output",)])
-def test_sharpness_of_scale_vectors_that_a_model_lacks_is_refused(
-    subsets: tuple[str, ...], tmp_path: Path
-) -> None:
-    def fit(net: nn.Module, subsets: tuple[str, ...]) -> None:
-        probe = Sharpness(
-            subsets, 2, lanczos_steps=1, loss=lambda module: module.training_step(blocks(2), 0)
-        )
+def test_sharpness_leaves_out_scale_vectors_of_a_strategy_without(tmp_path: Path) -> None:
+    """One config serves all strategies."""
+    for net, subsets in (
+        (lightning_sv.Backbone(SIZES, "nop"), ("all", "scale_input")),
+        (plain(), ("all",)),
+    ):
+        probe = Sharpness(subsets, 2, lanczos_steps=1, loss=training_loss)
         trainer(tmp_path, probe, max_steps=1).fit(Foreign(net), loader())
-
-    with pytest.raises(ConfigError, match="^the model of Sharpness is Foreign"):
-        fit(plain(), subsets)
-    fit(lightning_sv.Backbone(SIZES, "nop"), subsets)  # one config serves all strategies
-    fit(plain(), ("all",))
 
 
 def test_callbacks_of_training_ignore_validation(tmp_path: Path) -> None:

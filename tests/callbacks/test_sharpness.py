@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from lightning import LightningModule
 from lightning_sv import Backbone, BackboneConfig, TokenDataModule
 from lightning_sv.callbacks import Sharpness
 from lightning_sv.callbacks.sharpness import parameter_subsets
+from lightning_sv.callbacks.sharpness.model_copy import plain_copy
 from lightning_sv.errors import ConfigError
-from lightning_sv.nn import document_ids, next_token_loss
+from lightning_sv.nn import document_ids, meta_backbone, next_token_loss
 from lightning_sv.scale import ScaleVector
 from lightning_sv.settings.data import DataConfig
 from tests.callbacks.stub import run_of
@@ -76,11 +78,17 @@ def test_sharpness_loss_not_finite_is_logged_without_curvature() -> None:
     assert list(figures) == ["loss"] and math.isnan(figures["loss"])
 
 
-def test_sharpness_leaves_out_subsets_that_are_frozen_by_now() -> None:
-    p = torch.nn.Parameter(torch.ones(3))
-    measurement = Sharpness(("all", "scale_output")).measurement
-    figures = measurement.figures({"all": (p,), "scale_output": ()}, lambda: p.square().sum())
-    assert figures["all/lambda_max"] == pytest.approx(2)
+def test_sharpness_leaves_out_subsets_that_are_frozen() -> None:
+    """Also in the copy that it measures."""
+    model = Backbone(SIZES, "hg+dp+or", seed=0)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("scale_out" not in name)
+    copy: Any = plain_copy(model, meta_backbone(SIZES, "hg+dp+or"), torch.device("cpu"), keep=True)
+    measurement = Sharpness(("all", "scale_output"), lanczos_steps=1).measurement
+    tokens = torch.arange(9).unsqueeze(0)
+    loss = partial(copy, tokens[:, :-1], targets=tokens[:, 1:])
+    figures = measurement.figures(parameter_subsets(copy), loss)
+    assert "all/lambda_max" in figures
     assert not any(key.startswith("scale_output") for key in figures)
 
 

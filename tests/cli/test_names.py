@@ -1,6 +1,5 @@
-"""Names on the command line become config files; wrong ones are refused before anything is made."""
+"""Names on the command line become config files."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from lightning_sv.__main__ import main
 from lightning_sv.cli.names import resolve_names
 from lightning_sv.lit.run_arguments import parse_run
-from tests.conftest import Refused, argv, config_args
+from tests.conftest import argv, config_args
 
 BASE = ["base", "optim/adamw", "schedule/cos", "trainer/cpu"]
 
@@ -23,22 +22,6 @@ def stems(words: list[str]) -> list[str]:
             word = str(Path(*path.parts[place:-1], path.stem))
         stems.append(word)
     return [word for word in stems if word != "--config"]
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a working directory with a text, a folder without text, and two prepared corpora."""
-    monkeypatch.chdir(tmp_path)
-    for name in (
-        "my notes/a.txt",
-        "pictures/a.png",
-        "data/letters/corpus.yaml",
-        "out/old/corpus.yaml",
-        "letters/a.txt",
-    ):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_text("text")
-    return tmp_path
 
 
 TEXT = ["--data.corpus.source", "files:my notes", "--data.corpus.dir", "data/my_notes"]
@@ -78,31 +61,6 @@ def test_names_become_config_files_at_their_place(
         *expected[: -len(OWN)],
         *TEXT,
     ]
-
-
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        ("--model tinny", "tinny.*tiny"),
-        ("--data leters", "leters.*letters"),
-        ("--data stdlib/", "stdlib/"),
-        ("--data pictures", "files:pictures"),
-        ("--model tiny --model mini", "--model.*tiny.*mini"),
-        ("--model tiny --scale hg --model.scale=llama", "--scale"),
-        ("--model tiny --probes", "--probes"),
-        ("--model tiny --data 'my notes' --model.scale hgg", "hgg"),
-        (
-            "--model tiny --data 'my notes' --trainer.precision 8",
-            "trainer.precision",
-        ),
-    ],
-)
-def test_wrong_name_is_refused_before_anything_is_made(
-    words: str, error: str, folder: Path, refused: Refused
-) -> None:
-    before = sorted(folder.rglob("*"))
-    assert re.search(error, refused("fit", *argv(words)))
-    assert sorted(folder.rglob("*")) == before
 
 
 @pytest.mark.parametrize("path", ["letters/", "./letters"])

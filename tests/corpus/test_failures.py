@@ -2,14 +2,12 @@
 
 import multiprocessing
 import os
-import resource
 import shutil
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from lightning_sv.corpus import parts as parts_module
 from lightning_sv.corpus.job import Job, parts_folder
 from lightning_sv.corpus.sources.document import Slice, Source
 from lightning_sv.errors import ConfigError, RunError
+from tests.conftest import file_size_limit, is_running
 from tests.corpus.conftest import write_rows
 from tests.corpus.test_parts import start
 
@@ -80,24 +79,12 @@ def after_two_parts(monkeypatch: pytest.MonkeyPatch, fail: Callable[[], None]) -
 
 
 def full_disk(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel refuses to write; Python ignores the signal of a file that is too large."""
-
     def fill() -> None:
         with file_size_limit(1), (preparation.folder / "full").open("wb", buffering=0) as file:
             file.write(b"123")
             file.write(b"4")
 
     after_two_parts(monkeypatch, fill)
-
-
-@contextmanager
-def file_size_limit(n_bytes: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def changed_text(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,15 +148,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def is_running(process: str) -> bool:
-    """Return True for a process that exists and has not ended."""
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"  # the zombie of a parent that does not wait
 
 
 @pytest.mark.parametrize(

@@ -19,19 +19,11 @@ from lightning.pytorch.strategies import Strategy
 
 from lightning_sv.lit.distributed import join_ranks
 from lightning_sv.runs.directory import read_summary
-from tests.conftest import argv
+from tests.conftest import argv, is_running
 from tests.faults.conftest import Tally
 from tests.launch import launch
 from tests.lit.runs import finish, run_fit, start
 from tests.lit.several_processes import CPU, STRATEGIES
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.long
@@ -56,11 +48,11 @@ def test_fit_failing_rank_ends_the_job(fails: str, short_args: list[str], tmp_pa
             process.kill()
         begin = time.monotonic()
         code, output = finish(process, seconds=10)
-        while any(map(is_alive, pids.values())):
+        while any(map(is_running, pids.values())):
             assert time.monotonic() - begin < 10, output
             time.sleep(0.05)
     finally:
-        if process.poll() is None or any(map(is_alive, pids.values())):
+        if process.poll() is None or any(map(is_running, pids.values())):
             os.killpg(process.pid, signal.SIGKILL)
     # Lightning kills rank 0 if a different rank fails
     assert code == (1 if fails == "0" else -signal.SIGKILL), output

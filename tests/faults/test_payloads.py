@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, load_backbone
 from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY
 from lightning_sv.scale import ScaleOptions
 from tests.conftest import Refused, argv, edit_json, thinned
-from tests.lit.runs import flip
+from tests.lit.runs import commands_that_read, flip
 from tests.runs.test_events import finish, write
 
 
@@ -91,17 +90,9 @@ def test_checkpoint_that_is_unreadable_is_refused(
     else:
         run = write_run(tmp_path / "run", corpus)
         flip(run / LAST)
-    path = run / LAST
     new = tmp_path / "new"
-    for words in (
-        f"generate {run}",
-        f"inspect {run}",
-        f"validate ARGS --ckpt_path {path}",
-        f"fit ARGS --run_dir {new} --ckpt_path {path}",
-        f"fit ARGS --run_dir {new} --model.init_from {run}",
-    ):
-        error = refused(*argv(words.replace("ARGS", shlex.join(run_args))))
-        assert f"{path} is not a readable checkpoint" in error
+    for words in commands_that_read(run, run_args, new):
+        assert f"{run / LAST} is not a readable checkpoint" in refused(*words)
     assert not new.exists() and not marker.exists()
 
 

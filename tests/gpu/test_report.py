@@ -2,9 +2,10 @@
 hang."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -35,6 +36,29 @@ def task(tmp_path: Path) -> Iterator[Task]:
     before = {name: getattr(torch._dynamo.config, name) for name in names}
     with torch._dynamo.config.patch(before):  # as they were, after it
         yield Task("cpu", True, 600.0, str(tmp_path), {}, str(tmp_path / "result.json"))
+
+
+Measured = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def measured(task: Task) -> Measured:
+    """Return a function that runs a stage with options, and checks its page and an empty one."""
+
+    def run(stage: ModuleType, name: str, **options: Any) -> dict[str, Any]:
+        figures: dict[str, Any] = stage.run(replace(task, options=options))
+        made = {
+            "provenance": {"machine": "m", "date": "d", "commit": "c"},
+            "toy": True,
+            "seconds": 1.0,
+        }
+        done = {"state": "done", "seconds": 1.0, "figures": figures}
+        text = markdown.page({"made": made, "stages": {name: done}})
+        assert f"## {name}" in text and "incomplete" not in text
+        markdown.page({"made": made, "stages": {name: done | {"figures": {}}}})
+        return figures
+
+    return run
 
 
 HERE = "tests.gpu.stages"
@@ -100,20 +124,19 @@ def test_report_of_another_card_or_without_time_is_refused(
         runner(tmp_path, (Stage("good", f"{HERE}:good", 60),), seconds).run()
 
 
-def test_ceilings_stage_measures_copies_products_and_attention(task: Task) -> None:
-    found = ceilings.run(task)
+def test_ceilings_stage_measures_copies_products_and_attention(measured: Measured) -> None:
+    found = measured(ceilings, "ceilings")
     assert torch.__version__.startswith(
         found["versions"]["packages"]["torch"]
     )  # a wheel's metadata may lack +cu130
     assert found["copy_tb_s"] > 0 and len(found["products"]) == 2 and "errors" not in found
     assert {row["backend"] for row in found["attention"]} == {"cudnn", "flash", "efficient"}
     assert any("both_ms" in row for row in found["attention"])
-    _on_a_page("ceilings", found)
 
 
 @pytest.mark.long
-def test_correctness_stage_passes_on_the_cpu_and_finds_errors(task: Task) -> None:
-    found = correctness.run(task)
+def test_correctness_stage_passes_on_the_cpu_and_finds_errors(measured: Measured) -> None:
+    found = measured(correctness, "correctness")
     assert found["experts_without_rows"]["ok"]
     for case, errors in found["cases"].items():
         assert errors["fails"] == [], case
@@ -121,11 +144,10 @@ def test_correctness_stage_passes_on_the_cpu_and_finds_errors(task: Task) -> Non
     wrong = found["cases"]["moe:unified"] | {"float32": {"loss": 0.0, "gradient": float("nan")}}
     wrong["bf16"] = {"loss": 0.1, "gradient": 1e-3}
     assert correctness.failing(wrong, choice=False) == ["float32", "bf16"]
-    _on_a_page("correctness", found)
 
 
 @pytest.mark.long
-def test_overhead_stage_times_every_arm(task: Task) -> None:
+def test_overhead_stage_times_every_arm(measured: Measured) -> None:
     arms = [
         "llama",
         "unified",
@@ -134,8 +156,8 @@ def test_overhead_stage_times_every_arm(task: Task) -> None:
         "Hugging Face liger",
         "torchtitan compiled",
     ]
-    options = {"size": "0.12b", "arms": arms, "peak_tflops": 989.4, "measured_tflops": 800.0}
-    found = overhead.run(replace(task, options=options))
+    peaks = {"peak_tflops": 989.4, "measured_tflops": 800.0}
+    found = measured(overhead, "peers", size="0.12b", arms=arms, **peaks)
     assert set(found["arms"]) == {"protocol", "large"}
     for batch, table in found["arms"].items():
         left = {
@@ -146,36 +168,34 @@ def test_overhead_stage_times_every_arm(task: Task) -> None:
         for row in table["rows"].values():
             assert row["mfu"] * 989.4 == pytest.approx(row["mfu_measured"] * 800)
             assert row["tokens_per_s"] == pytest.approx(1e3 * table["tokens"] / row["ms"])
-    _on_a_page("peers", found)
 
 
 @pytest.mark.long
-def test_candidates_stage_times_every_candidate_that_a_cpu_has(task: Task) -> None:
+def test_candidates_stage_times_every_candidate_that_a_cpu_has(measured: Measured) -> None:
     names = candidates.names_of("unified", "0.12b")
     assert names[0] == candidates.PACKAGE and "CUDA graphs" in names
     assert "CUDA graphs" not in candidates.names_of("unified", "1b")
-    found = candidates.run(replace(task, options={"size": "0.12b", "arm": "unified"}))
+    found = measured(candidates, "candidates-0.12b-unified", size="0.12b", arm="unified")
     assert set(found["arms"]["protocol"]["rows"]) == set(names) and found["left_out"] == {}
-    _on_a_page("candidates-0.12b-unified", found)
 
 
-def test_attention_stage_compares_kernels_and_masks(task: Task) -> None:
-    found = attention.run(task)
+def test_attention_stage_compares_kernels_and_masks(measured: Measured) -> None:
+    found = measured(attention, "attention")
     assert "error" in found["kernels"]["cudnn"]  # a CPU lacks it
     for row in (found["kernels"]["math"], *found["documents"].values()):
         assert 0 < row["error_of_norm"] < 2e-2
-    _on_a_page("attention", found)
 
 
 @pytest.mark.long
-def test_memory_stage_plans_every_arm(task: Task) -> None:
-    found = memory.run(task)
+def test_memory_stage_plans_every_arm(measured: Measured) -> None:
+    found = measured(memory, "memory")
     assert min(found["planned_mib"].values()) >= 0 and len(found["planned_mib"]) == 16
-    _on_a_page("memory", found)
 
 
 @pytest.mark.long
-def test_kernels_stage_profiles_a_mixture(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_stage_profiles_a_mixture(
+    task: Task, measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The bytes are those in the code that Inductor writes."""
     monkeypatch.setenv(cache.VARIABLE, task.work)
     code = "inductor_meta={'kernel_num_gb': %s},\n)\n@triton.jit\ndef triton_%s(in_ptr0):\n"
@@ -183,18 +203,17 @@ def test_kernels_stage_profiles_a_mixture(task: Task, monkeypatch: pytest.Monkey
     (Path(task.work) / "b.py").write_text(code % (0.125, "two"))
     assert kernels.bytes_of_generated_kernels() == {"triton_one": 0.5}
 
-    found = kernels.run(replace(task, options={"size": "moe-0.25b", "arms": ["unified"]}))
+    found = measured(kernels, "profile-1b", size="moe-0.25b", arms=["unified"])
     row = found["moe-0.25b unified"]
     assert {"products", "eager"} <= set(row["ms"]) and row["kernels"] > 10
     assert sum(kernel["ms"] for kernel in row["largest"]) <= row["step_ms"]
-    _on_a_page("profile-1b", found)
 
 
 @pytest.mark.long
-def test_fit_stage_killed_and_resumed_is_bit_equal(task: Task) -> None:
+def test_fit_stage_killed_and_resumed_is_bit_equal(measured: Measured) -> None:
     from benchmarks.gpu.stages import fit
 
-    found = fit.run(task)
+    found = measured(fit, "fit")
     assert found["runs"]["resumed"]["killed"] and found["runs"]["resumed"]["exit"] == 0
     assert found["resumed against uninterrupted"] == {
         "bit_equal": True,
@@ -206,7 +225,6 @@ def test_fit_stage_killed_and_resumed_is_bit_equal(task: Task) -> None:
         == 4 * found["synchronizations"]["steps"]
         == 4 * 8
     )
-    _on_a_page("fit", found)
 
 
 def test_gpu_report_wrong_input_is_refused(
@@ -222,12 +240,3 @@ def test_gpu_report_wrong_input_is_refused(
     assert command.main(["--device", "cpu", "--stages", "ceilings,lunch"]) == 2
     assert "'lunch'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def _on_a_page(name: str, figures: dict[str, Any]) -> None:
-    """Check the page of a complete stage; also write the page of an empty one."""
-    made = {"provenance": {"machine": "m", "date": "d", "commit": "c"}, "toy": True, "seconds": 1.0}
-    stage = {"state": "done", "seconds": 1.0, "figures": figures}
-    text = markdown.page({"made": made, "stages": {name: stage}})
-    assert f"## {name}" in text and "incomplete" not in text
-    markdown.page({"made": made, "stages": {name: stage | {"figures": {}}}})

@@ -4,11 +4,9 @@ this file."""
 import errno
 import json
 import os
-import resource
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +29,7 @@ from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.optim import OptimConfig, full_tensor
 from lightning_sv.runs.lock import find_last_checkpoint
 from lightning_sv.runs.sharded_checkpoint import is_sharded
+from tests.conftest import file_size_limit
 from tests.lit.own_trainer import SIZES
 from tests.lit.several_processes import CPU, STRATEGIES
 
@@ -201,22 +200,11 @@ def failed_writes(out: str) -> None:
             raise OSError(errno.EIO, "Input/output error", str(file))
         return "digest"
 
-    with full_disk() if RANK == 0 else nullcontext():
+    with file_size_limit(0) if RANK == 0 else nullcontext():
         write_fails(fabric, Path(out), "File too large")
     for read_back, reason in ((lose, "__1_0.distcp is missing"), (fail, "Input/output error")):
         with patch.object(sharded_write, "file_sha256", read_back):
             write_fails(fabric, Path(out), reason)
-
-
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """Let the kernel refuse all writes to files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def write_fails(fabric: L.Fabric, folder: Path, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from lightning_sv.__main__ import main
 from lightning_sv.lit.checkpoint.atomic_io import AtomicCheckpointIO
 from lightning_sv.runs.events import Curve, read_run
-from tests.conftest import listen_to_interrupts
+from tests.conftest import argv, listen_to_interrupts
 
 LAST = "checkpoints/last.ckpt"
 #: values that depend on the clock and the machine
@@ -147,6 +148,21 @@ def same_curves(whole: Path, other: Path, complete: bool = True) -> Mapping[str,
         if not tag.startswith(MEASURED):
             assert np.array_equal(b[tag].values, a[tag].values, equal_nan=True), tag
     return a
+
+
+def commands_that_read(run: Path, args: list[str], new: Path) -> list[list[str]]:
+    """Return every command that reads the last checkpoint of a run; some would make `new`."""
+    last = run / LAST
+    commands = (
+        f"generate {run}",
+        f"inspect {last}",
+        f"export {run} {new}",
+        f"validate ARGS --ckpt_path {last}",
+        f"fit ARGS --model.init_from {last} --run_dir {new}",
+        f"fit ARGS --ckpt_path {last} --run_dir {new}",
+        f"fit ARGS --ckpt_path last --run_dir {run} --trainer.max_steps 3",
+    )
+    return [argv(words.replace("ARGS", shlex.join(args))) for words in commands]
 
 
 def events(run: Path) -> list[dict[str, Any]]:

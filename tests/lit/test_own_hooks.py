@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import LearningRateMonitor
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.utils.data import DataLoader
 
 from lightning_sv import PretrainModule
-from lightning_sv.errors import ConfigError
+from lightning_sv.callbacks import TrainingMonitor
+from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.optim import OptimConfig, role_groups
-from tests.lit.own_trainer import BIASED, SIZES, blocks, loader, trainer
+from tests.lit.own_trainer import BIASED, SIZES, blocks, column, loader, tags, trainer
 from tests.lit.runs import differences
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -138,12 +140,55 @@ class SkippingStep(PretrainModule):
         return self.training_loss(block)[0] if batch_idx else None
 
 
-@pytest.mark.parametrize("kind", [TwoOptimizers, SkippingStep])
-def test_step_without_new_tokens_of_experts_is_taken(kind: Any, tmp_path: Path) -> None:
+class OwnClipping(PretrainModule):
+    """It also logs its own validation loss."""
+
+    def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        self.clip_gradients(optimizer, 1.0, "norm")
+
+    def validation_step(self, block: Tensor, batch_idx: int) -> None:
+        self.log("val/loss", 2.0)
+
+
+class Manual(PretrainModule):
+    automatic_optimization = False
+
+    def training_step(self, block: Tensor, batch_idx: int) -> Any:
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(block, batch_idx)["loss"])
+        optimizer.step()
+        self.lr_schedulers().step()
+
+
+#: a subclass, its steps, and Lightning's tag of its rates
+STEPS = [
+    (OwnClipping, 4, "lr-AdamW/matrix"),
+    (Manual, 4, "lr-AdamW/matrix"),
+    (SkippingStep, 4, "lr-AdamW/matrix"),
+    (TwoOptimizers, 8, "lr-SGD"),
+]
+
+
+@pytest.mark.parametrize(("kind", "steps", "tag"), STEPS)
+def test_own_optimization_is_guarded_and_logs_its_rates_and_losses(
+    kind: type[PretrainModule], steps: int, tag: str, tmp_path: Path
+) -> None:
     made = kind(BIASED, lr=0.01, seed=0)
-    trainer(tmp_path, max_steps=2, val_check_interval=1).fit(made, loader(), loader())
-    biases = [each for name, each in made.state_dict().items() if "router_bias" in name]
-    assert torch.cat(biases).any()
+    run = trainer(tmp_path, TrainingMonitor(1), LearningRateMonitor(), max_steps=steps)
+    run.fit(made, loader(), loader())
+    biases = [value for key, value in made.state_dict().items() if key.endswith("router_bias")]
+    assert biases and all(value.any() for value in biases)
+    assert (run.callback_metrics["val/loss"] == 2) == (kind is OwnClipping)
+    assert ("val/perplexity" in tags(tmp_path)) != (kind is OwnClipping)
+    rates = column(tmp_path, "lr")
+    # Lightning counts steps of both optimizers
+    assert len(rates) == 4 and rates == column(tmp_path, tag)[:4]
+    assert "grad_norm" in tags(tmp_path)
+    assert ("train/loss" in tags(tmp_path)) == (kind is not TwoOptimizers)  # which returns none
+    made.net.embed.weight.data.fill_(float("nan"))
+    with pytest.raises(RunError, match="finite"):
+        trainer(tmp_path / "nan").fit(made, loader())
 
 
 class OwnValidationStart(PretrainModule):

@@ -31,12 +31,18 @@ def plain(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def probed(plain: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The keys of conf/probes/sharpness.yaml."""
+    """The keys of conf/probes/sharpness.yaml, and two more probes."""
     text = CONFIG.read_text().replace("sequences: 1 ", "sequences: 3 ")
     text = text.replace("every_n_steps: 100", "every_n_steps: 5").replace("points: 9", "points: 4")
     config = tmp_path_factory.mktemp("probed") / "probes.yaml"
     config.write_text(text)
-    return [*plain, "--config", str(config)]
+    words = ["--config", str(config)]
+    for name in ("CopyingMonitor", "ResidualMonitor"):
+        words += argv(
+            f"--trainer.callbacks+=lightning_sv.callbacks.{name}"
+            " --trainer.callbacks.points 3 --trainer.callbacks.sequences 4"
+        )
+    return [*plain, *words]
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +92,12 @@ def test_fit_probed_trains_as_without_and_logs_the_checkpoint(
     record = read_run(run)
     without = read_run(without_probes)
     assert record.curve("train/loss").values.tolist() == without.curve("train/loss").values.tolist()
-    assert not any(tag.startswith(("sharpness/", "scale_vector/")) for tag in without.curves)
+    probes = ("sharpness/", "scale_vector/", "copying/", "residual/")
+    assert not any(tag.startswith(probes) for tag in without.curves)
     assert set(record.curves) >= set(without.curves)
 
+    for tag in ("copying/second_minus_first", "residual/mean/attn/ratio"):
+        assert record.curve(tag).tokens.tolist() == [4 * 128, 8 * 128, 12 * 128]
     assert_figures_are_those_of_the_checkpoint(record, corpus)
     assert (record.curve("sharpness/seconds").values > 0).all()
     for key, figure in scale_vector_figures(load_backbone(run)).items():

@@ -1,5 +1,6 @@
 """Tools of Lightning that change what is trained are refused, before anything changes."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,12 @@ import torch
 from lightning.pytorch import callbacks as tools
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.plugins import MixedPrecision
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+)
 from lightning.pytorch.tuner.tuning import Tuner
 
 from lightning_sv import TokenDataModule
@@ -64,22 +70,33 @@ def test_own_trainer_with_an_unsupported_tool_is_refused_before_the_weights(
     assert made.backbone is None
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize(
-    "callback",
-    [tools.OnExceptionCheckpoint("."), tools.ModelCheckpoint(save_on_exception=True)],
-    ids=lambda callback: type(callback).__name__,
-)
-def test_save_on_an_exception_is_refused_on_several_devices(
-    callback: L.Callback, devices: int
+ON_ERROR = tools.OnExceptionCheckpoint(".")
+KEEPING = tools.ModelCheckpoint(save_on_exception=True)
+#: a strategy, its devices, callbacks, and what the error names
+ON_DEVICES: list[tuple[type, int, list[L.Callback], str | None]] = [
+    (FSDPStrategy, 2, [], "^trainer.strategy is FSDPStrategy;"),
+    (DeepSpeedStrategy, 2, [], "^trainer.strategy is DeepSpeedStrategy;"),
+    (ModelParallelStrategy, 2, [], "^trainer.strategy is ModelParallelStrategy;"),
+    # saving is a collective, and the other ranks wait in a different one
+    (DDPStrategy, 2, [ON_ERROR], "^a callback is OnExceptionCheckpoint, "),
+    (DDPStrategy, 2, [KEEPING], "^a callback is ModelCheckpoint, "),
+    (DDPStrategy, 1, [ON_ERROR, KEEPING], None),
+]
+
+
+@pytest.mark.parametrize(("kind", "devices", "callbacks", "key"), ON_DEVICES)
+def test_strategy_with_its_callbacks_is_refused_by_its_key(
+    kind: type, devices: int, callbacks: list[L.Callback], key: str | None
 ) -> None:
-    """Saving is a collective, and the other ranks wait in a different one."""
     made = module()
-    made._trainer = L.Trainer(
-        accelerator="cpu", devices=devices, callbacks=[callback], logger=False
+    made._trainer = SimpleNamespace(
+        callbacks=callbacks,
+        world_size=devices,
+        precision="32-true",
+        gradient_clip_algorithm=None,
+        strategy=object.__new__(kind),
     )
-    is_refused = pytest.raises(ConfigError, match=f"^a callback is {type(callback).__name__}, ")
-    with is_refused if devices > 1 else nullcontext():
+    with pytest.raises(ConfigError, match=key) if key else nullcontext():
         check_supported(made)
 
 
@@ -106,27 +123,27 @@ class OnCpu(FSDPStrategy):
     root_device = torch.device("cpu")
 
 
-@pytest.mark.parametrize("kind", [FSDPStrategy, DeepSpeedStrategy, ModelParallelStrategy])
-def test_sharding_of_lightning_is_refused(kind: type) -> None:
-    made = module()
-    made._trainer = SimpleNamespace(
-        callbacks=[],
-        world_size=2,
-        precision="32-true",
-        gradient_clip_algorithm=None,
-        strategy=object.__new__(kind),
-    )
-    with pytest.raises(ConfigError, match=f"^trainer.strategy is {kind.__name__};"):
-        check_supported(made)
+def test_sharding_of_lightning_is_refused_before_ranks_join() -> None:
     with pytest.raises(ConfigError, match="^trainer.strategy is OnCpu;"):
         join_ranks(L.Trainer(accelerator="cpu", devices=2, strategy=OnCpu(), logger=False))
 
 
-def test_sharding_of_a_module_of_your_own_is_refused() -> None:
-    """Its gradients would be reduced by the attribute `net`, its states named by `settings`."""
-    run = L.Trainer(accelerator="cpu", strategy=FullyShardedStrategy(), logger=False)
-    run.strategy.connect(BoringModel())
-    with pytest.raises(ConfigError, match="^trainer.strategy is .*BoringModel"):
+@pytest.mark.parametrize(
+    ("made", "callback", "key"),
+    [
+        # its gradients would be reduced by the attribute `net`, its states named by `settings`
+        (BoringModel, tools.Callback, "^trainer.strategy is .*BoringModel"),
+        (module, tools.EMAWeightAveraging, "^a callback is EMAWeightAveraging;"),
+    ],
+)
+def test_sharding_of_other_modules_and_of_averages_is_refused(
+    made: Callable[[], L.LightningModule], callback: Callable[[], L.Callback], key: str
+) -> None:
+    strategy = FullyShardedStrategy()
+    run = L.Trainer(accelerator="cpu", strategy=strategy, callbacks=[callback()], logger=False)
+    run.strategy.connect(made())
+    run.strategy.lightning_module._trainer = run
+    with pytest.raises(ConfigError, match=key):
         run.strategy.setup_environment()
 
 
@@ -138,12 +155,3 @@ def test_fit_warns_about_weights_in_bfloat16_once(
     words = argv("--trainer.precision bf16-true --trainer.fast_dev_run true")
     assert main(["fit", *run_args, *words]) == 0
     assert capsys.readouterr().err.count("bf16-true") == 1
-
-
-def test_averages_of_sharded_weights_are_refused() -> None:
-    averages = tools.EMAWeightAveraging()
-    run = L.Trainer(accelerator="cpu", strategy=FullyShardedStrategy(), callbacks=[averages])
-    run.strategy.connect(module())
-    run.strategy.lightning_module._trainer = run
-    with pytest.raises(ConfigError, match="^a callback is EMAWeightAveraging;"):
-        run.strategy.setup_environment()

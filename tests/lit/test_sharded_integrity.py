@@ -1,6 +1,5 @@
 """Damaged sharded checkpoints are refused by every command that reads a checkpoint."""
 
-import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from lightning_sv.runs.checkpoint import check_checkpoint, load_backbone
 from lightning_sv.runs.directory import LAST
 from tests.conftest import Refused, argv, write_run_args
 from tests.launch import launch
-from tests.lit.runs import flip
+from tests.lit.runs import commands_that_read, flip
 from tests.lit.several_processes import CPU, SHARDED, STRATEGIES
 
 
@@ -101,15 +100,7 @@ def test_every_reader_refuses_a_damaged_shard(
 ) -> None:
     load_backbone(run)
     flip(run / LAST / "__1_0.distcp")
-    last = run / LAST
     new = tmp_path / "new"
-    for words in (
-        f"inspect {last}",
-        f"generate {run}",
-        f"export {run} {new}",
-        f"validate ARGS --ckpt_path {last}",
-        f"fit ARGS --model.init_from {last} --run_dir {new}",
-        f"fit ARGS --run_dir {run} --ckpt_path last --trainer.max_steps 3",
-    ):
-        assert "__1_0.distcp" in refused(*argv(words.replace("ARGS", shlex.join(args))))
+    for words in commands_that_read(run, args, new):
+        assert "__1_0.distcp" in refused(*words)
     assert not new.exists()

@@ -69,31 +69,39 @@ def test_fit_hpc_checkpoint_is_ignored(
     assert read_run(Path("run")).curve("train/loss").tokens[0] == 32 * 32  # of the first step
 
 
-def test_fit_allocation_of_other_processes_is_refused(
-    short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
-) -> None:
-    set_environment(monkeypatch, SRUN)
-    monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
-    fit = ["fit", *short_args, "--run_dir", str(tmp_path / "run")]
-    assert "trainer.devices" in refused(*fit, *argv("--trainer.strategy ddp --trainer.devices 2"))
-    monkeypatch.setenv("SLURM_NTASKS", "2")
-    assert "--ntasks-per-node=2" in refused(*fit)
-    assert not (tmp_path / "run").exists()
+NO_TASKS_PER_NODE = {key: SRUN[key] for key in SRUN if key != "SLURM_NTASKS_PER_NODE"}
+#: variables of a launcher, words of `fit`, and what the error names
+OTHER_PROCESSES = [
+    (NO_TASKS_PER_NODE, "--trainer.strategy ddp --trainer.devices 2", "trainer.devices"),
+    (NO_TASKS_PER_NODE | {"SLURM_NTASKS": "2"}, "", "--ntasks-per-node=2"),
+    # Lightning ignores torchrun for one device: each process would be a run
+    ({"RANK": "1", "WORLD_SIZE": "2"}, "", "--trainer.devices"),
+]
 
 
-def test_fit_processes_of_torchrun_with_one_device_are_refused(
-    short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+@pytest.mark.parametrize(("variables", "words", "named"), OTHER_PROCESSES)
+def test_fit_other_processes_than_those_of_the_launcher_are_refused(
+    variables: dict[str, str],
+    words: str,
+    named: str,
+    short_args: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refused: Refused,
 ) -> None:
-    """Lightning ignores torchrun for one device: each process would be a run. Tasks of srun stay
-    runs of their own."""
-    fit = [*short_args, "--trainer.max_steps", "2"]
-    set_environment(monkeypatch, {"RANK": "1", "WORLD_SIZE": "2"})
-    assert "--trainer.devices" in refused("fit", *fit, "--run_dir", str(tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
-    monkeypatch.delenv("WORLD_SIZE")
+    set_environment(monkeypatch, variables)
+    run = tmp_path / "run"
+    assert named in refused("fit", *short_args, *argv(words), "--run_dir", str(run))
+    assert not run.exists()
+
+
+def test_fit_tasks_of_srun_are_runs_of_their_own(
+    short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the RANK of a launcher."""
     task = {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_PROCID": "1"}
-    set_environment(monkeypatch, SRUN | task)
-    assert run_fit(fit, tmp_path / "task") == 0
+    set_environment(monkeypatch, SRUN | task | {"RANK": "1"})
+    assert run_fit([*short_args, "--trainer.max_steps", "2"], tmp_path / "task") == 0
 
 
 def test_fit_port_in_use_is_refused(

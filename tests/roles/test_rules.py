@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,8 +15,8 @@ from lightning_sv.roles import fake_model, weight_decay_roles
 from lightning_sv.roles.classify import RULES, first_rule, uses_of_parameters
 from lightning_sv.roles.dataflow import Dataflow
 from lightning_sv.roles.trace import trace
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 SECTION = (ROOT / "docs/architecture.md").read_text().partition("## How roles are found")[2]
 
 Computed = Callable[[Any, Tensor], Tensor]

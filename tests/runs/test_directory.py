@@ -24,7 +24,6 @@ from lightning_sv.runs.lock import (
 from tests.conftest import Told
 
 
-@pytest.mark.parametrize("again", [False, True])
 def make_run(run: Path) -> Path:
     """Make the directory of a run with a checkpoint, all of its files empty."""
     (run / LAST).parent.mkdir(parents=True)

@@ -40,19 +40,12 @@ def test_report_progress_writes_only_where_a_command_asks(
     report_progress(2, 4)  # a disk that refuses does not end a run
 
 
-def test_fit_reports_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_progress_reports_and_prints_the_last_step_without_a_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning validates at the end of an epoch, and max_steps may come before."""
     path = tmp_path / "progress.json"
     monkeypatch.setenv(PROGRESS_VARIABLE, str(path))
-    trainer = L.Trainer(
-        max_steps=4, callbacks=[RunProgress()], accelerator="cpu", logger=False,
-        enable_checkpointing=False, enable_model_summary=False, limit_val_batches=0,
-    )  # fmt: skip
-    trainer.fit(BoringModel())
-    assert read_progress(path) == (4, 4)
-
-
-def test_run_progress_prints_the_last_line_without_a_validation() -> None:
-    """Lightning validates at the end of an epoch, and max_steps may come before."""
     progress = RunProgress()
     progress.stream = StringIO()
     trainer = L.Trainer(
@@ -60,6 +53,7 @@ def test_run_progress_prints_the_last_line_without_a_validation() -> None:
         enable_checkpointing=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(BoringModel())
+    assert read_progress(path) == (4, 4)
     lines = progress.stream.getvalue().splitlines()
     assert [line.split()[1] for line in lines] == ["1/4", "2/4", "3/4", "4/4"]
 

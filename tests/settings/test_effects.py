@@ -6,20 +6,15 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch import nn
 
 from lightning_sv import BackboneConfig, PretrainModule, TokenDataModule
-from lightning_sv.corpus import CorpusConfig, TokenLoader
 from lightning_sv.nn import Backbone, MixtureOfExperts, RouterConfig, router_loss
 from lightning_sv.nn.config import RopeScalingConfig
-from lightning_sv.optim import OptimConfig, role_groups
+from lightning_sv.optim import role_groups
 from lightning_sv.scale import ScaleOptions
-from lightning_sv.settings.data import DataConfig
-from lightning_sv.settings.model import PretrainConfig
 from tests.conftest import MOE
 
 EXPERTS = MOE | {"router": RouterConfig()}
@@ -139,140 +134,43 @@ def test_scale_option_changes_the_model(
     check_effect(facts(config, scale), facts(config, scale, options), effect)
 
 
-TOKENS = torch.arange(34).view(2, 17) % 32
+def has_weights_of_seed_7(net: Backbone) -> bool:
+    return torch.equal(net.embed.weight, Backbone(net.config, seed=7).embed.weight)
 
 
-def rate(module: PretrainModule) -> float:
-    """Return the largest change of an entry in the first step of AdamW, which is the learning
-    rate."""
-    before = module.net.embed.weight.detach().clone()
-    trainer = L.Trainer(max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False)
-    trainer.fit(module, DataLoader(TOKENS, batch_size=2))
-    return float((module.net.embed.weight.detach() - before).abs().max())
-
-
-def has_weights_of_seed_7(module: PretrainModule) -> bool:
-    expected = Backbone(module.settings.backbone, seed=7)
-    return torch.equal(module.net.embed.weight, expected.embed.weight)
-
-
-def steps(module: PretrainModule) -> int:
-    """Return the steps of the budget, with a step of one token per parameter."""
-    plan = module.settings.plan
-    return plan.steps_for_budget(plan.n_activated)
-
-
-def passes(module: PretrainModule) -> int:
-    """Return how often a step computes a block."""
-    calls: list[nn.Module] = []
-    module.net.layers[0].register_forward_pre_hook(lambda block, inputs: calls.append(block))
-    module.loss(TOKENS)[0].backward()
-    return len(calls)
-
-
-def residual_dtype(module: PretrainModule) -> torch.dtype:
-    """Return the dtype of the residual stream in mixed precision."""
-    dtypes: list[torch.dtype] = []
-    module.net.layers[1].register_forward_pre_hook(
-        lambda block, inputs: dtypes.append(inputs[0].dtype)
-    )
-    with torch.autocast("cpu", torch.bfloat16):
-        module.loss(TOKENS)
-    return dtypes[0]
-
-
-#: (field, value, what is read of the built module, what it is by default, what it is with the
-#: value)
-MODULE: list[tuple[str, Any, Callable[[PretrainModule], Any], Any, Any]] = [
-    ("scale", "hg+dp", lambda module: module.net.strategy.per_branch, False, True),
-    (
-        "scale_options",
-        ScaleOptions(placement_at={"lm_head": "dp"}),
-        lambda module: module.net.head.lm_head.scale_out is not None,
-        False,
-        True,
-    ),
-    ("optim", OptimConfig(lr=0.5), lambda module: round(rate(module), 2), 0.1, 0.5),
-    ("tokens_per_param", 50.0, steps, 100, 50),
-    ("activation_checkpointing", True, passes, 1, 2),
-    ("residual", "narrow", residual_dtype, torch.float32, torch.bfloat16),
-    ("attention_backend", "math", lambda module: module.net.layers[0].attn.backend, "auto", "math"),
-    ("compile", "model", lambda module: module.net._compiled_call_impl is None, True, False),
+#: (field, value, what is read of the built backbone, what it is by default, with the value)
+MODULE: list[tuple[str, Any, Callable[[Backbone], Any], Any, Any]] = [
+    ("activation_checkpointing", True, lambda net: net.activation_checkpointing, False, True),
+    ("residual", "narrow", lambda net: net.narrow_residual, False, True),
+    ("attention_backend", "math", lambda net: net.layers[0].attn.backend, "auto", "math"),
+    ("compile", "model", lambda net: net._compiled_call_impl is None, True, False),
     ("seed", 7, has_weights_of_seed_7, False, True),
 ]
-#: fields that other tests change: their effect needs a Trainer or a file
-MODULE_ELSEWHERE = {"backbone", "schedule", "mask_documents", "init_from"}
 
 
-# a fit without validation, workers or a logger
-@pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 @pytest.mark.parametrize(("key", "value", "read", "default", "expected"), MODULE)
-def test_module_setting_is_found_in_the_module(
+def test_module_setting_is_found_in_the_backbone(
     key: str,
     value: Any,
-    read: Callable[[PretrainModule], Any],
+    read: Callable[[Backbone], Any],
     default: Any,
     expected: Any,
     config: BackboneConfig,
 ) -> None:
-    arguments = {"optim": OptimConfig(lr=0.1), "seed": 0}
+    arguments = {"lr": 0.1, "seed": 0}
     for changes, wanted in (({}, default), ({key: value}, expected)):
         module = PretrainModule(config, **(arguments | changes))
         module.configure_model()
-        assert read(module) == wanted
+        assert read(module.net) == wanted
 
 
-def data_module(data: DataConfig) -> TokenDataModule:
-    """Return the data module of a config on one device."""
-    module = TokenDataModule.from_settings(data, {})
-    module.setup("fit")
-    return module
-
-
-def train_loader(data: DataConfig) -> TokenLoader:
-    """Return the training loader on one device."""
-    return data_module(data).train_dataloader()
-
-
-def first_batch(data: DataConfig) -> Tensor:
-    """Return the first micro-batch of training."""
-    return next(iter(train_loader(data)))
-
-
-def workers(data: DataConfig) -> int:
-    """Return the number of processes that read."""
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_num_workers_are_the_processes_that_read(num_workers: int, corpus: Path) -> None:
+    data = TokenDataModule(corpus, seq_len=8, batch_size=4, num_workers=num_workers)
     before = len(multiprocessing.active_children())
-    batches = iter(train_loader(data))
+    batches = iter(data.train_dataloader())
     next(batches)
-    return len(multiprocessing.active_children()) - before
-
-
-#: (field, value, what is read of the config or its loader, what it is with the value)
-DATA: list[tuple[str, Any, Callable[[DataConfig], Any], Any]] = [
-    ("seq_len", 16, lambda data: first_batch(data).shape[1], 17),
-    ("global_batch", 8, lambda data: len(train_loader(data).order.sequences(0, 0)), 8),
-    ("micro_batch", 2, lambda data: first_batch(data).shape[0], 2),
-    ("num_workers", 1, workers, 1),
-    ("val_sequences", 5, lambda data: len(torch.cat(list(data_module(data).val_dataloader()))), 5),
-    (
-        "full_last_validation",
-        False,
-        lambda data: data.last_validation_sequences == data.validation_sequences,
-        True,
-    ),
-]
-#: fields that other tests change: the folder that every row reads, the schedule of validations, the
-#: order of a fit
-DATA_ELSEWHERE = {"corpus", "validations", "seed"}
-
-
-@pytest.mark.parametrize(("key", "value", "read", "expected"), DATA)
-def test_data_setting_is_found_in_what_is_read(
-    key: str, value: Any, read: Callable[[DataConfig], Any], expected: Any, corpus: Path
-) -> None:
-    default = DataConfig(CorpusConfig(dir=str(corpus)), seq_len=8, global_batch=4, val_sequences=4)
-    assert read(default) != expected
-    assert read(replace(default, **{key: value})) == expected
+    assert len(multiprocessing.active_children()) - before == num_workers
 
 
 @pytest.mark.parametrize(
@@ -282,8 +180,6 @@ def test_data_setting_is_found_in_what_is_read(
         (BackboneConfig, BACKBONE, {"name"}),
         (RouterConfig, ROUTER, set()),
         (ScaleOptions, OPTIONS, set()),
-        (PretrainConfig, MODULE, MODULE_ELSEWHERE),
-        (DataConfig, DATA, DATA_ELSEWHERE),
     ],
 )
 def test_every_field_has_a_row(

@@ -1,5 +1,4 @@
-"""The words of the command line: both spellings, wrong values, bytes that are not text; and the
-Trainer's keys."""
+"""The words of the command line: both spellings, and bytes that are not text; the Trainer's keys."""
 
 import inspect
 import io
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import lightning as L
 import pytest
-from lightning.pytorch.loggers import CSVLogger
 
 from lightning_sv.__main__ import main
 from lightning_sv.cli import main as cli
@@ -23,15 +21,8 @@ from lightning_sv.settings.trainer import (
     TRAINER_DEFAULTS,
     check_trainer_keys,
 )
-from tests.conftest import CONFIG, ROOT, Answer, Refused, Told, argv, thinned
+from tests.conftest import CONFIG, ROOT, Answer, Told, argv, thinned
 from tests.test_results_pages import table
-
-
-class AbsentLogger(CSVLogger):
-    """Needs a package that is not installed."""
-
-    def __init__(self, n: int = 1) -> None:
-        raise ModuleNotFoundError("No module named 'absent'")
 
 
 def test_parsers_both_spellings_are_one_option(told: Told) -> None:
@@ -52,127 +43,6 @@ def test_parsers_both_spellings_are_one_option(told: Told) -> None:
 DEFAULTS_OF_TRAINER = {
     key: parameter.default for key, parameter in inspect.signature(L.Trainer).parameters.items()
 } | TRAINER_DEFAULTS
-ABSENT = f"{__name__}.AbsentLogger"
-FIT = ["fit", *CONFIG]
-DRY = [*FIT, "--dry_run"]
-PLAN = ["plan", "--gpus", "1", *CONFIG]
-COMPARE = argv("compare --baseline nop --arms hg")
-SWEEP = argv("sweep --scale hg --lr 0.1")
-GENERATE = ["generate", "r"]
-#: a corpus that does not exist, of a complete config
-ABSENT_CORPUS = f"{shlex.join(CONFIG)} --data.corpus.dir no_corpus"
-WITHOUT_CONFIG = (
-    "fit",
-    "fit --trainer cpu",
-    "params",
-    "plan --gpus 1",
-    "compare --baseline llama --arms nop",
-)
-#: command, wrong words, and what the error names
-WRONG: list[tuple[list[str], str, str]] = [
-    (FIT, "--model.lr 0.1", "model.optim.lr"),
-    (FIT, "--lr 0.1", "model.optim.lr"),
-    (FIT, "--seed 1", "seed_everything"),
-    (DRY, "--trainer.max_step 3", "trainer.max_steps"),  # no abbreviation
-    (DRY, "--trainer.max_steps '${data.seq_len}' --trainer.max_step 3", "'trainer.max_steps'"),
-    (DRY, "--data.seq_len", "argument --data.seq_len"),
-    (DRY, "--model.optim '{weight_deacy: 1}'", "model.optim.weight_decay"),
-    (FIT, "--model.optim.lr nan", "model.optim.lr"),
-    (DRY, "--data.seq_len x", "data.seq_len is 'x'"),
-    (FIT, "--model.optim.name math:pi --model.optim.lr 1", "model.optim.name"),
-    (DRY, "--model.compile all", "model.compile is all"),
-    (DRY, "--trainer.gradient_clip_val x", "trainer.gradient_clip_val is 'x'"),
-    (DRY, "--model.scale unifed", "unifed"),
-    (FIT, "--trainer.callbacks no_module.C", "No module named 'no_module'.\n"),
-    (
-        PLAN,
-        "--trainer.callbacks '[{class_path: json.Absent}]'",
-        "trainer.callbacks is json.Absent;",
-    ),
-    (PLAN, "--trainer.strategy.init_args.timeout 1", "expected trainer.strategy.class_path."),
-    (FIT, "--trainer.accelerator gpu", "trainer: "),
-    (FIT, "--seed_everything -3", "seed_everything"),
-    (FIT, "--seed_everything true", "seed_everything is True"),  # Lightning's 0 for every run
-    (FIT, "--seed_everything false", "seed_everything is False"),
-    (FIT, "--seed_everything x", "seed_everything is x;"),
-    (FIT, "--trainer null", "trainer"),
-    (FIT, "--model.optim ''", "--model.optim"),
-    (FIT, "--trainer '{max_steps: 1, max_steps: 2}'", "--trainer"),
-    (FIT, f"--trainer.logger {ABSENT}", "absent"),
-    (FIT, f"--trainer.logger {ABSENT} --trainer.logger.n x", "trainer.logger"),
-    (
-        FIT,
-        "--trainer.plugins lightning.pytorch.plugins.MixedPrecision"
-        " --trainer.plugins.precision bf16-mixed --trainer.plugins.device cpu",
-        "trainer.plugins is MixedPrecision",
-    ),
-    (FIT, "--trainer.gradient_clip_val=.inf", "trainer.gradient_clip_val"),
-    (FIT, "--trainer.gradient_clip_val=-1e-9", "trainer.gradient_clip_val"),
-    (FIT, "--trainer.max_steps=0", "trainer.max_steps"),
-    (PLAN, "--gpu_memory=inf", "--gpu_memory"),
-    (PLAN, "--gpu H999", "h100"),
-    (PLAN, "--model.backbone.name mine", "model.optim.lr"),
-    (PLAN, "--model.seed=1" + "0" * 20, "model.seed"),
-    (PLAN, "--optimizer=AdamW", "--optimizer"),
-    (COMPARE, "--jobs=1" + "0" * 5000, "--jobs"),
-    (["paper"], "--data.seed 1 --seeds 3 --no_train", "paper: --seeds is"),
-    (SWEEP, "--seeds=999999999", "--seeds"),
-    (GENERATE, "--temperature=nan", "--temperature"),
-    (GENERATE, "--seed=-1", "--seed"),
-    # before the corpus is read, which does not exist
-    (COMPARE, f"--model.backbone.nope 3 {ABSENT_CORPUS}", "model.backbone.nope"),
-    (argv("compare --baseline llama --arms typo"), ABSENT_CORPUS, "typo"),
-    (argv("sweep --scale typo --lr 1e-3 2e-3 3e-3"), ABSENT_CORPUS, "typo"),
-    (argv("sweep --scale llama"), ABSENT_CORPUS, "--lr"),
-    (argv("sweep --scale llama --lr -1 2 3"), ABSENT_CORPUS, "lr"),
-    # without a config
-    *((argv(command), "", "--model NAME") for command in WITHOUT_CONFIG),
-    (["train"], "", "fit"),
-    (["fit"], "--config llama-1", "llama-1b"),
-    (["fit"], "--config runs/no_such_run/config.yaml", "no_such_run"),
-    (["generate"], "README.md", "README.md"),
-]
-
-
-@pytest.mark.parametrize(("command", "words", "named"), thinned(WRONG, WRONG[::2], several=True))
-def test_wrong_words_are_refused_by_their_key(
-    command: list[str],
-    words: str,
-    named: str,
-    refused: Refused,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("conf", "README.md"):  # of a repository without a corpus
-        (tmp_path / name).symlink_to(ROOT / name)
-    said = refused(*command, *argv(words))
-    assert named in said and said.count("error: ") == 1 and "no_corpus" not in said
-
-
-#: wrong words of a command with a corpus that does not exist yet, and what the error names
-WRONG_WITH_NEW_CORPUS = [
-    (COMPARE, "--model tiny --dry_run", "compare: --dry_run is"),
-    (COMPARE, "--model tiny --b_args '--model.optim.learning_rate 1'", "learning_rate"),
-    (SWEEP, "--model tiny --dry_run", "sweep: --dry_run is"),
-    (SWEEP, "--model tiny --data.seq_len x", "data.seq_len is 'x'"),
-    (["fit"], "--model tiny --data.seq_len x", "data.seq_len is 'x'"),
-]
-
-
-@pytest.mark.parametrize(("command", "words", "named"), WRONG_WITH_NEW_CORPUS)
-def test_wrong_words_are_refused_before_a_corpus_is_prepared(
-    command: list[str],
-    words: str,
-    named: str,
-    refused: Refused,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    said = refused(*command, *argv(words))
-    assert named in said and said.count("error: ") == 1
-    assert not list(tmp_path.iterdir())
 
 
 def test_every_argument_of_the_trainer_is_followed_or_refused() -> None:
