@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,25 +104,15 @@ def test_prepare_of_a_hub_goes_on_with_its_revision(
 
 
 def test_prepare_of_a_folder_whose_files_have_changed_is_refused(
-    config: CorpusConfig, dataset: Path, expected: str
+    config: CorpusConfig, dataset: Path
 ) -> None:
-    """Between two starts, which would mix two texts, and after the preparation."""
+    """Between two starts, which would mix two texts."""
     first = dataset / "sample/10BT/000.parquet"
-    content = first.read_bytes()
-    times = (first.stat().st_atime_ns, first.stat().st_mtime_ns)
     with pytest.raises(ConfigError, match="max_tokens"):  # all parts, but no corpus
         prepare(replace(config, max_tokens=10**9), progress=False, workers=1, part_bytes=4000)
     first.write_bytes((dataset / "sample/10BT/001.parquet").read_bytes())
     with pytest.raises(ConfigError, match=r"000\.parquet .*corpus\.parts"):
         prepare(config, progress=False, workers=1)
-
-    first.write_bytes(content)
-    os.utime(first, ns=times)
-    assert prepare(config, progress=False, workers=1).corpus_hash == expected
-    assert prepare(config, progress=False).corpus_hash == expected
-    first.write_bytes(content[:-1])
-    with pytest.raises(ConfigError, match=r"000\.parquet"):
-        prepare(config, progress=False)
 
 
 def test_prepare_of_a_hub_that_refuses_names_the_reason(

@@ -7,10 +7,8 @@ import gzip
 import json
 import math
 import random
-import shutil
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -20,19 +18,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from litdata.streaming import Cache
-from litdata.streaming.item_loader import TokensLoader
 
 from lightning_sv.cli.names import resolve_names
 from lightning_sv.cli.prepare import prepare_for_run
-from lightning_sv.corpus import CorpusConfig, Manifest, open_split, prepare, work
+from lightning_sv.corpus import CorpusConfig, Manifest, prepare, work
 from lightning_sv.corpus import parts as parts_module
 from lightning_sv.corpus.job import Job, parts_folder
-from lightning_sv.corpus.manifest import Shard
 from lightning_sv.corpus.parts import DOCUMENT
 from lightning_sv.corpus.selection import Selection
-from lightning_sv.corpus.shards import plan_shards, write_index, write_shard
-from lightning_sv.errors import ConfigError, RunError
+from lightning_sv.errors import ConfigError
 from lightning_sv.lit.run_arguments import check_run
 from lightning_sv.plan.plan import sufficient_tokens
 from lightning_sv.settings.data import DataConfig
@@ -42,10 +36,16 @@ PART_BYTES = 5000
 
 
 @pytest.fixture
-def repeated(tmp_path: Path, texts: list[str]) -> CorpusConfig:
+def unique(texts: list[str]) -> list[str]:
+    """The texts, and one that is larger than a shard."""
+    return [*texts, " ".join(texts[:100])]
+
+
+@pytest.fixture
+def repeated(tmp_path: Path, unique: list[str]) -> CorpusConfig:
     """Two files with duplicates within and between parts."""
-    write_rows(tmp_path / "a.jsonl", texts[:200] + texts[150:160])
-    write_rows(tmp_path / "b.jsonl", texts[100:300] + texts[:3])
+    write_rows(tmp_path / "a.jsonl", unique[:200] + unique[150:160])
+    write_rows(tmp_path / "b.jsonl", unique[100:] + unique[:3])
     source = f"files:{tmp_path}/a.jsonl,{tmp_path}/b.jsonl"
     return CorpusConfig(
         str(tmp_path / "corpus"), source, "bpe:300", val_fraction=0.1, chunk_bytes="8KB"
@@ -59,11 +59,13 @@ def prepared(config: CorpusConfig, name: str, **options: Any) -> Manifest:
 
 @pytest.mark.parametrize("max_bytes", [None, 30_000])
 def test_prepare_any_parts_and_workers_give_the_same_corpus(
-    repeated: CorpusConfig, texts: list[str], max_bytes: int | None
+    repeated: CorpusConfig, unique: list[str], max_bytes: int | None
 ) -> None:
     repeated = replace(repeated, max_bytes=max_bytes)
     whole = prepared(repeated, "whole", workers=1)
-    sizes = np.array([len(text.encode()) for text in texts]).cumsum()
+    largest = max(shard.tokens for shard in whole.shards)
+    assert (2 * largest > 8 << 10) == (max_bytes is None)
+    sizes = np.array([len(text.encode()) for text in unique]).cumsum()
     n_documents = int((sizes <= (max_bytes or math.inf)).sum())
     assert whole.train.documents + whole.val.documents == n_documents
     assert whole.train.bytes + whole.val.bytes == sizes[n_documents - 1]
@@ -95,22 +97,6 @@ def test_prepare_max_tokens_grows_by_the_parts_that_it_lacks(
     with pytest.raises(ConfigError, match=rf"max_tokens is .*{total:,}"):
         prepared(replace(repeated, max_tokens=total + 1), "grows", workers=1)
     assert Manifest.load(tmp_path / "grows").corpus_hash == small.corpus_hash
-
-
-def test_sequences_of_a_corpus_that_grows_meanwhile_are_refused(
-    repeated: CorpusConfig, tmp_path: Path
-) -> None:
-    """litdata would map the new shards by the old index."""
-    small = prepared(replace(repeated, max_tokens=30_000), "grows", part_bytes=PART_BYTES)
-    sequences = open_split(tmp_path / "grows", "train", seq_len=16)
-    assert len(sequences[0]) == 17
-
-    prepared(repeated, "grows")
-    with pytest.raises(RunError, match=small.corpus_hash[:12]):
-        sequences[0]
-    shutil.rmtree(tmp_path / "grows")
-    with pytest.raises(RunError, match=small.corpus_hash[:12]):
-        sequences[0]
 
 
 def test_prepare_goes_on_with_a_preparation_of_an_earlier_version(
@@ -236,55 +222,6 @@ def filled(parts: list[Table], limit: float) -> tuple[list[bool], int, bool]:
     return rows, n_duplicates, is_over
 
 
-def test_plan_and_write_shards_as_litdata_does(tmp_path: Path) -> None:
-    """The files and the index are those of litdata's own writer, also for documents larger than a
-    shard."""
-    draw = random.Random(0)
-    for number in range(8):
-        lengths = draw.choices([1, 3, 10, 50, 70], k=60)
-        documents = [np.array(draw.choices(range(60_000), k=n), np.uint16) for n in lengths]
-        chunk_bytes = draw.choice([80, 100, 101, 200])
-        theirs = tmp_path / f"theirs{number}"
-        ours = tmp_path / f"ours{number}"
-        write_theirs(theirs, documents, chunk_bytes)
-        write_ours(ours, documents, chunk_bytes)
-        assert contents_of(ours) == contents_of(theirs)
-
-
-def write_theirs(folder: Path, documents: list[np.ndarray], chunk_bytes: int) -> None:
-    cache = Cache(str(folder), chunk_bytes=chunk_bytes, item_loader=TokensLoader())
-    with warnings.catch_warnings(action="ignore"):
-        for index, ids in enumerate(documents):
-            cache[index] = ids
-        cache.done()
-    (index_file,) = folder.glob("*index.json")
-    index_file.rename(folder / "index.json")
-
-
-def write_ours(folder: Path, documents: list[np.ndarray], chunk_bytes: int) -> None:
-    """Write the documents as those of parts with 20, 0, 30 and 10 documents."""
-    folder.mkdir()
-    starts = [0, 20, 20, 50]
-    sizes = np.array([ids.nbytes for ids in documents])
-    shards = []
-    for shard, spans in enumerate(plan_shards(np.split(sizes, starts[1:]), chunk_bytes)):
-        rows: list[int] = []
-        for span in spans:
-            start = starts[span.part]
-            rows += range(start + span.start, start + span.stop)
-        path = folder / f"chunk-0-{shard}.bin"
-        content = write_shard(path, [sizes[rows]], [documents[row] for row in rows])
-        del content["largest_token"]
-        shards.append(Shard(file=f"train/{path.name}", **content))
-    write_index(folder, shards, chunk_bytes, np.dtype(np.uint16))
-
-
-def contents_of(folder: Path) -> dict[str, object]:
-    content: dict[str, object] = {path.name: path.read_bytes() for path in folder.glob("*.bin")}
-    content["index.json"] = json.loads((folder / "index.json").read_text())
-    return content
-
-
 SCRIPT = """
 import json, sys
 from lightning_sv.corpus import CorpusConfig, prepare
@@ -300,14 +237,6 @@ def start(
     arguments = [json.dumps(asdict(config)), str(workers), str(part_bytes)]
     command = [sys.executable, "-c", SCRIPT, *arguments]
     return subprocess.Popen(command, start_new_session=True, stderr=stderr)
-
-
-def test_prepare_second_process_waits_for_the_first(repeated: CorpusConfig) -> None:
-    whole = prepared(repeated, "whole", workers=1)
-    processes = [start(repeated, workers=2, part_bytes=500) for _ in range(2)]
-    assert [process.wait(300) for process in processes] == [0, 0]
-    assert Manifest.load(repeated.dir) == whole
-    assert not parts_folder(Path(repeated.dir)).exists()
 
 
 COMMAND_SCRIPT = """
@@ -331,6 +260,7 @@ def test_prepare_in_a_script_without_main_guard(
     printed = subprocess.check_output([sys.executable, file, *arguments], text=True, timeout=120)
     assert printed.count("the main script") == 1
     assert Manifest.load(repeated.dir) == prepared(repeated, "whole", workers=1)
+    assert not parts_folder(Path(repeated.dir)).exists()
 
 
 def test_prepare_max_tokens_stops_workers_that_are_ahead(

@@ -5,7 +5,7 @@ import multiprocessing
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -188,15 +188,27 @@ def test_token_loader_workers_outlive_a_signal(corpus: Path) -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+def replace_manifest(folder: Path) -> None:
+    """As a corpus that grows does; litdata would map the new shards by the old index."""
+    shutil.copy(folder / "manifest.json", folder / "new.json")
+    (folder / "new.json").replace(folder / "manifest.json")
+
+
+@pytest.mark.parametrize(("change", "workers"), [
+    (replace_manifest, 0),
+    (replace_manifest, 1),
+    (shutil.rmtree, 0),
+])  # fmt: skip
 def test_token_loader_of_a_replaced_corpus_ends_with_a_sentence(
-    workers: int, corpus: Path, tmp_path: Path
+    change: Callable[[Path], None], workers: int, corpus: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(corpus, tmp_path / "corpus")
-    batches = iter(loader(folder, num_workers=workers))
+    made = loader(folder, num_workers=workers)
+    batches = iter(made)
     next(batches)
-    shutil.copy(corpus / "manifest.json", folder / "manifest.json")
-    with pytest.raises(RunError, match="was replaced") as caught:
+    change(folder)
+    started = made.sequences.corpus_hash[:12]
+    with pytest.raises(RunError, match=f"was replaced; expected corpus {started}") as caught:
         list(batches)
     assert "\n" not in str(caught.value)
 

@@ -264,8 +264,6 @@ def test_apply_strategy_checkpointed_or_compiled_same_gradients(how: str) -> Non
     ("llama", "hg+dp+or+iwd"),
     ("llama", "dnp"),
     ("qwen3_moe", "hg"),
-    ("gemma2", "or"),
-    ("gpt2", "hg+dp"),
 ])  # fmt: skip
 def test_apply_strategy_state_loads_but_not_into_plain_model(
     name: str, strategy: str, tmp_path: Path
@@ -296,12 +294,6 @@ def test_apply_strategy_state_loads_but_not_into_plain_model(
     # torch.distributed.checkpoint reads keys as attributes
     owned = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
     assert model.state_dict().keys() <= dict(owned).keys()
-    if strategy != "dnp":
-        applied = logits(model)
-        fold_applied(copy.deepcopy(model))
-        assert torch.equal(logits(model), applied)
-        fold_applied(model).save_pretrained(tmp_path / "folded")
-        assert torch.equal(logits(load(tmp_path / "folded").eval()), applied)
 
 
 class Savable(nn.Sequential):

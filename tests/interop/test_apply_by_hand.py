@@ -284,19 +284,8 @@ FUSED: dict[str, tuple[Read, int, int]] = {
         3,
         1,
     ),
-    "q, k and v behind a gate per token": (
-        _mixed_before_split(lambda y: y * y.mean(-1, keepdim=True).sigmoid()),
-        3,
-        1,
-    ),
-    "q, k and v behind a softmax": (_mixed_before_split(lambda y: y.softmax(-1)), 3, 1),
     "queries that are also keys": (_shared, 2, 2),
     "glu": (lambda net, x: net.head(F.glu(net.matrix(x))), 2, 4),
-    "unflatten": (
-        lambda net, x: net.head(torch.mul(*net.matrix(x).unflatten(-1, (2, D)).unbind(-2))),
-        2,
-        4,
-    ),
     "q, k and v one after the other": (_attention((3, 2), (2, 0, 3, 1, 4)), 3, 6),
     "heads, split": (_heads(lambda y: y.split([2, 1, 1], 2)), 2, 6),
     "heads, indexed": (_heads(lambda y: (y[:, :, :2], y[:, :, [2]], y[:, :, [3]])), 2, 1),
@@ -338,11 +327,6 @@ def _rotated(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return a * 0.6 - b * 0.8, b * 0.6 + a * 0.8
 
 
-def _rotated_by_index(y: Tensor) -> Tensor:
-    heads = y.view(2, 8, -1, 8)
-    return heads * 0.6 + heads.index_select(-1, torch.arange(8).roll(4)) * 0.8
-
-
 def _rotated_completely(y: Tensor) -> Tensor:
     heads = y.view(2, 8, -1, 8)
     first, second = heads.chunk(2, -1)
@@ -366,7 +350,6 @@ def _convolved_together(net: Net, x: Tensor) -> Tensor:
 ONE: dict[str, tuple[Read, int, int]] = {
     "queries of a key": (_queries(lambda y: y.view(2, 8, 2, 2, 8)), V, 8),
     "one head in halves": (_queries(lambda y: torch.cat(_rotated(*y.chunk(2, -1)), -1)), 8, 8),
-    "halves exchanged by an index": (_queries(_rotated_by_index), V, 8),
     "heads rotated completely": (_queries(_rotated_completely), V, 8),
     "a new axis": (
         lambda net, x: net.head(x) * (net.matrix(x)[..., None] * torch.arange(3)).sum(-1),

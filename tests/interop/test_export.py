@@ -144,15 +144,6 @@ def test_export_folder_has_version_4_keys(
     assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
 
 
-def test_export_refused_model_stays_float32(
-    config: BackboneConfig, corpus: Path, tmp_path: Path
-) -> None:
-    model = Backbone(replace(config, vocab_size=300, post_norm=True))
-    with pytest.raises(ValueError, match="post_norm"):
-        save.export(model, Tokenizer.load(corpus), tmp_path / "new/out", context=16, card=no_card)
-    assert {p.dtype for p in model.parameters()} == {torch.float32} and not list(tmp_path.iterdir())
-
-
 def test_export_full_disk_leaves_nothing(
     config: BackboneConfig, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,14 +186,25 @@ def masked(runs: dict[str, Path], tmp_path: Path) -> Path:
     return run
 
 
-def test_export_of_masked_documents_starts_without_the_end_of_a_text(
+def test_export_of_a_checkpoint_of_masked_documents_claims_what_is_known(
     masked: Path, tmp_path: Path
 ) -> None:
+    """No end of a text before a prompt; no folders, which name a user; no results, which are those
+    of the last checkpoint."""
+    config = yaml.safe_load((masked / "config.yaml").read_text())
+    config["model"]["init_from"] = "/home/ann/runs/start"
+    (masked / "config.yaml").write_text(yaml.safe_dump(config))
+    earlier = (masked / "checkpoints/last.ckpt").rename(masked / "checkpoints/step-2.ckpt")
     out = tmp_path / "out"
-    assert main(["export", str(masked), str(out)]) == 0
+    assert main(["export", str(earlier), str(out)]) == 0
     expected = Tokenizer.load(masked).encode("def f")
     assert AutoTokenizer.from_pretrained(out)("def f")["input_ids"] == expected
-    assert "attends to one text only" in (out / "README.md").read_text()
+    card = (out / "README.md").read_text()
+    assert "attends to one text only" in card
+    assert "| initialized from | start |" in card and "| text | files:" in card
+    assert "/home" not in card and sysconfig.get_path("stdlib") not in card
+    assert "| checkpoint | step-2.ckpt |" in card and "| seed |" in card
+    assert "validation loss" not in card and "training tokens" not in card
 
 
 def test_export_ragged_experts_load_as_card_says(
@@ -221,31 +223,6 @@ def test_export_ragged_experts_load_as_card_says(
     # neither Markdown nor a placeholder
     assert f"# mixture {escaped}\n" in card and f"| text | {escaped} |" in card
     assert "ends with `` a`b ``," in card
-
-
-def test_export_card_names_no_folders(runs: dict[str, Path], tmp_path: Path) -> None:
-    """Paths of a machine name its user, and a card is published."""
-    run = shutil.copytree(runs["plain"], tmp_path / "run")
-    folder = tmp_path / "out"
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    config["model"]["init_from"] = "/home/ann/runs/start"
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
-    assert main(["export", str(run), str(folder)]) == 0
-    card = (folder / "README.md").read_text()
-    assert "| initialized from | start |" in card and "| text | files:" in card
-    assert "/home" not in card and sysconfig.get_path("stdlib") not in card
-
-
-def test_export_of_a_checkpoint_claims_no_results_of_the_run(
-    runs: dict[str, Path], tmp_path: Path
-) -> None:
-    run = shutil.copytree(runs["plain"], tmp_path / "run")
-    earlier = (run / "checkpoints/last.ckpt").rename(run / "checkpoints/step-2.ckpt")
-    folder = tmp_path / "out"
-    assert main(["export", str(earlier), str(folder)]) == 0
-    card = (folder / "README.md").read_text()
-    assert "| checkpoint | step-2.ckpt |" in card and "| seed |" in card
-    assert "validation loss" not in card and "training tokens" not in card
 
 
 EXAMPLES = ROOT / "examples"

@@ -45,18 +45,6 @@ def test_peft_merge_keeps_the_logits(kind: str, folder: Path, tokens: Tensor) ->
     assert_near(adapted.merge_and_unload()(tokens).logits, expected, terms=700)
 
 
-def test_peft_refuses_the_module_with_the_norm(folder: Path) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, **LOCAL)
-    with pytest.raises(ValueError, match="NormedLinear"):
-        peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"]))
-
-
-def test_resize_normalized_logits_refused(folder: Path) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, **LOCAL)
-    with pytest.raises(AttributeError, match="NormedLinear"):
-        model.resize_token_embeddings(model.config.vocab_size + 3, mean_resizing=False)
-
-
 @torch.no_grad()
 def test_resize_with_plain_head_saves_and_loads(
     config: BackboneConfig, tmp_path: Path, tokens: Tensor

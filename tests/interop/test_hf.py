@@ -19,6 +19,8 @@ from tests.interop.wide import float64_throughout
 def test_to_hugging_face_unknown_norms_or_width_refused(config: BackboneConfig) -> None:
     with pytest.raises(ConfigError, match="d_model"):
         to_hugging_face(Backbone(BackboneConfig(32, 1, 3, 64, d_head=10)))
+    with pytest.raises(ConfigError, match="post_norm is True"):
+        to_hugging_face(Backbone(replace(config, post_norm=True)))
     with pytest.raises(ValueError, match="n_expert_shared"):
         to_hugging_face(Backbone(replace(config, **MOE, qk_norm=True)))
     with pytest.raises(ValueError, match="router.balance is bias"):
@@ -51,7 +53,7 @@ def assert_same_logits(model: Backbone, family: str, *, own_code: bool = False) 
 
 PLAIN = [
     ("Llama", LLAMA_31),
-    ("Gemma3", GEMMA),
+    ("Gemma3", GEMMA | {"norm_eps": 0.1}),
     ("Qwen3", {"qk_norm": True, "n_kv_head": 1, "d_head": 10, "d_ff": 40, "norm_eps": 1e-3}),
     ("Qwen2Moe", MOE),
     ("Qwen2Moe", UNGATED),

@@ -6,14 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.nn import next_token_loss
 from lightning_sv.plan.allocated_bytes import AllocatedBytes
 from lightning_sv.scale.fast import cross_entropy, linear_cross_entropy
 from lightning_sv.scale.fast.eager import CHUNK_ELEMENTS
 from lightning_sv.scale.fast.gram import inverse_rms_of_product
-from tests.conftest import EVERY_BUILD, perturbed
-from tests.tolerances import assert_near
 
 TOKENS = 45
 D = 12
@@ -130,25 +126,6 @@ def test_inverse_rms_of_product_is_finite_if_rounding_makes_squares_negative() -
     grad_x, grad_weight = torch.autograd.grad(r.sum(), (x, weight))
     assert r.isfinite().all() and grad_x.isfinite().all() and grad_weight.isfinite().all()
     assert torch.equal(grad_x[is_clamped.squeeze(-1)], torch.zeros(int(is_clamped.sum()), 64))
-
-
-@pytest.mark.parametrize("road", ROAD)
-@pytest.mark.parametrize("text", EVERY_BUILD)
-def test_backbone_loss_equals_loss_of_its_logits(
-    text: str, road: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
-    config = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=VOCAB)
-    model = perturbed(Backbone(config, text).double())
-    block = torch.randint(0, VOCAB, (2, 18))
-    results = []
-    for loss in (
-        model(block[:, :-1], targets=block[:, 1:]),
-        next_token_loss(model(block[:, :-1]), block[:, 1:]),
-    ):
-        results.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
-    for found, plain in zip(*results, strict=True):
-        assert_near(found, plain, terms=VOCAB * 100, size=1.0)
 
 
 def test_linear_cross_entropy_never_holds_all_logits() -> None:

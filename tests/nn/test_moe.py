@@ -15,10 +15,10 @@ from lightning_sv.nn import RouterConfig, router_loss
 from lightning_sv.nn.dispatch import combine, dispatch, layout, weights_by_row
 from lightning_sv.nn.moe import MixtureOfExperts
 from lightning_sv.optim import OptimConfig, build_optimizer, parameter_table, role_groups
-from lightning_sv.scale import definitions
-from lightning_sv.scale.fast import eager, swiglu
 from tests.conftest import EVERY_BUILD, MOE, gammas, perturbed, thinned
 from tests.scale.test_branch import leaf, rms, scaled
+
+EPS = 0.1
 
 
 def branch(moe: MixtureOfExperts, name: str, xhat: Tensor, expert: int | None = None) -> Tensor:
@@ -31,7 +31,7 @@ def branch(moe: MixtureOfExperts, name: str, xhat: Tensor, expert: int | None = 
         into = into if into is None or into.ndim == 1 else into[expert]
         out = None if out is None else out[expert]
     applied = owner.scale_in is None  # by the norm
-    return scaled(xhat, weight, (None if applied else into, out), owner)
+    return scaled(xhat, weight, (None if applied else into, out), owner.norm_width, EPS)
 
 
 def plain(moe: MixtureOfExperts, x: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def plain(moe: MixtureOfExperts, x: Tensor) -> Tensor:
     config = moe.router
     rows = []
     for token in x.flatten(0, 1):
-        xhat = rms(token, moe.inputs.norm.eps)
+        xhat = rms(token, EPS)
         if moe.inputs.norm.scale is not None:
             xhat = moe.inputs.norm.scale() * xhat
         p = branch(moe, "router", xhat).softmax(-1)
@@ -71,6 +71,7 @@ ROUTERS = {
 
 
 def check(config: BackboneConfig, text: str) -> None:
+    config = replace(config, norm_eps=EPS)
     moe = perturbed(Backbone(config, text)).double().layers[0].ffn
     if config.router.balance == "bias":
         moe.router_bias.copy_(torch.rand(config.n_expert) / 4)
@@ -212,24 +213,11 @@ def test_dispatch_and_combine_equal_plain_indexing(routing: tuple[Tensor, int]) 
         )
 
 
-def test_swiglu_gradient_of_transposed_weights_equals_definition() -> None:
-    gate, up = leaf(4, 6, 3), leaf(4, 6, 3)
-    weight = leaf(6, 4).detach().T.requires_grad_()
-    grad = torch.randn(4, 6, 3).double()
-    found, expected = (
-        torch.autograd.grad(function(gate, up, weight), weight, grad)
-        for function in (swiglu, definitions.swiglu)
-    )
-    torch.testing.assert_close(found, expected)
-
-
-def test_dispatch_combine_and_swiglu_pass_gradgradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(eager.CHUNK_ELEMENTS, "cpu", 6)  # several pieces, the last one short
+def test_dispatch_and_combine_pass_gradgradcheck() -> None:
     made = layout(torch.tensor([[0, 2], [2, 3], [0, 3]]), 4)
     for function, tensors in (
         (lambda x: dispatch(x, made), (leaf(3, 2),)),
         (lambda y: combine(y, made), (leaf(len(made.source), 2),)),
         (lambda w: weights_by_row(w, made), (leaf(3, 2),)),
-        (swiglu, (leaf(5, 3), leaf(5, 3), leaf(5))),
     ):
         assert torch.autograd.gradgradcheck(function, tensors)

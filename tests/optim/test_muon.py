@@ -1,4 +1,4 @@
-"""Muon against torch's own on single matrices, and against Moonlight's formula written out."""
+"""Muon against Moonlight's formula written out, and its parts: shards, stacks, settings."""
 
 import copy
 import math
@@ -80,35 +80,6 @@ def moonlight(weight: Tensor, gradients: list[Tensor]) -> Tensor:
             x = 3.4445 * x - 4.7750 * x @ x.T @ x + 2.0315 * x @ x.T @ x @ x.T @ x
         weight = weight - LR * (0.2 * math.sqrt(max(weight.shape)) * x + 0.1 * weight)
     return weight
-
-
-def test_muon_six_steps_equal_torch_muon_and_adamw() -> None:
-    """Matrices, scale vectors, router, embedding and head, to the last bit."""
-    ours = Experts()
-    theirs = copy.deepcopy(ours)
-    undecayed = list(theirs.down.scale_out.parameters())
-    matrices = [theirs.wide.weight, theirs.tall.weight]
-    decayed = [
-        theirs.router.weight,
-        theirs.head.weight,
-        theirs.embed.weight,
-        *theirs.up.scale_in.parameters(),
-    ]
-    groups = [{"params": decayed}, {"params": undecayed, "weight_decay": 0.0}]
-    adamw = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    muon = torch.optim.Muon(
-        matrices, lr=LR, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"
-    )
-
-    def step() -> None:
-        muon.step()
-        adamw.step()
-
-    train(ours, build(ours).step)
-    train(theirs, step)
-    for name, parameter in ours.named_parameters():
-        if name not in ("up.weight", "down.weight"):  # experts, which torch's Muon lacks
-            assert torch.equal(parameter, theirs.get_parameter(name)), name
 
 
 def as_matrices(weight: Tensor) -> Tensor:

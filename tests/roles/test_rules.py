@@ -177,11 +177,9 @@ def _depthwise(y: Tensor, a: Tensor) -> Tensor:
 READ: dict[str, tuple[str, bool, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
     "last position": ("input", True, lambda y, x, a: y[:, [-1]]),
     "mean of positions": ("input", True, lambda y, x, a: y.mean(1)),
-    "sum of positions, of channels first": ("input", True, lambda y, x, a: y.mT.sum((0, -1), keepdim=True).mT),
     "fixed weights": ("input", True, lambda y, x, a: torch.ones(3, 5) @ y),
     "token shift": ("input", True, lambda y, x, a: y * a + _shifted(y) * (1 - a)),
     "token shift by lerp": ("input", True, lambda y, x, a: torch.lerp(y, _shifted(y), a)),
-    "written in place": ("input", True, lambda y, x, a: _shifted(y).add_(y)),
     "chosen": ("input", True, lambda y, x, a: torch.where(x[..., :1] > 0, y, 0)),
     "convolution and itself": ("input", False, lambda y, x, a: y + _depthwise(y, a)),
     "convolution and itself, then relu": ("output", False, lambda y, x, a: (y + _depthwise(y, a)).relu()),
@@ -190,13 +188,10 @@ READ: dict[str, tuple[str, bool, Callable[[Tensor, Tensor, Tensor], Tensor]]] = 
     "gated": ("output", False, lambda y, x, a: y * x.sigmoid()),
     "averaged by data": ("output", False, lambda y, x, a: (x @ x.mT).softmax(-1) @ y),
     "gated by itself": ("output", False, lambda y, x, a: y * _shifted(y)),
-    "averaged by itself": ("output", False, lambda y, x, a: (x @ y.mT).softmax(-1) @ y),
     "residual": ("output", False, lambda y, x, a: x + y),
     "below": ("output", False, lambda y, x, a: x / y),
     "channels mixed": ("output", False, lambda y, x, a: y + y[:, :4].mT.sum(1, keepdim=True)),
     "mean of channels": ("output", False, lambda y, x, a: _mean(y).expand(2, 5, 4)),
-    "mean of all": ("output", False, lambda y, x, a: y.mean().expand(2, 5, 4)),
-    "softmax": ("output", False, lambda y, x, a: y.softmax(-1)),
     "upsampled, in no table": ("output", False, lambda y, x, a: F.interpolate(y.mT, scale_factor=2).mT),
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from lightning_sv.scale import DirectScale, ScaledLinear
 from lightning_sv.scale.fast import Rows, grouped, grouped_product
 from lightning_sv.scale.fast.grouped import grouped_mm, grouped_mm_wgrad, zero_tail_without_sync
 from tests.conftest import thinned
-from tests.scale.test_branch import leaf, saved_for_backward
+from tests.scale.test_branch import leaf
 from tests.tolerances import assert_near
 
 #: rows of each expert: some, none, all on one, a short buffer's tail
@@ -39,7 +39,7 @@ def rows_of(blocks: tuple[int, ...]) -> Rows:
     return Rows(padded, sizes.cumsum(0).int(), filled=3 * int(sizes.sum()) // 4)
 
 
-def inputs(
+def inputs_of(
     rows: Rows, d_in: int, d_out: int, sides: str, dtype: torch.dtype = torch.float64
 ) -> list[Tensor | None]:
     """x with a padding row in each block and a tail of zeros, weight, gamma_in, gamma_out."""
@@ -82,7 +82,7 @@ def test_grouped_product_and_gradients_equal_plain_loop(
 ) -> None:
     monkeypatch.setattr(grouped, "FOLD_FROM", 0 if fold else math.inf)
     rows = rows_of(BLOCKS[blocks])
-    tensors = inputs(rows, *widths, sides, dtype)
+    tensors = inputs_of(rows, *widths, sides, dtype)
     exact = [None if t is None else t.detach().double().requires_grad_() for t in tensors]
     ours = grouped_product(*tensors, rows=rows)
     theirs = plain(*exact, rows=rows)
@@ -112,13 +112,13 @@ def test_grouped_product_passes_gradgradcheck(
 ) -> None:
     monkeypatch.setattr(grouped, "FOLD_FROM", 0 if fold else math.inf)
     rows = rows_of((2, 0, 3, 1))
-    tensors = inputs(rows, 3, 2, sides)
+    tensors = inputs_of(rows, 3, 2, sides)
     assert torch.autograd.gradgradcheck(partial(grouped_product, rows=rows), tensors)
 
 
 def test_grouped_product_under_autocast_is_bf16() -> None:
     rows = rows_of(BLOCKS["some"])
-    leaves = inputs(rows, 43, 21, "io", torch.float32)
+    leaves = inputs_of(rows, 43, 21, "io", torch.float32)
     exact = grouped_product(*leaves, rows=rows)
     with torch.autocast("cpu", torch.bfloat16):
         rounded = grouped_product(*leaves, rows=rows)
@@ -130,42 +130,45 @@ def test_grouped_product_under_autocast_is_bf16() -> None:
         assert_near(ours.bfloat16(), theirs, terms=8)
 
 
-@pytest.mark.parametrize(
-    ("sides", "norm_width", "fold", "factor"),
-    [("io", None, True, 1.002), ("i", None, False, 1.001), ("io", 64, False, 1.001)],
-)
-def test_experts_small_change_of_gamma_survives_bf16(
-    sides: str, norm_width: int | None, fold: bool, factor: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("n_experts", "sides", "norm_width", "fold", "factor"), [
+    (None, "i", None, False, 1.001),
+    (1, "io", None, True, 1.002),
+    (1, "i", None, False, 1.001),
+    (1, "io", 64, False, 1.001),  # the norm cancels the change of gamma_in
+])  # fmt: skip
+def test_small_change_of_gamma_survives_bf16(
+    n_experts: int | None,
+    sides: str,
+    norm_width: int | None,
+    fold: bool,
+    factor: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As in test_branch.py; a norm cancels the change of gamma_in."""
+    """gamma = 1 + 1e-3 lies between two bf16 numbers: it must be used before the cast.
+
+    Over 4,096 outputs the rounding (0.1% each) averages out.
+    """
     monkeypatch.setattr(grouped, "FOLD_FROM", 0 if fold else math.inf)
-    vectors = (
-        DirectScale(512, "input", (1,)),
-        DirectScale(64, "output", (1,)) if "o" in sides else None,
+    batch_dims = () if n_experts is None else (n_experts,)
+    matrix = ScaledLinear(
+        512,
+        64,
+        scale_in=DirectScale(512, "input", batch_dims),
+        scale_out=DirectScale(64, "output", batch_dims) if "o" in sides else None,
+        norm_width=norm_width,
+        batch_dims=batch_dims,
     )
-    experts = ScaledLinear(
-        512, 64, scale_in=vectors[0], scale_out=vectors[1], norm_width=norm_width, batch_dims=(1,)
-    )
+    rows = None if n_experts is None else rows_of((64,))
     x = F.pad(torch.randn(64, 512), (0, 0, 0, TAIL))
     outs = []
     for change in (0, 1e-3):
-        for vector in filter(None, vectors):
-            torch.nn.init.constant_(vector.gamma, 1 + change)
+        for name, vector in matrix.named_parameters():
+            if "gamma" in name:
+                torch.nn.init.constant_(vector, 1 + change)
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            outs.append(experts(x, rows=rows_of((64,))).float())
+            outs.append(matrix(x, rows=rows).float())
     before, after = outs
     assert abs(((after * before).sum() / before.square().sum()).item() - factor) < 3e-4
-
-
-@pytest.mark.parametrize("autocast", [True, False])
-def test_grouped_product_backward_saves_only_its_arguments(autocast: bool) -> None:
-    rows = rows_of(BLOCKS["some"])
-    tensors = inputs(rows, 43, 21, "io", torch.float32)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        kept = saved_for_backward(lambda: grouped_product(*tensors, rows=rows))
-    assert {t.data_ptr() for t in kept} == {
-        t.data_ptr() for t in [*tensors, rows.expert, rows.ends]
-    }
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
