@@ -7,14 +7,11 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.callbacks.held_out_probe import HeldOutProbe
+from lightning_sv.callbacks.held_out_probe import HeldOutProbe, passes
 from lightning_sv.callbacks.run_state import data_of
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.runs.tags import COPYING
 from lightning_sv.scale.shapes import Bool, Float, Int
-
-#: Tokens per forward pass; the float32 logits of a pass are kept in memory.
-TOKENS_PER_PASS = 16_384
 
 
 def token_kinds(
@@ -58,11 +55,8 @@ def token_losses(
 
     With `documents` attention is restricted to a document.
     """
-    given = [block] if documents is None else [block, documents]
-    n_sequences = max(1, TOKENS_PER_PASS // block.shape[1])
     losses = []
-    for start in range(0, len(block), n_sequences):
-        parts = [each[start : start + n_sequences] for each in given]
+    for parts in passes(block, documents):
         out = model(*(part[:, :-1] for part in parts))
         logits = getattr(out, "logits", out)  # B T V
         targets = parts[0][:, 1:]  # B T

@@ -1,5 +1,6 @@
 """Base of callbacks that measure a model on held-out sequences during a run."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import lightning as L
@@ -12,6 +13,9 @@ from lightning_sv.callbacks.steps import known_steps
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import document_ids
 from lightning_sv.scale.shapes import Int
+
+#: Tokens per forward pass; the float32 logits of a pass are kept in memory.
+TOKENS_PER_PASS = 16_384
 
 
 class HeldOutProbe(StepCallback):
@@ -77,6 +81,19 @@ class HeldOutProbe(StepCallback):
         with measuring(trainer), forward_context, evaluation_mode(model):
             figures = self.measure(model, self._block, self._documents)
         self.write(trainer, figures)
+
+
+def passes(
+    block: Int[Tensor, "B S"], documents: Int[Tensor, "B S"] | None
+) -> Iterator[list[Tensor]]:
+    """Yield sequences of at most `TOKENS_PER_PASS` tokens, and their documents if they are given.
+
+    A pass has one sequence or more.
+    """
+    given = [block] if documents is None else [block, documents]
+    n_sequences = max(1, TOKENS_PER_PASS // block.shape[1])
+    for start in range(0, len(block), n_sequences):
+        yield [each[start : start + n_sequences] for each in given]
 
 
 def documents_of(

@@ -8,7 +8,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.callbacks.held_out_probe import HeldOutProbe
+from lightning_sv.callbacks.held_out_probe import HeldOutProbe, passes
 from lightning_sv.callbacks.run_state import model_of
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn.backbone import Block
@@ -21,11 +21,11 @@ class ResidualSizes:
     """Hooks that follow the residual stream x through a block: x + attn(x), then + ffn(x).
 
     A block has two additions. The stream before the first is the block's input; each hook on the
-    output y of a sublayer records RMS(y) / RMS(x), and moves x on to x + y.
+    output y of a sublayer adds up the squares of y and x, and moves x on to x + y.
     """
 
     def __init__(self) -> None:
-        self.ratios: dict[str, Tensor] = {}
+        self._squares: dict[str, Tensor] = {}  # of y and of x
         self._stream = torch.empty(0)  # B T D
 
     def enter_block(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -37,10 +37,15 @@ class ResidualSizes:
 
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
             y = output.float()
-            self.ratios[name] = (y.square().mean() / self._stream.square().mean()).sqrt()
+            squares = torch.stack([y.square().sum(), self._stream.square().sum()])
+            self._squares[name] = self._squares.get(name, 0) + squares
             self._stream = self._stream + y
 
         return hook
+
+    def ratios(self) -> dict[str, Tensor]:
+        """Return RMS(y) / RMS(x) of each sublayer over all passes."""
+        return {name: (y / x).sqrt() for name, (y, x) in self._squares.items()}
 
 
 @torch.no_grad()
@@ -66,11 +71,10 @@ def residual_ratios(
                 norm = getattr(block, f"{sublayer}_post_norm")
                 hook = sizes.after_sublayer(f"layer{i}/{sublayer}/ratio")
                 hooks.enter_context(norm.register_forward_hook(hook))
-        if documents is None:
-            model(tokens)
-        else:
-            model(tokens, documents)
-    return sizes.ratios | _geometric_means(sizes.ratios)
+        for parts in passes(tokens, documents):
+            model(*parts)
+    ratios = sizes.ratios()
+    return ratios | _geometric_means(ratios)
 
 
 def _geometric_means(ratios: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -59,6 +59,7 @@ class PretrainCLI(LightningCLI):
 
     Attributes:
         command: `fit` or `validate`
+        script: path of this program; None for `lightning-sv`
         data: section `data` of the config, completed by `before_fit` and `before_validate`
         datamodule: set by `before_fit` and `before_validate`, from `data`
         run_dir: directory of the run, set by `before_fit`
@@ -74,6 +75,7 @@ class PretrainCLI(LightningCLI):
     datamodule: TokenDataModule
     data: DataConfig
     run_dir: Path
+    script: str | None = None
     summary: dict[str, Any] | None = None
     _fit_run: FitRun
     _validate_run: ValidateRun
@@ -87,19 +89,19 @@ class PretrainCLI(LightningCLI):
         if args is not None:  # the caller handles errors, and requeues a stopped job
             self._start("lightning-sv", model_class, args)
             return
-        program, *words = sys.argv
+        self.script, *words = sys.argv
         start_logging(level_of(words))
         try:
-            self._start(Path(program).name, model_class, without_levels(words))
+            self._start(Path(self.script).name, model_class, without_levels(words))
         except Exception as end:
             _exit_after(end)
 
-    def _start(self, program: str, model_class: type[PretrainModule], args: Sequence[str]) -> None:
+    def _start(self, name: str, model_class: type[PretrainModule], args: Sequence[str]) -> None:
         """Parse, build and run; what `cleanup` has ends with the command, however that ends."""
         quiet_libraries()
         prepare_process()
         atexit.register(leave_group)
-        self.command = command_of(program, args)
+        self.command = command_of(name, args)
         with ExitStack() as self.cleanup:
             # Lightning calls, in this order and each once,
             #   add_core_arguments_to_parser, add_arguments_to_parser
@@ -112,7 +114,7 @@ class PretrainCLI(LightningCLI):
                 run=False,
                 parser_class=RunParser,
                 parser_kwargs={
-                    "prog": f"{program} {self.command}",
+                    "prog": f"{name} {self.command}",
                     "description": "All keys of a run, with types, units and defaults.",
                     "parser_mode": "omegaconf+",
                 },
@@ -276,8 +278,11 @@ class PretrainCLI(LightningCLI):
 
 def _is_of_restoring(error: Exception) -> bool:
     """Return True if an error was raised while Lightning restored a checkpoint."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return any(frame.f_globals["__name__"] == checkpoint_connector.__name__ for frame in frames)
+    names = set[str]()
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_globals["__name__"] == checkpoint_connector.__name__:
+            names.add(frame.f_code.co_name)
+    return bool(names) and "dump_checkpoint" not in names  # it is for writing
 
 
 def _exit_after(end: Exception) -> NoReturn:

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
@@ -32,13 +33,27 @@ def _checked_norm(module: Any) -> Tensor | None:
     """Return the norm that the check before this step found; None if it may be different by now.
 
     A second norm would read all gradients again, 1% of a step of Llama-1B. Between the check and
-    clipping Lightning calls the module's own hook. In manual optimization the check follows.
+    clipping Lightning calls the hooks of further callbacks and of the module. In manual
+    optimization the check follows.
     """
-    may_differ = is_overridden("on_before_optimizer_step", module)
-    if may_differ or not module.automatic_optimization:
-        return None
     norm: Tensor | None = module.nonfinite.gradient_norm
+    if norm is None or not module.automatic_optimization or _may_have_changed(module):
+        return None
     return norm
+
+
+def _may_have_changed(module: Any) -> bool:
+    """Return True if code of a user runs between the check and clipping."""
+    hook = "on_before_optimizer_step"
+    if is_overridden(hook, module):
+        return True
+    callbacks = module.trainer.callbacks
+    later = callbacks[callbacks.index(module.nonfinite) + 1 :]
+    return any(
+        is_overridden(hook, callback, L.Callback)
+        for callback in later
+        if callback is not module.expert_bias  # it changes no gradients
+    )
 
 
 def check_clipped_roles(module: Any) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from lightning_sv.atomic import write_atomically
 from lightning_sv.callbacks.run_state import callbacks_of
 from lightning_sv.corpus import Tokenizer, is_remote
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.lit.checkpoint.last_checkpoint import LastCheckpoint
 from lightning_sv.lit.checkpoint.resumed import check_not_replaced, check_resumed_settings
 from lightning_sv.lit.command_run import CommandRun, several
@@ -32,6 +32,7 @@ from lightning_sv.plan.parallel import check_compiled
 from lightning_sv.runs.directory import (
     CONFIG,
     LAST,
+    NONFINITE,
     SUMMARY,
     is_complete,
     read_summary,
@@ -144,6 +145,9 @@ class FitRun(CommandRun):
         if self._is_dev_run:
             return
         steps = plan.steps(trainer.max_steps, trainer.max_epochs, trainer.limit_train_batches)
+        done = self.start.step
+        expected = f"{done} or more, the step of the checkpoint. Increase it."
+        expect(steps >= done, "trainer.max_steps", steps, expected)
         trainer.fit_loop.epoch_loop.max_steps = steps
         interval = plan.validation_interval(steps)
         trainer.val_check_interval = interval  # type: ignore[attr-defined]
@@ -188,6 +192,8 @@ class FitRun(CommandRun):
         if self.config["json"]:
             self.cli.config_init["progress"].stream = sys.stderr  # stdout has the results
         self._checkpoint.path = self.run_dir / LAST
+        if self.cli.script is not None:
+            self._checkpoint.program = ["python", self.cli.script]
         # `begin` opens the loggers, so it comes before any callback that writes.
         trainer.callbacks.insert(0, _Begin(self))  # type: ignore[attr-defined]
         folder = self.run_dir.absolute()
@@ -219,6 +225,7 @@ class FitRun(CommandRun):
         if self.start.checkpoint is None:
             clear_unfinished(self.run_dir)
         (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of a shorter run
+        (self.run_dir / NONFINITE).unlink(missing_ok=True)  # of an earlier start
         tokenizer = Tokenizer.load(self.data.folder)
         tokenizer.save(self.run_dir)  # for `generate`, which does not read the corpus
         self._write_config()

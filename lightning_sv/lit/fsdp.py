@@ -178,7 +178,8 @@ class FullyShardedStrategy(ModelParallelStrategy):
     ) -> None:
         """Write a checkpoint file, or a folder with `write_sharded`."""
         if not self.sharded_checkpoints:
-            super().save_checkpoint(checkpoint, filepath, storage_options)
+            # not that of ModelParallelStrategy, which first removes a sharded checkpoint there
+            Strategy.save_checkpoint(self, checkpoint, filepath, storage_options)
             return
         path = Path(self.broadcast(str(filepath)))
         write_sharded(self, checkpoint, path)

@@ -56,7 +56,7 @@ class TextSamples(L.Callback):
         """Log one sample, on every device, because a sharded model needs them all."""
         if self._sampling is None or not is_fitting(trainer):
             return
-        with measuring(trainer):
+        with measuring(trainer), trainer.precision_plugin.forward_context():
             text = self._prompt + self._sample(self._sampling, trainer, pl_module)
         lines = [f"    {line}\n" for line in text.split("\n")]  # Markdown shows them as they are
         verbatim = "".join(lines)

@@ -53,6 +53,7 @@ def attend(
         if torch.compiler.is_compiling():
             return _flex_attention(q, k, v, mask, is_grouped)
         mask = _as_tensor(mask)
+        backend = "auto"  # the kernel of the setting need not support a tensor
     with _chosen(backend, q.device):
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped

@@ -54,6 +54,8 @@ class Argument:
 
 
 _OTHER_TRAINER = "Use a Trainer of your own."
+# With a minimum Lightning leaves out the validation of the last step inside its first epoch.
+_OWN_CONDITION = "Give the callback that ends the run a condition on the step."
 #: every argument of Lightning's Trainer; docs/own-trainer.md shows this table
 TRAINER_ARGUMENTS = {
     "accelerator": Argument("Kind of device."),
@@ -71,9 +73,9 @@ TRAINER_ARGUMENTS = {
     ),
     "fast_dev_run": Argument("A few batches, in a temporary directory."),
     "max_epochs": Argument("May end a run before max_steps."),
-    "min_epochs": Argument("Delays a stop by a callback."),
+    "min_epochs": Argument(_OWN_CONDITION, (None,)),
     "max_steps": Argument("Optimizer steps; -1 to follow model.tokens_per_param."),
-    "min_steps": Argument("Delays a stop by a callback."),
+    "min_steps": Argument(_OWN_CONDITION, (None,)),
     "max_time": Argument("Ends a run after a step, with a checkpoint."),
     "limit_train_batches": Argument("Batches per epoch and device, a multiple of those of a step."),
     "limit_val_batches": Argument("Set data.val_sequences instead.", (1.0, None)),

@@ -101,7 +101,11 @@ def rms(x: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("post_norm", [False, True])
-def test_residual_ratios_equal_the_written_out_sums(post_norm: bool) -> None:
+def test_residual_ratios_equal_the_written_out_sums(
+    post_norm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In two passes."""
+    monkeypatch.setattr("lightning_sv.callbacks.held_out_probe.TOKENS_PER_PASS", 8)
     config = BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=64, post_norm=post_norm)
     net = Backbone(config, "hg+or")
     tokens = torch.randint(0, 64, (2, 8))

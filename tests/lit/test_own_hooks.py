@@ -4,6 +4,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import LearningRateMonitor
@@ -42,6 +43,20 @@ class LouderGradients(PretrainModule):
         self.clipped.append(gradient_norm(self))
 
 
+class Louder(L.Callback):
+    """The same by a callback that comes after the guard."""
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        LouderGradients.on_before_optimizer_step(pl_module, optimizer)
+
+
+class LouderByCallback(LouderGradients):
+    on_before_optimizer_step = PretrainModule.on_before_optimizer_step
+
+    def configure_callbacks(self) -> list[L.Callback]:
+        return [*super().configure_callbacks(), Louder()]
+
+
 class ManualClipping(PretrainModule):
     """Clips before the guard's check, which follows in the optimizer's step."""
 
@@ -59,7 +74,8 @@ class ManualClipping(PretrainModule):
 
 
 @pytest.mark.parametrize(
-    ("kind", "limit"), [(LouderGradients, LIMIT), (ManualClipping, None)], ids=["hook", "manual"]
+    ("kind", "limit"),
+    [(LouderGradients, LIMIT), (LouderByCallback, LIMIT), (ManualClipping, None)],
 )
 def test_clipping_uses_the_norm_of_the_gradients_of_the_step(
     kind: Any, limit: float | None, tmp_path: Path

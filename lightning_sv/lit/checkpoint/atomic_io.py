@@ -7,7 +7,7 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from torch import distributed
 
-from lightning_sv.atomic import atomic_path
+from lightning_sv.atomic import partial_of, remove, replace, sync
 from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded
 
 
@@ -17,15 +17,25 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        """Write `checkpoint` to `path`; after an OSError, the file there is as before."""
+        """Write `checkpoint` to `path`; after an OSError, its content is as before.
+
+        That may be a folder with a sharded checkpoint.
+
+        Raises:
+            OSError: the file cannot be written
+        """
         final = Path(path)
-        final.parent.mkdir(parents=True, exist_ok=True)
+        partial = partial_of(final)
         try:
-            with atomic_path(final) as partial:
-                write_content(checkpoint, partial)
+            final.parent.mkdir(parents=True, exist_ok=True)
+            write_content(checkpoint, partial)
+            sync(partial)
+            replace(partial, final)
         except OSError as error:
             why = f"could not write {final} ({error.strerror}); its previous content is unchanged"
             raise OSError(error.errno, why) from error
+        finally:
+            remove(partial)
 
     def load_checkpoint(self, path: Any, *given: Any, **more: Any) -> dict[str, Any]:
         """Read a checkpoint; several ranks map the file, so that a node has it in memory once."""

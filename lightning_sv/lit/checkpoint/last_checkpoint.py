@@ -41,7 +41,9 @@ class LastCheckpoint(Checkpoint):
 
     def __init__(self, every_n_steps: int = 500):
         self._clock = StepTrigger("checkpoint.every_n_steps", every_n_steps)
-        self.path: Path | None = None  # of last.ckpt; the command line sets it
+        # The command line sets both.
+        self.path: Path | None = None  # of last.ckpt
+        self.program = [program()]  # that resumes the run
         self.signals = StopSignals()
         self._guard: FiniteGuard | None = None
         self._waits_for_validation = False
@@ -107,8 +109,7 @@ class LastCheckpoint(Checkpoint):
         is_last = self._clock.is_at_end()
         # At the last step too, so that Lightning validates.
         trainer.should_stop = self._ends_after_step or is_last
-        may_stop: bool = trainer.fit_loop._can_stop_early  # min_steps may forbid it
-        return trainer.should_stop and may_stop
+        return trainer.should_stop
 
     def _agreed_stop(self, trainer: L.Trainer) -> bool:
         """Return True if a device was asked to stop, the same on all of them."""
@@ -171,7 +172,7 @@ class LastCheckpoint(Checkpoint):
         words = ["--config", str(config), "--ckpt_path", str(last)]
         if any(type(timer) is Timer for timer in callbacks_of(trainer, Timer)):
             words += ["--trainer.max_time", "null"]  # whose time includes earlier starts
-        resume = shlex.join([program(), "fit", *words])
+        resume = shlex.join([*self.program, "fit", *words])
         log.warning("stopped at step %d; resume with: %s", step, resume)
 
 
