@@ -179,7 +179,8 @@ def test_compare_diverged_run_report_of_its_runs_is_equal(
     arms = (LLAMA, UNIFIED, NOP)
     run(tmp_path, arms=arms)
     diverge(run_dir(tmp_path, "nop", 0))
-    found, _ = run(tmp_path, arms=arms)
+    found, printed = run(tmp_path, arms=arms)
+    assert "nop, seed 0 diverged; remove " in printed
     assert [pair.a.seeds for pair in found.panels[0].pairs] == [(0, 1, 2), (1, 2)]
     assert "nop diverged" in found.warnings[0]
 
