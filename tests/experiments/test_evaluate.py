@@ -353,6 +353,13 @@ def test_paper_command_dry_run_slurm_train_report(
     verdicts = pd.read_csv(out / "verdicts.csv")
     assert verdicts[["figure", "verdict"]].to_numpy().tolist() == [["heterogeneity", "holds"]]
 
+    recorded = ["--no_train", "--results_from", str(out)]
+    there = tmp_path / "there"
+    assert run_paper([*words, "--out", str(there), *recorded]) == 0
+    pd.testing.assert_frame_equal(pd.read_csv(there / "verdicts.csv"), verdicts)
+    assert f"--results_from {out}" in (there / "report.md").read_text()
+    assert not (there / "runs").exists()
+
 
 WRONG = [
     (["--fig", "plcement"], "'plcement'"),
@@ -366,6 +373,7 @@ WRONG = [
     (["--fig", "iwd", "--model.scale", "hg"], "--model.scale"),
     (["--fig", "iwd", "--model.scale_options.placement_at", "{lm_head: dp"], "placement_at"),
     (["--fig", "iwd", "--no_train", "--out", "nowhere"], "nowhere"),
+    (["--fig", "iwd", "--no_train", "--results_from", "nowhere"], "--results_from is nowhere"),
     (["--dry-run", "--slurm"], "--dry_run"),
 ]
 
