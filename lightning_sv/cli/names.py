@@ -116,8 +116,6 @@ def resolve_names(words: Sequence[str], *, trainer: str = DEFAULTS["trainer"]) -
     names, before, after = _split(words)
     if "model" in names:
         names = DEFAULTS | {"trainer": trainer} | names
-    if "scale" in names:
-        after = ["--model.scale", names["scale"], *after]
     corpus = find_corpus(names["data"]) if "data" in names else None
     return Resolved(before, _layers(names), after, corpus)
 
@@ -139,7 +137,11 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
     before: list[str] = []
     after: list[str] = []
     for option in options_of(words):
-        if _is_name(option):
+        if option.name == "scale":
+            _add_name(names, option)
+            after += ["--model.scale", names["scale"]]  # in its place, as any key
+        elif _is_name(option):
+            _check_before_files(option, after)
             _add_name(names, option)
         elif names:
             after += option.words
@@ -149,6 +151,13 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
         expected = "one of --scale and --model.scale. Remove one."
         raise ConfigError(f"--scale is {names['scale']}; expected {expected}")
     return names, before, after
+
+
+def _check_before_files(option: Option, after: Sequence[str]) -> None:
+    """Refuse a name after a file, which would override it: names stand at the first one's place."""
+    if any(other.name == "config" for other in options_of(after)):
+        expected = "a place before --config, whose values override those of names"
+        raise ConfigError(f"--{option.name} {option.value} follows a file; expected {expected}.")
 
 
 def _is_name(option: Option) -> bool:

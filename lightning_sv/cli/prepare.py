@@ -69,6 +69,10 @@ def prepare_for_run(named: Resolved, checked_data: Callable[[list[str]], DataCon
         prepare_named(named.corpus)
         return
     data = checked_data(named.parseable)
+    folder = named.corpus.folder
+    if Path(data.corpus.dir).expanduser().resolve() != folder.resolve():
+        expected = f"{folder}, that of the text of --data. Remove one of them."
+        raise ConfigError(f"data.corpus.dir is {data.corpus.dir}; expected {expected}")
     _prepare_new(data.corpus)
 
 

@@ -58,8 +58,11 @@ def _check_max_tokens(config: CorpusConfig, selection: Selection) -> None:
         expected = f"more, because no document of the split {split} is within them."
         expect(has_documents, "max_tokens", f"{limit:,}", expected)
     total = selection.n_tokens
-    is_reached = selection.is_limited or total == limit
-    expected = f"at most {total:,}, all tokens of {config.source}."
+    is_reached = selection.is_full or total == limit
+    text = config.source
+    if config.limit is not None:
+        text = f"the first {config.limit:,} bytes of {text}, its max_bytes"
+    expected = f"at most {total:,}, all tokens of {text}."
     expect(is_reached, "max_tokens", f"{limit:,}", expected)
 
 

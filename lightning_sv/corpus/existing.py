@@ -32,6 +32,7 @@ def existing_corpus(config: CorpusConfig, target: Path) -> Manifest | None:
     changed = _changed_settings(config, manifest)
     has_parts = (parts_folder(target) / JOB).is_file()
     if has_parts and changed.keys() == {GROWING}:
+        _check_text(config, manifest)
         return None
     _check_settings(config, changed)
     check_corpus(manifest, target, checksums=False)

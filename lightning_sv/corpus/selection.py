@@ -38,12 +38,14 @@ class Selection:
     Attributes:
         parts: its parts, in order
         duplicates: number of documents dropped because of equal text
-        is_limited: True if the limit ends the corpus before the last document
+        is_limited: True if a limit ends the corpus before the last document
+        is_full: True if that is the limit on tokens
     """
 
     parts: list[KeptPart]
     duplicates: int
     is_limited: bool
+    is_full: bool
 
     @classmethod
     def of_first(cls, job: Job, count: int) -> "Selection":
@@ -62,6 +64,7 @@ class Selection:
         n_bytes = 0
         n_tokens = 0
         is_limited = False
+        is_full = False
         for part, rows in zip(parts, _first_of_equal(parts), strict=True):
             if is_limited:  # by an earlier part
                 rows[:] = False  # in place, because a corpus may have 100 million documents
@@ -71,8 +74,10 @@ class Selection:
             lengths = table["train_tokens"].astype(np.int64) + table["val_tokens"]
             bytes_so_far = n_bytes + np.cumsum(table["n_bytes"] * rows, dtype=np.int64)
             tokens_so_far = n_tokens + np.cumsum(lengths * rows)
-            end = min(_n_within(bytes_so_far, max_bytes), _n_within(tokens_so_far, max_tokens))
+            end_of_tokens = _n_within(tokens_so_far, max_tokens)
+            end = min(_n_within(bytes_so_far, max_bytes), end_of_tokens)
             is_limited = end < len(table)
+            is_full = is_limited and end == end_of_tokens
             duplicates += int(np.count_nonzero(~rows[:end]))
             if end:
                 n_bytes = int(bytes_so_far[end - 1])
@@ -80,7 +85,7 @@ class Selection:
 
             rows[end:] = False
             kept.append(KeptPart(part, rows))
-        return cls(kept, duplicates, is_limited)
+        return cls(kept, duplicates, is_limited, is_full)
 
     def total(self, column: str) -> int:
         """Return the sum of a column of the tables of all parts."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
 from lightning_sv.settings.parse import Parser, add_run, ignore_keys
+from lightning_sv.settings.trainer import check_trainer_keys
 
 
 class RunArguments(NamedTuple):
@@ -33,7 +34,9 @@ def check_run(args: list[str]) -> RunArguments:
         ConfigError: an argument is unknown or has a wrong value
     """
     with warnings.catch_warnings(action="ignore"):  # `fit` shows them
-        return parse_run(args, check_corpus=False)
+        run = parse_run(args, check_corpus=False)
+    check_trainer_keys(run.trainer)
+    return run
 
 
 def _read_run(args: list[str]) -> RunArguments:

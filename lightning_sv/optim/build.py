@@ -209,7 +209,7 @@ def _configured(group: ParameterGroup, config: OptimConfig, lr: float) -> Parame
     if role in config.weight_decay_by_role:
         if not group.decays:
             why = "but these scale vectors do not decay under model.scale"
-            hint = "Add wd to it, or remove the entry."
+            hint = "Use wd as its word of decay, or remove the entry."
             raise ConfigError(f"{PREFIX}.weight_decay_by_role has {role}, {why}. {hint}")
         overrides["weight_decay"] = config.weight_decay_by_role[role]
     decays = group.decays and role not in config.undecayed

@@ -37,7 +37,7 @@ from lightning_sv.settings.yaml_file import parse_yaml
 #: largest seed that NumPy accepts
 MAX_SEED = 2**32 - 1
 #: keys of a single start of a run: ours and LightningCLI's
-_START = ("run_dir", "ckpt_path", "json", "weights_only")
+_START = ("run_dir", "ckpt_path", "weights_only")
 #: what jsonargparse and OmegaConf raise for a wrong value, such as a list for a section
 _WRONG = (
     ArgumentError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError,
@@ -227,6 +227,8 @@ def ignore_keys(
     for name, kind in kinds.items():
         if name not in known:
             parser.add_argument(f"--{name}", type=kind, help=SUPPRESS)
+    if "json" not in known:
+        parser.add_argument("--json", type=Plain, nargs="?", const=True, help=SUPPRESS)
 
 
 def set_help(parser: ArgumentParser, texts: Mapping[str, str]) -> None:

@@ -152,6 +152,7 @@ REFUSED_IN_RUNS = {
 REFUSED_CALLBACKS = REFUSED_EVERYWHERE | REFUSED_IN_RUNS
 #: precision -> what is wrong with it
 REFUSED_PRECISIONS = {
+    "16": "Lightning reads it as 16-mixed, which on a CPU is bf16-mixed",
     "16-true": "AdamW divides by 0 in float16",
     "16-mixed": "its scaled gradients hide values that are not finite",
 }

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.kinds.base import KINDS, LoadedPanel
@@ -38,7 +37,7 @@ from lightning_sv.runs.events import Curve, Run
 from lightning_sv.theory.claims import CLAIMS
 from tests.conftest import ROOT, thinned
 from tests.experiments.test_compare import FAKE
-from tests.experiments.test_evaluate import cpu, judged, plan, train_all, trained
+from tests.experiments.test_evaluate import judged, plan, train_all, trained
 
 
 @pytest.fixture(scope="module")
@@ -173,16 +172,7 @@ def claimed_scalar(val_loss: float, *specs: PanelSpec) -> Figure:
 
 LOSSES = PanelSpec("Losses")
 SCALAR = PanelSpec("Clipped", kind="scalar", tag=CLIPPED)
-
-
-@pytest.mark.parametrize("specs", [(LOSSES, SCALAR), (SCALAR, LOSSES)])
-def test_read_recorded_scalar_of_a_claim(specs: Sequence[PanelSpec], tmp_path: Path) -> None:
-    path = tmp_path / "results.csv"
-    figure = claimed_scalar(3.0, *specs)
-    write_csv(path, run_frame([figure], tmp_path))
-    (run,) = read_recorded([path]).values()
-    assert run.curve(CLIPPED).values.tolist() == [0.5, 0.25]
-    assert clipped_share(run) == 0.375
+NORMS = PanelSpec("Norms", kind="scalar", tag=NORM)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -196,17 +186,23 @@ def test_read_recorded_has_the_scalars_of_a_kind(kind: str, tmp_path: Path) -> N
     assert scalars.keys() <= run.curves.keys()
 
 
-@pytest.mark.parametrize(("val_loss", "has_scalar"), [(3.0, True), (3.5, False)])
-def test_read_recorded_different_run_adds_no_scalar(
-    val_loss: float, has_scalar: bool, tmp_path: Path
+@pytest.mark.parametrize(("recordings", "tag", "values"), [
+    ([claimed_scalar(3.0, LOSSES, SCALAR)], CLIPPED, [0.5, 0.25]),
+    ([claimed_scalar(3.0, SCALAR, LOSSES)], CLIPPED, [0.5, 0.25]),
+    ([claimed_scalar(3.0, LOSSES), claimed_scalar(3.0, NORMS)], NORM, [1.0, 2.0]),
+    ([claimed_scalar(3.0, LOSSES), claimed_scalar(3.5, NORMS)], NORM, None),
+])  # fmt: skip
+def test_read_recorded_run_has_the_scalars_of_its_panels(
+    recordings: Sequence[Figure], tag: str, values: list[float] | None, tmp_path: Path
 ) -> None:
     """A recording of the same configuration on a different machine is a different run."""
-    first = tmp_path / "first.csv"
-    write_csv(first, run_frame([claimed_scalar(3.0, LOSSES)], tmp_path))
-    other = tmp_path / "other.csv"
-    write_csv(other, run_frame([claimed_scalar(val_loss, replace(SCALAR, tag=NORM))], tmp_path))
-    (run,) = read_recorded([first, other]).values()
-    assert run.val_loss == 3.0 and (NORM in run.curves) == has_scalar
+    paths = [tmp_path / f"{number}.csv" for number in range(len(recordings))]
+    for path, figure in zip(paths, recordings, strict=True):
+        write_csv(path, run_frame([figure], tmp_path))
+    (run,) = read_recorded(paths).values()
+    assert (run.val_loss, clipped_share(run)) == (3.0, 0.375)
+    found = run.curves.get(tag)
+    assert (found and found.values.tolist()) == values
 
 
 @pytest.mark.parametrize("label", ["=1+1", "@SUM(A1)", "+hg", "'=a", "1:2", "llama"])
@@ -253,23 +249,6 @@ def test_read_recorded_row_without_curve_has_the_final_loss(
     assert found.verdicts[0].estimate == before.verdicts[0].estimate
     assert len(found.panels[0].arms[0].curves[0].tokens) == 1
     write_report([found], tmp_path / "report", "cpu")  # it is still drawn
-
-
-@pytest.mark.long
-def test_paper_command_takes_recordings(
-    recording: tuple[Path, Figure], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report, before = recording
-    monkeypatch.setattr("lightning_sv.cli.paper.load_budget", lambda name: cpu())
-    out = tmp_path / "out"
-    words = ["--fig", "heterogeneity", "--out", str(out), "--no_train", "--results_from"]
-    assert run_paper([*words, str(report)]) == 0
-    page = (out / "report.md").read_text()
-    assert before.verdicts[0].sentence in page
-    assert f"--results_from {report} --fig heterogeneity\n" in page
-    assert not (out / "runs").exists()
-    with pytest.raises(ConfigError, match="--results_from"):
-        run_paper([*words, str(tmp_path)])
 
 
 def test_check_recorded_recording_of_another_figure_refused(

@@ -41,20 +41,13 @@ def test_draw_run_dollar_in_a_label_is_a_dollar_sign(label: str, tmp_path: Path)
     assert (tmp_path / "r.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize(
-    ("tokens", "words"),
-    [
-        (0, "0"),
-        (512, "512"),
-        (994, "994"),
-        (995, "1k"),
-        (995_000, "1M"),
-        (1_536_000, "1.5M"),
-        (999_999, "1M"),
-        (25_000, "25k"),
-        (2e10, "20B"),
-    ],
-)
+@pytest.mark.parametrize(("tokens", "words"), [
+    (0, "0"),
+    (994, "994"),
+    (995, "1k"),
+    (1_536_000, "1.5M"),
+    (2e10, "20B"),
+])  # fmt: skip
 def test_human_tokens_have_two_digits_and_a_unit(tokens: float, words: str) -> None:
     assert style.human_tokens(tokens) == words
 

@@ -99,8 +99,10 @@ def checked_data(
     named: Sequence[NamedArm], words: Sequence[str], point: Mapping[str, Any]
 ) -> DataConfig:
     """Return the data of the first arm, after a check of all arms; no corpus is needed."""
-    first = request_arms(named, words, point)[0]
-    return first.run.data
+    arms = request_arms(named, words, point)
+    for arm in arms:
+        check_trainer_keys(arm.run.trainer, complete=True)
+    return arms[0].run.data
 
 
 def _parse_run(named: NamedArm, files: Sequence[Path], common: Mapping[str, Any]) -> RequestedArm:

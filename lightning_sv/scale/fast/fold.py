@@ -75,10 +75,16 @@ def fold_gradients(
     product = grad * weight
     grad_in = grad_out = None
     if gamma_in is not None:
-        grad_in = product.sum(0) if gamma_out is None else gamma_out @ product
+        grad_in = product.sum(0) if gamma_out is None else _product(gamma_out, product)
     if gamma_out is not None:
-        grad_out = product.sum(-1) if gamma_in is None else product @ gamma_in
+        grad_out = product.sum(-1) if gamma_in is None else _product(product, gamma_in)
     return grad_weight, grad_in, grad_out
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b, of which one may have a wider dtype."""
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    return a.to(dtype) @ b.to(dtype)
 
 
 def effective_weight(
