@@ -13,6 +13,7 @@ from lightning_sv.corpus.manifest import FILENAME
 from lightning_sv.corpus.parts import PART_BYTES
 from lightning_sv.corpus.prepare import usable_cores
 from lightning_sv.corpus.sources.files import counted
+from lightning_sv.errors import ConfigError
 from lightning_sv.json_text import json_text
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.parse import Parser, ignore_keys
@@ -64,6 +65,9 @@ def prepare_for_run(named: Resolved, checked_data: Callable[[list[str]], DataCon
     Args:
         named: command line
         checked_data: checks the words of the command without a corpus; returns their data
+
+    Raises:
+        ConfigError: a wrong word, or a different folder for the corpus of `--data`
     """
     if named.corpus is None or named.corpus.is_prepared:
         prepare_named(named.corpus)

@@ -46,6 +46,10 @@ LETTERS = ["data/letters/corpus.yaml", "--data.corpus.dir", "data/letters"]
         ),
         ("--model tiny --data './my notes/'", [*BASE, "model/tiny", *OWN]),
         ("--config x --data letters", ["x", *LETTERS]),
+        (
+            "--model tiny --config x --scale hg",
+            [*BASE, "data/stdlib", "model/tiny", "x", *argv("--model.scale hg")],
+        ),
         ("--data data/letters", LETTERS),
         ("--data out/old/", ["out/old/corpus.yaml", "--data.corpus.dir", "out/old"]),
         ("--config x --probes copying", ["x", "probes/copying"]),

@@ -96,6 +96,10 @@ def test_prepare_max_tokens_grows_by_the_parts_that_it_lacks(
 
     with pytest.raises(ConfigError, match=rf"max_tokens is .*{total:,}"):
         prepared(replace(repeated, max_tokens=total + 1), "grows", workers=1)
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write('{"text": "changed"}\n')
+    with pytest.raises(ConfigError, match="text has changed"):
+        prepared(replace(repeated, max_tokens=total - 1), "grows", workers=1)
     assert Manifest.load(tmp_path / "grows").corpus_hash == small.corpus_hash
 
 

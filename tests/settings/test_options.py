@@ -7,6 +7,7 @@ from pathlib import Path
 
 import lightning as L
 import pytest
+import yaml
 
 from lightning_sv.__main__ import main
 from lightning_sv.cli import main as cli
@@ -71,12 +72,22 @@ def test_own_trainer_page_lists_the_refused_callbacks() -> None:
         assert [cell.replace("`", "") for cell in row] == expected
 
 
-@pytest.mark.parametrize("command", ["fit", "validate"])
+@pytest.mark.parametrize("words", ["fit --dry_run --json", "validate --dry_run"])
 def test_dry_run_reads_no_corpus(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([command, *argv("--dry_run --config tiny-unified")]) == 0
+    assert main(argv(f"{words} --config tiny-unified")) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_print_config_is_that_of_a_run_without_a_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="0"):
+        main(argv("fit --model tiny --print_config"))
+    assert {"run_dir", "checkpoint"} <= yaml.safe_load(capsys.readouterr().out).keys()
     assert list(tmp_path.iterdir()) == []
 
 
