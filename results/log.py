@@ -224,7 +224,7 @@ def arm_cells(arm: pd.DataFrame) -> list[str]:
     cells = [arm.date.max()[:10], first.figure, model]
     size = first.arm.partition(", ")[2]
     note = f"; {size}" if size not in ("", model) else ""
-    loss = arm.val_loss.astype(float).mean()
+    loss = arm.val_loss.astype(float).mean(skipna=False)
     return [
         *cells,
         f"`{strategy.partition('_')[0]}`{note}",

@@ -20,11 +20,13 @@ def row(folder: Path) -> str:
         sys.exit("no record: expected one B and at least two seeds")
     pair = differences.iloc[0]
     runs = pd.read_csv(folder / "results.csv").drop_duplicates("run")  # a run may be in two panels
+    if runs.val_loss.isna().any():
+        sys.exit("no record: a run diverged")
     ours = runs[runs.arm == pair.arm]
     theirs = runs[runs.arm == pair.baseline]
 
     difference = f"{pair.estimate:+.3f} ({pair.low:+.3f} to {pair.high:+.3f})"
-    ratio = ours.seconds.sum() / theirs.seconds.sum()
+    ratio = ours.seconds.mean() / theirs.seconds.mean()
     if pair.high >= 0 or ratio > LIMIT:
         sys.exit(
             f"not a record: {pair.arm} is {difference} nats per token and took {ratio:.2f} times"

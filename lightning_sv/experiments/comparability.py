@@ -22,13 +22,8 @@ from lightning_sv.settings.sections import leaves, retired_values
 VALIDATION_KEYS = ("val_sequences", "seq_len", "full_last_validation")
 # keys that differ between the runs of each comparison
 _OWN_KEYS = ("model.scale", "seed_everything", "run_dir")
-# keys that may differ between the arms of a panel, because a tuned arm has its own values
-_TUNED_KEYS = ("model.optim.lr", "model.backbone.init_std")
 # seeds that are the seed of the run, unless they are set
 _SEEDS = ("model.seed", "data.seed")
-_DIFFERENT_TOKENS = "end at different tokens"
-# key that allows different tokens
-_LENGTH = "trainer.max_steps"
 
 
 def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> None:
@@ -84,25 +79,27 @@ def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") 
             expect(value == other, f"{key} of {second}", value, f"{other}, that of {first}. {hint}")
 
 
-def comparability_warnings(runs: Mapping[str, Run], requested: Sequence[str] = ()) -> list[str]:
+def comparability_warnings(runs: Mapping[str, Run]) -> list[str]:
     """Return warnings about differences between complete runs other than corpus and tokenizer.
 
     Each warning lists all values with their runs. Seeds that equal the seed of the run, and paths
-    in its directory, count as equal. Recorded runs have no config; their name has the hash of the
-    requested one.
-
-    Args:
-        runs: name -> run
-        requested: keys that may differ, because not all arms set them; with `trainer.max_steps`
-            runs may also end at different tokens
+    in its directory, count as equal. Runs of a plan need `training_warnings` alone, because their
+    names have the hash of their settings.
     """
     warnings = []
     for key, values in _differences(_configs(runs)):
-        if not _is_allowed(key, (*_OWN_KEYS, *requested)):
+        if not _is_allowed(key, _OWN_KEYS):
             warnings.append(f"The configs differ in {key}: {values}.")
+    tokens = pd.DataFrame({"tokens": [str(run.tokens) for run in runs.values()]}, list(runs))
+    for _, values in _differences(tokens):
+        warnings.append(f"The runs end at different tokens: {values}.")
+    return warnings + training_warnings(runs)
+
+
+def training_warnings(runs: Mapping[str, Run]) -> list[str]:
+    """Return warnings about differences in how runs were trained, apart from their settings."""
+    warnings = []
     facts = pd.DataFrame([_facts(run) for run in runs.values()], list(runs))
-    if _LENGTH in requested:
-        facts = facts.drop(columns=_DIFFERENT_TOKENS, errors="ignore")  # no runs, no columns
     for predicate, values in _differences(facts):
         warnings.append(f"The runs {predicate}: {values}.")
     for name, run in runs.items():
@@ -132,7 +129,6 @@ def _facts(run: Run) -> dict[str, str]:
     # versions follow in the same text; torch's is a fact of its own
     machine, _, _ = (summary.get("machine") or "one not stated").partition(", torch ")
     return {
-        _DIFFERENT_TOKENS: str(run.tokens),
         "have models of different classes": str(summary.get("built_by") or "PretrainModule"),
         "have different optimizers": str(summary.get("own_optimizer") or "that of the config"),
         "used different versions of torch": str(summary.get("torch")),
@@ -156,9 +152,6 @@ def _name_list(names: Iterable[str]) -> str:
 
 def _resume_warnings(name: str, run: Run) -> Iterator[str]:
     """Yield warnings about the training of one run."""
-    skipped = run.summary.get("skipped_steps")  # of an earlier version
-    if skipped:
-        yield f"{name} skipped {skipped} steps that were not finite, which biases a comparison."
     for setting, values in changed_numerics(run.summary).items():
         yield f"{name} was resumed with a different {setting}: {', then '.join(values)}."
     lengths = schedule_lengths(run.summary)
@@ -174,7 +167,9 @@ def panel_warnings(panel: LoadedPanel) -> list[str]:
         return []
     differences: list[str] = []
     for group in by_size(panel.arms):
-        differences += _group_warnings(group, panel)
+        runs = runs_by_name(group)
+        check_same_corpus(runs)
+        differences += training_warnings(runs)
     if panel.sizes:
         differences += _size_warnings(panel.arms)
     warnings = list(panel.warnings)
@@ -192,25 +187,6 @@ def runs_by_name(arms: Sequence[Arm]) -> dict[str, Run]:
     return runs
 
 
-def _group_warnings(group: Sequence[Arm], panel: LoadedPanel) -> list[str]:
-    """Return warnings about arms of one size."""
-    runs = runs_by_name(group)
-    check_same_corpus(runs)
-    return comparability_warnings(runs, requested_keys(panel))
-
-
-def requested_keys(panel: LoadedPanel) -> list[str]:
-    """Return the keys in which the arms of a panel may differ."""
-    keys = [*_TUNED_KEYS, *panel.spec.axes]
-    for arm in panel.spec.arms.values():
-        keys += arm.overrides
-        if arm.longer != 1:
-            keys.append(_LENGTH)
-        if arm.model is not None:
-            keys.append("model.backbone")
-    return keys
-
-
 def _size_warnings(arms: Sequence[Arm]) -> Iterator[str]:
     """Yield warnings about the validation sets of the sizes of one law."""
     runs = {str(run.dir): run for run in runs_of(arms)}
@@ -222,8 +198,8 @@ def _size_warnings(arms: Sequence[Arm]) -> Iterator[str]:
 
 
 def _configs(runs: Mapping[str, Run]) -> pd.DataFrame:
-    """Return the configs by run and key; recorded runs have none."""
-    leaves_of_runs = {name: _leaves(run) for name, run in runs.items() if not run.recorded}
+    """Return the configs by run and key."""
+    leaves_of_runs = {name: _leaves(run) for name, run in runs.items()}
     configs = pd.DataFrame(list(leaves_of_runs.values()), list(leaves_of_runs), dtype=object)
     return configs.fillna("the default")  # a key that a config lacks is null
 

@@ -17,9 +17,8 @@ from rich.table import Column, Table
 from lightning_sv.errors import RunError
 from lightning_sv.experiments.comparability import (
     check_same_corpus,
-    comparability_warnings,
-    requested_keys,
     runs_by_name,
+    training_warnings,
 )
 from lightning_sv.experiments.evaluate import load_panels
 from lightning_sv.experiments.kinds.base import LoadedPanel
@@ -140,8 +139,7 @@ def compare(
 
     named = runs_by_name(panel.arms)
     check_same_corpus(named)
-    differences = comparability_warnings(named, requested_keys(panel))
-    warnings = [*differences, *panel.warnings, *panel.unpaired]
+    warnings = [*training_warnings(named), *panel.warnings, *panel.unpaired]
     result = figure.with_runs(reported_panels(panel), warnings, command)
     write_report([result], out, "a comparison of your own")
     return result

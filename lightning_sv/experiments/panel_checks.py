@@ -129,6 +129,6 @@ def check_axes(axes: Mapping[str, Sequence[float]]) -> None:
     """Check that a fit over the logarithms of the values of a grid is possible."""
     for key, values in axes.items():
         is_positive = all(0 < value < math.inf for value in values)
-        is_distinct = len(set(values)) == len(values)
-        expected = "different positive numbers, for a fit over their logarithms."
+        is_distinct = 0 < len(set(values)) == len(values)
+        expected = "one or more different positive numbers, for a fit over their logarithms."
         expect(is_positive and is_distinct, f"axis {key}", values, expected)

@@ -88,7 +88,11 @@ def _plan_arms(panel: BudgetedPanel) -> list[PlannedArm]:
     for label, spec in panel.spec.arms.items():
         if label in panel.skipped:
             continue
-        seeds = tuple(range(first, first + panel.seed_count(spec)))
+        count = panel.seed_count(spec)
+        expect(
+            count >= 1, f"seeds of {label!r} under budget {panel.budget.name}", count, "1 or more."
+        )
+        seeds = tuple(range(first, first + count))
         for arm in kind.points(panel, label, spec):
             arms.append(replace(arm, seeds=seeds, ours=spec.not_in_paper, baseline=spec.baseline))
     check_arms(arms)

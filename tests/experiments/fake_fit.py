@@ -57,10 +57,9 @@ def write_run(
     *,
     lr: float = 1e-3,
     corpus: str = "c0ffee",
-    hidden: str = "same",
     **data: int,
 ) -> None:
-    """Write the files of a run; `hidden` is a setting in which arms may differ unexpectedly."""
+    """Write the files of a run."""
     points = [(1000 * i, 4 - 0.1 * i + 0.01 * seed + delta) for i in range(1, 11)]
     write_scalars(directory, "val/loss", points, wall_time=1.0)
     # the last tenth of the steps has two points, with the mean of the last validation
@@ -78,7 +77,7 @@ def write_run(
             "val_sequences": 512,
             **data,
         },
-        "hidden": {"key": hidden, "off": False, "one": 1},  # equal to a seed
+        "hidden": {"off": False, "one": 1},  # equal to a seed
     }
     (directory / "config.yaml").write_text(json.dumps(config))
     summary = {
@@ -109,7 +108,6 @@ def main() -> int:
     parser.add_argument("--model.optim.lr", dest="lr", type=float, default=1e-3)
     parser.add_argument("--model.backbone.init_std", dest="std", type=float, default=0.08)
     parser.add_argument("--sharp", type=float, help="lambda_max in the first write")
-    parser.add_argument("--hidden.key", dest="hidden", default="same")
     parser.add_argument("--fail_seed", type=int, default=-1)
     parser.add_argument("--hang_seed", type=int, default=-1)
     parser.add_argument(
@@ -133,9 +131,8 @@ def run(args: argparse.Namespace) -> int:
         return 1
     strategy, of_strategy = args.corpus_of
     corpus = of_strategy if args.scale == strategy else "c0ffee"
-    hidden = args.scale if args.hidden == "differs" else "same"
     loss = delta(args)
-    write_run(args.run_dir, args.scale, args.seed, loss, lr=args.lr, corpus=corpus, hidden=hidden)
+    write_run(args.run_dir, args.scale, args.seed, loss, lr=args.lr, corpus=corpus)
     if args.sharp:
         write_sharpness(args.run_dir, args.sharp, has_scales=args.scale != "nop")
     return 0

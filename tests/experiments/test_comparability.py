@@ -12,6 +12,7 @@ from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.comparability import (
     comparability_warnings,
     panel_warnings,
+    training_warnings,
 )
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.spec import PanelSpec
@@ -46,25 +47,24 @@ def test_comparability_warnings_values_that_contain_a_directory_name_differ() ->
     assert "model.optim.name" in warning
 
 
-@pytest.mark.parametrize(("a", "b", "requested", "unexpected"), [
-    ({"x": {}}, {"x": {"lm_head": "dp"}}, ["x.lm_head"], []),
-    ({"x": {}}, {"x": {"lm_head": "dp"}}, [], ["x.lm_head"]),
-    ({"x": {}}, {}, [], []),
-    ({"x": {"y": 1}}, {"x": {"y": 1, "later": None}}, [], []),
-    ({"x": {"y": 1}}, {"x": {"y": 1, "later": 0}}, [], ["x.later"]),
-    ({"x": {"y": 1}}, {"x": {"y": 2}}, ["x"], []),
-    ({"x": {"y": 1}}, {"x": {"y": 2}}, ["x.yy"], ["x.y"]),
-    ({"x": {"yy": 1}}, {"x": {"yy": 2}}, ["x.y"], ["x.yy"]),
-    ({"seed_everything": 0, "model": {"seed": 0}}, {"seed_everything": 1, "model": {"seed": 1}}, [], []),
-    ({"model": {"seed": None}}, {"model": {"seed": 5}}, [], ["model.seed"]),
-    ({"trainer": {"max_steps": 1}}, {"trainer": {"max_steps": 2}}, ["trainer.max_steps"], []),
-    ({"trainer": {"max_steps": 1}}, {"trainer": {"max_steps": 2}}, [], ["trainer.max_steps", "tokens"]),
+@pytest.mark.parametrize(("a", "b", "different"), [
+    ({"x": {}}, {"x": {"lm_head": "dp"}}, ["x.lm_head"]),
+    ({"x": {}}, {}, []),
+    ({"x": {"y": 1}}, {"x": {"y": 1, "later": None}}, []),
+    ({"x": {"y": 1}}, {"x": {"y": 1, "later": 0}}, ["x.later"]),
+    ({"x": {"y": 1}}, {"x": {"y": 2}}, ["x.y"]),
+    ({"seed_everything": 0, "model": {"seed": 0}}, {"seed_everything": 1, "model": {"seed": 1}}, []),
+    ({"model": {"seed": None}}, {"model": {"seed": 5}}, ["model.seed"]),
+    ({"model": {"scale": "hg"}}, {"model": {"scale": "nop", "scale_options": 1}}, ["model.scale_options"]),
+    ({"trainer": {"max_steps": 1}}, {"trainer": {"max_steps": 2}}, ["trainer.max_steps", "tokens"]),
 ])  # fmt: skip
-def test_comparability_warnings_name_unexpected_keys(
-    a: dict[str, Any], b: dict[str, Any], requested: list[str], unexpected: list[str]
+def test_comparability_warnings_name_keys(
+    a: dict[str, Any], b: dict[str, Any], different: list[str]
 ) -> None:
-    warnings = comparability_warnings({"a": run(Path("a"), a), "b": run(Path("b"), b)}, requested)
-    assert [warning.split(":")[0].split()[-1] for warning in warnings] == unexpected
+    runs = {"a": run(Path("a"), a), "b": run(Path("b"), b)}
+    found = comparability_warnings(runs)
+    assert [warning.split(":")[0].split()[-1] for warning in found] == different
+    assert training_warnings(runs) == []  # the settings of a plan differ on purpose
 
 
 @pytest.mark.parametrize("key", [*RETIRED, *RETIRED_OF_FSDP])
@@ -92,7 +92,6 @@ def segment(precision: str = "32", max_steps: int = 8) -> dict[str, Any]:
     ({"own_optimizer": "Own"}, "Own ("),
     ({"commit": "0123456789abcdef, with uncommitted changes"}, "0123456789, with uncommitted"),
     ({"machine": "EPYC, 1 x A100, torch 2.13, Python 3.11"}, "EPYC, 1 x A100 ("),
-    ({"skipped_steps": 2}, "b skipped 2 steps"),  # of an earlier version
     ({"legs": [segment("32"), segment("16")]}, "b was resumed with a different precision"),
     ({"legs": [segment(), segment(max_steps=16)]}, "(8, then 16)"),
 ])  # fmt: skip

@@ -157,7 +157,7 @@ def test_fit_extended_run_records_its_lengths(
     assert run_fit([*fit, "8", "--ckpt_path", "last"], run_dir) == 2  # it has 12
     assert "trainer.max_steps" in capsys.readouterr().err
     assert read_run(run_dir).summary == run.summary
-    (warning, *_) = comparability_warnings({"run": run}, ())
+    (warning, *_) = comparability_warnings({"run": run})
     assert "learning rate is that of no single schedule" in warning
     if schedule == "wsd":
         lr = run.curve("lr").values

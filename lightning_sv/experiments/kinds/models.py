@@ -94,7 +94,7 @@ class ScalingKind(ModelsKind):
         Sizes are those of the baseline, because strategies have different numbers of scale vectors.
         """
         baseline = panel.baseline
-        if baseline is None or len(baseline.values) < 2:
+        if baseline is None or len(set(baseline.values)) < 2:
             return []
         lines = []
         for series in panel.series:

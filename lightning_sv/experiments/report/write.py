@@ -51,10 +51,10 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
     sections = [_figure_sections(figure, out) for figure in figures]
     facts = head_facts(figures, what, Provenance.now(), caution)
     markdown = markdown_report(figures, sections, facts)
+    write_csv(out / RESULTS, run_frame(figures, out))  # first: it shows that a folder is a report
     write_atomically(out / MARKDOWN, markdown)
     write_atomically(out / HTML, html_page(report_title(figures), markdown, out))
     write_tuned(figures, out)
-    write_csv(out / RESULTS, run_frame(figures, out))
     write_csv(out / "differences.csv", difference_frame(figures))
     write_csv(out / "verdicts.csv", verdict_frame(figures))
 

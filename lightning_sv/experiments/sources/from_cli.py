@@ -110,7 +110,9 @@ def _parse_run(named: NamedArm, files: Sequence[Path], common: Mapping[str, Any]
     label, given = named
     expanded = without_preset(given)
     run = RunConfig(files, {**common, **expanded.overrides}, expanded.scale).parse()
-    if label == given.scale:
+    _, options_of_preset = expand_preset(given.scale, ScaleOptions())
+    has_more_options = run.model.scale_options != options_of_preset
+    if label == given.scale and has_more_options:
         label += run.model.scale_options.label()  # options of all arms
     return RequestedArm(label, given, run, plan_steps(run.model, run.data, run.trainer))
 

@@ -20,7 +20,7 @@ from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.pairs import Pair
 from lightning_sv.experiments.results import Figure, count_seeds
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
-from lightning_sv.runs.directory import SUMMARY, event_files, is_diverged, runs_in
+from lightning_sv.runs.directory import SUMMARY, config_value, event_files, is_diverged, runs_in
 from lightning_sv.runs.events import Run, check_run_directory, read_run
 from lightning_sv.runs.tags import VAL_LOSS
 
@@ -64,6 +64,8 @@ def own_figure(
     runs_by_name = {str(run.dir): run for run in runs}
     if len(runs) > 1:
         check_same_corpus(runs_by_name)
+        for run in runs:
+            _check_one_seed(run)
     arms = _arms(runs_by_arm, baseline)
     panel = LoadedPanel.of_arms(PanelSpec("Validation loss"), arms)
     warnings = [
@@ -75,6 +77,22 @@ def own_figure(
     title = ", ".join(arm.label for arm in arms)
     spec = FigureSpec("runs", title, _summary(arms), [panel.spec], section="Your own runs")
     return Figure(spec, reported_panels(panel), warnings=tuple(warnings), command=command)
+
+
+def _check_one_seed(run: Run) -> None:
+    """Check that one seed has set the initial weights and the order of the data.
+
+    Raises:
+        ConfigError: two seeds have, so that it is unknown which runs are pairs
+    """
+    seeds = []
+    for key in ("model.seed", "data.seed"):
+        own = config_value(run.config, key)
+        seeds.append(run.config.get("seed_everything") if own is None else own)
+    weights, data = seeds
+    if weights != data:
+        found = f"{run.dir} has initial weights of seed {weights} and data of seed {data}"
+        raise ConfigError(f"{found}; expected one seed, by which runs are paired. Leave it out.")
 
 
 def _find_runs(dirs: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
