@@ -280,7 +280,7 @@ def models_row(path: Path) -> list[str]:
 
 
 def test_models_page_table_equals_the_configs() -> None:
-    shown = table("models", "| model | d_model |").reset_index()
+    shown = table("models", "model").reset_index()
     found = shown.to_numpy().tolist()
     assert sorted(found) == sorted(map(models_row, (ROOT / "conf/model").glob("*.yaml")))
     smallest_first = [

@@ -455,6 +455,17 @@ def test_fold_applied_lora_merge_refused_before_right_after() -> None:
     assert (logits(merged) - before).norm() < ROUNDING * before.norm()
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning:transformers")
+def test_fold_applied_lora_base_with_a_trained_head_stays_frozen() -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    model = named("llama")
+    apply_strategy(model, "hg+dp+or+iwd")
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["lm_head"])
+    fold_applied(peft.get_peft_model(model, lora))
+    norms = [p for name, p in model.named_parameters() if "norm" in name]
+    assert norms and not any(norm.requires_grad for norm in norms)
+
+
 def test_apply_strategy_stacked_rows_of_experts_have_own_vectors() -> None:
     model = named("qwen3_moe")
     with pytest.warns(UserWarning, match="gate_up_proj") as warned:

@@ -142,8 +142,9 @@ def _trains(model: nn.Module) -> bool:
 
 
 def _parameters_of_vectors(model: nn.Module) -> Iterator[nn.Parameter]:
-    for module in model.modules():
-        if isinstance(module, ScaleVector):
+    """Yield the parameters of the vectors but for those of the copies that PEFT trains."""
+    for path, module in model.named_modules():
+        if isinstance(module, ScaleVector) and not _OF_LORA.search(path):
             yield from module.parameters()
 
 

@@ -64,7 +64,7 @@ class Report(NamedTuple):
             names.setdefault(note, []).append(name)
         lines = [f"  {_first_of(alike)}: {note}" for note, alike in names.items()]
         if self.stacked:
-            what = "a row per expert, and so two axes; choose what decays, and what Muon updates"
+            what = "several rows, and so two axes; choose what decays, and what Muon updates"
             lines.append(f"  {_first_of(self.stacked)}: {what}, by role")
         return lines
 
