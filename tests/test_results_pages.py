@@ -90,9 +90,13 @@ def tables(text: str) -> list[pd.DataFrame]:
     return found
 
 
-def table(name: str, head: str) -> pd.DataFrame:
-    """Return the table of a page whose first column has this head."""
-    (found,) = (shown for shown in tables(page(name)) if shown.index.name == head)
+def table(name: str, *heads: str) -> pd.DataFrame:
+    """Return the table of a page whose first columns have these heads."""
+    (found,) = (
+        shown
+        for shown in tables(page(name))
+        if (shown.index.name, *shown.columns)[: len(heads)] == heads
+    )
     return found
 
 

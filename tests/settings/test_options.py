@@ -52,7 +52,7 @@ def test_every_argument_of_the_trainer_is_followed_or_refused() -> None:
     assert set(TRAINER_ARGUMENTS) == set(inspect.signature(L.Trainer).parameters)
     defaults = DEFAULTS_OF_TRAINER
     check_trainer_keys(defaults)
-    shown = table("own-trainer", "| argument of the Trainer |").reset_index().to_numpy().tolist()
+    shown = table("own-trainer", "argument of the Trainer").reset_index().to_numpy().tolist()
     for (key, argument), row in zip(TRAINER_ARGUMENTS.items(), shown, strict=True):
         treatment = "followed" if argument.is_followed else "refused"
         assert row == [key, treatment, argument.note]
@@ -65,7 +65,7 @@ def test_every_argument_of_the_trainer_is_followed_or_refused() -> None:
 
 
 def test_own_trainer_page_lists_the_refused_callbacks() -> None:
-    shown = table("own-trainer", "| callback | own Trainer |").reset_index().to_numpy().tolist()
+    shown = table("own-trainer", "callback", "own Trainer").reset_index().to_numpy().tolist()
     for (name, reason), row in zip(REFUSED_CALLBACKS.items(), shown, strict=True):
         own = "refused" if name in REFUSED_EVERYWHERE else "works"
         expected = [name, own, "refused", reason.replace("`", "")]
