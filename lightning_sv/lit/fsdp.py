@@ -31,6 +31,7 @@ from torch.optim import Optimizer
 
 from lightning_sv.callbacks.run_state import callbacks_of, settings_of
 from lightning_sv.errors import ConfigError
+from lightning_sv.lit.checkpoint.atomic_io import AtomicCheckpointIO
 from lightning_sv.lit.checkpoint.compat import check_recorded
 from lightning_sv.lit.checkpoint.sharded_write import write_sharded
 from lightning_sv.runs.sharded_checkpoint import (
@@ -82,6 +83,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
             timeout=timeout,
         )
         self.sharded_checkpoints = save_distributed_checkpoint
+        self.checkpoint_io = AtomicCheckpointIO()  # a plugin of the Trainer replaces it
 
     @property
     def _net(self) -> nn.Module:
@@ -177,12 +179,14 @@ class FullyShardedStrategy(ModelParallelStrategy):
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
     ) -> None:
         """Write a checkpoint file, or a folder with `write_sharded`."""
-        if not self.sharded_checkpoints:
-            # not that of ModelParallelStrategy, which first removes a sharded checkpoint there
+        if self.sharded_checkpoints:
+            path = Path(self.broadcast(str(filepath)))
+            write_sharded(self, checkpoint, path)
+        elif isinstance(self.checkpoint_io, AtomicCheckpointIO):
+            # replaces a sharded checkpoint there, which ModelParallelStrategy would remove first
             Strategy.save_checkpoint(self, checkpoint, filepath, storage_options)
-            return
-        path = Path(self.broadcast(str(filepath)))
-        write_sharded(self, checkpoint, path)
+        else:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None

@@ -18,6 +18,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.callbacks.logging import write_scalars
 from lightning_sv.experiments.comparability import comparability_warnings
 from lightning_sv.lit.checkpoint.atomic_io import AtomicCheckpointIO
+from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.checkpoint.sharded_write import link_last
 from lightning_sv.optim import OPTIMIZERS, ScheduleConfig
 from lightning_sv.runs.checkpoint import check_checkpoint
@@ -239,8 +240,10 @@ def test_checkpoint_file_replaces_a_sharded_checkpoint(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "meta.pt").write_text("shards")
     last.symlink_to(folder.name)
-    AtomicCheckpointIO().save_checkpoint({"step": 3}, last)
-    AtomicCheckpointIO().save_checkpoint({"step": 4}, folder)
+    (tmp_path / ".last.ckpt.partial").mkdir()  # of a write of shards that was killed
+    strategy = FullyShardedStrategy()
+    strategy.save_checkpoint({"step": 3}, last)
+    strategy.save_checkpoint({"step": 4}, folder)
     assert [torch.load(path)["step"] for path in (last, folder)] == [3, 4]
     assert set(tmp_path.iterdir()) == {last, folder}
 
@@ -259,3 +262,5 @@ def test_write_to_a_full_disk_leaves_the_checkpoint(share: float, tmp_path: Path
         AtomicCheckpointIO().save_checkpoint({"weight": torch.ones(9_999)}, path)
     assert caught.value.errno == errno.EFBIG
     assert path.read_bytes() == kept and list(tmp_path.iterdir()) == [path]
+    with pytest.raises(OSError, match=f"could not write {path}/"):
+        AtomicCheckpointIO().save_checkpoint({}, path / "below_a_file.ckpt")

@@ -28,6 +28,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         partial = partial_of(final)
         try:
             final.parent.mkdir(parents=True, exist_ok=True)
+            remove(partial)  # left by a process that was killed: a folder if it wrote shards
             write_content(checkpoint, partial)
             sync(partial)
             replace(partial, final)
