@@ -60,24 +60,26 @@ def prepare_named(corpus: NamedCorpus | None) -> None:
 def prepare_for_run(named: Resolved, checked_data: Callable[[list[str]], DataConfig]) -> None:
     """Prepare the corpus of `--data`, if it is new after a check of the other words.
 
-    Preparation may take minutes, which a wrong word would waste.
+    Preparation may take minutes, which a wrong word would waste. With `--data.corpus.dir` a run
+    reads a copy that exists elsewhere.
 
     Args:
         named: command line
         checked_data: checks the words of the command without a corpus; returns their data
 
     Raises:
-        ConfigError: a wrong word, or a different folder for the corpus of `--data`
+        ConfigError: a wrong word, or a different folder for the corpus of your own text
     """
     if named.corpus is None or named.corpus.is_prepared:
         prepare_named(named.corpus)
         return
     data = checked_data(named.parseable)
     folder = named.corpus.folder
-    if Path(data.corpus.dir).expanduser().resolve() != folder.resolve():
+    if Path(data.corpus.dir).expanduser().resolve() == folder.resolve():
+        _prepare_new(data.corpus)
+    elif named.corpus.is_own:
         expected = f"{folder}, that of the text of --data. Remove one of them."
         raise ConfigError(f"data.corpus.dir is {data.corpus.dir}; expected {expected}")
-    _prepare_new(data.corpus)
 
 
 def _prepare_new(config: CorpusConfig) -> None:

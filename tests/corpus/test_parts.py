@@ -179,6 +179,11 @@ def test_training_by_name_leaves_a_part_of_a_text_as_it_is(
         assert manifest.settings["max_tokens"] == 4000
         assert manifest.train.tokens + manifest.val.tokens <= 4000
 
+    copy = Path("data/some").rename(tmp_path / "copy")
+    named = resolve_names(["--data", "some", *options, f"--data.corpus.dir={copy}"])
+    prepare_for_run(named, lambda words: check_run(words).data)
+    assert not Path("data/some").exists()
+
 
 @dataclass
 class Table:
