@@ -145,12 +145,18 @@ class FitRun(CommandRun):
         if self._is_dev_run:
             return
         steps = plan.steps(trainer.max_steps, trainer.max_epochs, trainer.limit_train_batches)
-        done = self.start.step
-        expected = f"{done} or more, the step of the checkpoint. Increase it."
-        expect(steps >= done, "trainer.max_steps", steps, expected)
+        self._check_not_done(steps)
         trainer.fit_loop.epoch_loop.max_steps = steps
         interval = plan.validation_interval(steps)
         trainer.val_check_interval = interval  # type: ignore[attr-defined]
+
+    def _check_not_done(self, steps: int) -> None:
+        """Refuse a run of fewer steps than its checkpoint, which would be complete at once."""
+        key = "trainer.max_steps"
+        if steps < self.trainer.max_steps:
+            key = "the number of steps of trainer.max_epochs"
+        expected = f"{self.start.step} or more, the step of the checkpoint. Increase it."
+        expect(steps >= self.start.step, key, steps, expected)
 
     # open
 

@@ -47,7 +47,6 @@ WRONG = [
     ("fit COMPLETE --seed_everything x", "seed_everything is x;"),
     ("plan --gpus 1 COMPLETE --model.seed=1" + "0" * 20, "model.seed"),
     ("fit NO_CORPUS --model.backbone.n_expert 4", "model.backbone.n_expert is 4"),
-    ("fit NO_CORPUS --model.backbone.d_expert 3", "model.backbone.d_expert is 3"),
     ("fit RUN --model.backbone.name mine", "model.optim.lr is not set"),
     ("fit RUN --model.backbone.vocab_size 200", "vocab_size is 200"),
     ("fit RUN --data.corpus.tokenizer gpt2", "bpe:300"),
