@@ -199,9 +199,7 @@ def find_corpus(name: str) -> NamedCorpus:
     plain = name.removeprefix("./").rstrip("/")
     if name in known:
         return _known_corpus(name)
-    if plain in known:
-        expected = f"{plain} for conf/data/{plain}.yaml, or a text of a different name"
-        raise ConfigError(f"--data is {name}; expected {expected}.")
+    _check_name(plain, name)
 
     folders = [CORPORA / plain.removeprefix(f"{CORPORA}/"), Path(plain)]
     is_path_of_text = name != plain and Path(plain).exists()
@@ -218,6 +216,13 @@ def find_corpus(name: str) -> NamedCorpus:
     return _own_text(Path(plain))
 
 
+def _check_name(name: str, text: str) -> None:
+    """Refuse a text whose corpus would have the name of one in conf/data."""
+    if name in config_names("data"):
+        expected = f"{name} for conf/data/{name}.yaml, or a text of a different name"
+        raise ConfigError(f"--data is {text}; expected {expected}.")
+
+
 def _known_corpus(name: str) -> NamedCorpus:
     """Return the corpus of conf/data/NAME.yaml."""
     layer = find_config("data", name)
@@ -231,6 +236,7 @@ def _own_text(path: Path) -> NamedCorpus:
     name = os.path.abspath(path)  # noqa: PTH100 - `.` and `..` have no name, and links keep theirs
     stem = path.stem if path.is_file() else Path(name).name
     folder = CORPORA / re.sub(r"\s", "_", stem)
+    _check_name(folder.name, str(path))
     if folder == path:
         expected = "a text outside of data/ or deeper in it"
         raise ConfigError(f"--data is {path}, its own corpus; expected {expected}.")

@@ -100,6 +100,7 @@ WRONG = [
     ("fit --model tinny", "tinny.*tiny"),
     ("fit --data leters", "leters.*letters"),
     ("fit --data stdlib/", "stdlib/"),
+    ("fit --data stdlib.txt", "stdlib.txt"),
     ("fit --data pictures", "files:pictures"),
     ("fit --model tiny --model mini", "--model.*tiny.*mini"),
     ("fit --model tiny --scale hg --model.scale=llama", "--scale"),
