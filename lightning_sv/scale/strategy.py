@@ -8,14 +8,14 @@ module is imported when the string is parsed.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from itertools import chain
-from typing import Any, get_args
+from typing import Any
 
-from lightning_sv.errors import ConfigError, expect_known
+from lightning_sv.errors import ConfigError, did_you_mean, expect_known
 from lightning_sv.own_code import import_name
 from lightning_sv.scale.validate import check_parameterization
 from lightning_sv.scale.vector import (
+    ROLES,
     DirectScale,
     ExponentialScale,
     OffsetScale,
@@ -34,6 +34,11 @@ class Placement:
     scale_out: bool
     summary: str
 
+    @property
+    def has_vectors(self) -> bool:
+        """True if there is a scale vector on any side."""
+        return self.scale_in or self.scale_out
+
 
 @dataclass(frozen=True)
 class Decay:
@@ -44,7 +49,7 @@ class Decay:
 
     def __post_init__(self) -> None:
         for role in self.roles:
-            expect_known("role of a Decay", role, get_args(Role))
+            expect_known("role of a Decay", role, ROLES)
 
 
 #: if True, each branch has its own input-side gamma (heterogeneity); otherwise the branches of a
@@ -119,14 +124,19 @@ class ScaleStrategy:
     def __post_init__(self) -> None:
         for axis in AXES:
             _check_word(axis, getattr(self, axis))
+        if self.placement in FOLDED:
+            expected = f"a name other than {' '.join(FOLDED)}. Rename the row."
+            raise ConfigError(f"PLACEMENTS has {self.placement!r}; expected {expected}")
+        if self.vector_class.__module__ != ScaleVector.__module__:
+            check_parameterization(self.vector_class)
 
     @classmethod
     def parse(cls, text: "str | ScaleStrategy") -> "ScaleStrategy":
         """Parse words joined by '+' in any order, at most one per axis, or a preset.
 
         Raises:
-            ConfigError: an unknown word, or two words of one axis; the message lists the known
-                words; a preset that needs `expand_preset`
+            ConfigError: an unknown word (the message lists the known ones), two words of one axis,
+                or a preset that needs `expand_preset`
         """
         if isinstance(text, ScaleStrategy):
             return text
@@ -134,11 +144,12 @@ class ScaleStrategy:
             raise ConfigError(
                 f"the strategy is {text!r}; expected words joined by '+', {_known()}."
             )
-        if preset_name(text) in PRESET_PLACEMENTS:
-            places = PRESET_PLACEMENTS[preset_name(text)]
+        name = preset_name(text)
+        if name in PRESET_PLACEMENTS:
             raise ConfigError(
-                f"the strategy is {text!r}; expected {PRESETS[preset_name(text)]!r} here, with "
-                f"placement_at={places} in the options, because a strategy has no single matrices."
+                f"the strategy is {text!r}; expected {PRESETS[name]!r} here, with "
+                f"placement_at={PRESET_PLACEMENTS[name]} in the options, because a strategy has no "
+                "single matrices."
             )
         return cls(**_words_by_axis(text))
 
@@ -218,8 +229,12 @@ def preset_name(text: str) -> str:
 def _words(text: str) -> list[str]:
     """Return the words of a strategy or of a preset, without checking them."""
     preset = PRESETS.get(preset_name(text), text)
-    words = [word.strip() for word in preset.split("+")]
-    return [word if ":" in word else word.lower() for word in words]
+    words = []
+    for part in preset.split("+"):
+        word = part.strip()
+        is_own = ":" in word  # names of Python code are case-sensitive
+        words.append(word if is_own else word.lower())
+    return words
 
 
 def _words_by_axis(text: str) -> dict[str, str]:
@@ -240,23 +255,12 @@ def _row(axis: str, word: str) -> Any:
 
 
 def _check_word(axis: str, word: str) -> None:
-    """Check that a word belongs to an axis, and that your own row can be used.
-
-    Raises:
-        ConfigError: it is unknown, a row of a different axis, or a class that breaks the contract
-            of `ScaleVector`
-    """
-    is_own = ":" in word
-    if not is_own:
+    """Raise ConfigError if the word is unknown, or if your own row belongs to a different axis."""
+    if ":" not in word:
         expect_known(axis, word, AXES[axis])
-    row = _row(axis, word)
-    if is_own and _axis_of_row(row) != axis:
+        return
+    if _axis_of_row(import_name(word, _WORD)) != axis:
         raise ConfigError(f"word {word!r} of the strategy is not a {axis}; {_known()}.")
-    if axis == "placement" and word in FOLDED:
-        expected = f"a name other than {' '.join(FOLDED)}"
-        raise ConfigError(f"PLACEMENTS has {word!r}; expected {expected}. Rename the row.")
-    if axis == "parameterization" and row.__module__ != ScaleVector.__module__:
-        check_parameterization(row)
 
 
 def _axis_of(word: str, text: str) -> str:
@@ -271,8 +275,7 @@ def _axis_of(word: str, text: str) -> str:
         raise ConfigError(
             f"preset {word!r} in {text!r} sets all four axes; remove the other words."
         )
-    names = [*chain.from_iterable(AXES.values()), *PRESETS]
-    hint = "".join(f" Did you mean {name!r}?" for name in get_close_matches(word, names, n=1))
+    hint = did_you_mean(word, [*chain.from_iterable(AXES.values()), *PRESETS])
     raise ConfigError(f"word {word!r} of the strategy {text!r} is unknown; {_known()}.{hint}")
 
 
