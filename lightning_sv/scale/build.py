@@ -9,25 +9,55 @@ A model names its sites and their widths, and never looks at the strategy:
     build.finish()
 
 A site is a matrix or a norm of the model. Each call first makes one `LinearPlan` per matrix, and
-then builds modules from the plans. The builder keeps plans and vectors: in `finish` they show which
-names the options can use, and which options changed nothing.
+then builds modules from the plans. The builder notes the names of matrices and vectors, and which
+options changed something: `finish` refuses options with an unknown name or without effect.
 """
 
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import cast
 
 from torch import nn
 
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import ConfigError
 from lightning_sv.scale.branch import Branch, BranchGroup, ScaledLinear
-from lightning_sv.scale.linear_plan import LinearPlan
 from lightning_sv.scale.norm import RMSNorm
 from lightning_sv.scale.options import ScaleOptions
 from lightning_sv.scale.strategy import Placement, ScaleStrategy, branch_placement
 from lightning_sv.scale.vector import HeadShared, Role, ScaleVector
+
+#: option -> its expected value in a model in which it changes nothing
+WITHOUT_EFFECT = {
+    "share_scale_out": "False, because no norm has several output-side scale vectors of equal "
+    "width.",
+    "freeze_input_beta": "False, because no input-side scale vector with a beta has a normalized "
+    "output.",
+    "initial_gamma_out": "1, because no branch has an output-side scale vector.",
+}
+
+
+@dataclass(frozen=True)
+class LinearPlan:
+    """What strategy and options decide about one matrix, before its modules are built.
+
+    Attributes:
+        name: name of the matrix, for instance 'q_proj'
+        d_in: width of its input
+        branch: what the model requests
+        placement: parts of the branch that are present
+        owns_scale_in: False if the norm owns the input-side vector, or there is none
+        n_sharing_heads: number of heads that share one output-side vector; None if heads share none
+    """
+
+    name: str
+    d_in: int
+    branch: Branch
+    placement: Placement
+    owns_scale_in: bool
+    n_sharing_heads: int | None = None
 
 
 class ScaleBuilder:
@@ -45,8 +75,13 @@ class ScaleBuilder:
         self.strategy = ScaleStrategy.parse(strategy)
         self.options = ScaleOptions() if options is None else options
         self.eps = eps
-        self._plans: list[LinearPlan] = []
-        self._vectors: list[tuple[str, ScaleVector]] = []  # 'site.side', vector
+        # what the model has, for `finish`
+        self._matrices: set[str] = set()
+        self._with_heads: set[str] = set()  # branches with heads and an output-side vector
+        self._vectors: set[str] = set()  # 'site.side'
+        self._roles: set[Role] = set()
+        self._has_siblings = False  # if True, several branches read a norm and have a scale_in
+        self._effective: set[str] = set()  # keys of `WITHOUT_EFFECT` that changed something
 
     def group(
         self,
@@ -57,20 +92,22 @@ class ScaleBuilder:
     ) -> BranchGroup:
         """Build a norm of width d_in and its branches as a group of class `kind`."""
         plans = self._plan_group(site, d_in, branches)
-        self._plans += plans
+        has_scale_in = any(plan.placement.scale_in for plan in plans)
+        self._has_siblings |= has_scale_in and len(plans) > 1
 
         # vectors that several branches share belong to the norm and the group
         norm_scale = None
-        if not self.strategy.per_branch and plans_with_scale_in(plans):
+        if has_scale_in and not self.strategy.per_branch:
             norm_scale = self._vector(f"{site}.scale", d_in, "input")
-        shared_out: dict[tuple[str, ...], ScaleVector] = {}
-        for plan in plans:
-            if plan.is_first_sharer:
-                shared_out[plan.sharers] = self._scale_out(site, plan)
+        shared_out = self._shared_scale_out(site, plans)
+        sharers = set(chain.from_iterable(shared_out))
 
-        linears = {plan.name: self._scaled_linear(plan) for plan in plans}
+        linears = {}
+        for plan in plans:
+            owns_scale_out = plan.placement.scale_out and plan.name not in sharers
+            linears[plan.name] = self._scaled_linear(plan, owns_scale_out)
         if self.options.freeze_input_beta:
-            freeze_input_betas(linears.values(), norm_scale)
+            self._freeze_input_betas(linears.values(), norm_scale)
         return kind(site, RMSNorm(d_in, self.eps, norm_scale), linears, shared_out)
 
     def linear(
@@ -89,26 +126,19 @@ class ScaleBuilder:
             )
             raise ConfigError(f"scale_options.placement_at.{site} is {token}; expected {expected}")
 
-        plan = LinearPlan(
-            name=site,
-            d_in=d_in,
-            branch=Branch(d_out, dnp_width=None, batch_dims=batch_dims),
-            placement=placement,
-            owns_scale_in=placement.scale_in,
-        )
-        self._plans.append(plan)
-        has_vectors = placement.scale_in or placement.scale_out
-        if has_vectors or batch_dims:
-            return self._scaled_linear(plan)
-        return nn.Linear(d_in, d_out, bias=False)
+        self._matrices.add(site)
+        if not placement.has_vectors and not batch_dims:
+            return nn.Linear(d_in, d_out, bias=False)
+        branch = Branch(d_out, dnp_width=None, batch_dims=batch_dims)
+        plan = LinearPlan(site, d_in, branch, placement, owns_scale_in=placement.scale_in)
+        return self._scaled_linear(plan, placement.scale_out)
 
     def norm(self, site: str, d: int) -> RMSNorm:
         """Build a norm without branches (Q/K-norm, Post-Norm), with the role of an Output-Norm.
 
         It has a scale vector if the strategy has any (paper, Section 2.2).
         """
-        placement = self.strategy.placement_row
-        if placement.scale_in or placement.scale_out:
+        if self.strategy.placement_row.has_vectors:
             return RMSNorm(d, self.eps, self._vector(f"{site}.scale", d, "output"))
         return RMSNorm(d, self.eps, None)
 
@@ -122,71 +152,101 @@ class ScaleBuilder:
         Warns:
             UserWarning: a simpler strategy gives the same model (`hg+ap` is `ap`).
         """
-        self._check_names()
+        expected_heads = "branch with heads and an output-side scale vector"
+        self._check_names("placement_at", self._matrices, "branch")
+        self._check_names("share_heads", self._with_heads, expected_heads)
+        self._check_names("role_at", self._vectors, "scale vector")
         self._check_effects()
 
-        roles = frozenset(vector.role for _, vector in self._vectors)
-        shared_groups = any(plan.has_siblings for plan in plans_with_scale_in(self._plans))
-        canonical = self.strategy.canonical(roles, shared_groups=shared_groups)
+        canonical = self.strategy.canonical(
+            frozenset(self._roles), shared_groups=self._has_siblings
+        )
         if canonical != self.strategy:
             same = f"scale strategy {str(self.strategy)!r} is the same model as {str(canonical)!r}."
             warnings.warn(same, stacklevel=3)
         return canonical
 
     def _plan_group(self, norm: str, d_in: int, branches: Mapping[str, Branch]) -> list[LinearPlan]:
-        """Return the plans of a group, in the order of its branches."""
+        """Return the plans of a group, in the order of its branches.
+
+        Raises:
+            ConfigError: a width does not divide a branch's output, or the placements of single
+                branches do not fit the group
+        """
         plans = []
         for name, branch in branches.items():
             branch.check(name)
-            placement = self._placement(name)
+            placement = self._placement(name, branch)
+            self._matrices.add(name)
+            if placement.scale_out and branch.n_head is not None:
+                self._with_heads.add(name)
+
+            shares_heads = name in self.options.share_heads
             plan = LinearPlan(
                 name=name,
                 d_in=d_in,
                 branch=branch,
                 placement=placement,
                 owns_scale_in=self.strategy.per_branch and placement.scale_in,
-                has_siblings=len(branches) > 1,
-                shares_heads=name in self.options.share_heads,
+                n_sharing_heads=branch.n_head if shares_heads else None,
             )
             plans.append(plan)
-        self._check_placements(norm, plans)
-        if self.options.share_scale_out:
-            return sharing_scale_out(plans)
-        return plans
 
-    def _placement(self, branch: str) -> Placement:
-        token = self.options.placement_at.get(branch)
-        if token is None:
-            return self.strategy.placement_row
-        return branch_placement(token)
-
-    def _check_placements(self, norm: str, plans: Sequence[LinearPlan]) -> None:
-        """Raise ConfigError if the placements of single branches do not fit the group."""
-        n_with_scale_in = len(plans_with_scale_in(plans))
-        if not self.strategy.per_branch and 0 < n_with_scale_in < len(plans):
+        n_with_scale_in = sum(plan.placement.scale_in for plan in plans)
+        is_partial = 0 < n_with_scale_in < len(plans)
+        if is_partial and not self.strategy.per_branch:
             found = f"gives only some branches of {norm} an input-side scale vector"
             hint = "but the strategy shares one; add 'hg' to it."
             raise ConfigError(f"scale_options.placement_at {found}, {hint}")
-        for plan in plans:
-            is_named = plan.name in self.options.placement_at
-            if is_named and plan.placement.norm_out and plan.branch.dnp_width is None:
-                found = f"normalizes {plan.name}, which is never normalized"
-                raise ConfigError(f"scale_options.placement_at {found}; use dp.")
+        return plans
 
-    def _scaled_linear(self, plan: LinearPlan) -> ScaledLinear:
+    def _placement(self, name: str, branch: Branch) -> Placement:
+        """Return the placement of a branch, that of the strategy unless `placement_at` names it."""
+        if name not in self.options.placement_at:
+            return self.strategy.placement_row
+        placement = branch_placement(self.options.placement_at[name])
+        if placement.norm_out and branch.dnp_width is None:
+            found = f"normalizes {name}, which is never normalized"
+            raise ConfigError(f"scale_options.placement_at {found}; use dp.")
+        return placement
+
+    def _shared_scale_out(
+        self, norm: str, plans: Sequence[LinearPlan]
+    ) -> dict[tuple[str, ...], ScaleVector]:
+        """Build one output-side vector per shape that several branches have, keyed by their names.
+
+        Empty unless `share_scale_out` is on.
+        """
+        if not self.options.share_scale_out:
+            return {}
+        plans_of_shape = defaultdict(list)
+        for plan in plans:
+            if plan.placement.scale_out:
+                shape = (plan.branch.d_out, plan.branch.batch_dims, plan.n_sharing_heads)
+                plans_of_shape[shape].append(plan)
+
+        vectors = {}
+        for sharers in plans_of_shape.values():
+            if len(sharers) > 1:
+                names = tuple(plan.name for plan in sharers)
+                vectors[names] = self._scale_out(norm, sharers[0])
+                self._effective.add("share_scale_out")
+        return vectors
+
+    def _scaled_linear(self, plan: LinearPlan, owns_scale_out: bool) -> ScaledLinear:
         branch = plan.branch
         scale_in: ScaleVector | None = None
         if plan.owns_scale_in:
             scale_in = self._vector(f"{plan.name}.scale_in", plan.d_in, "input", branch.batch_dims)
         scale_out: ScaleVector | None = None
-        if plan.owns_scale_out:
+        if owns_scale_out:
             scale_out = self._scale_out(plan.name, plan)
         return ScaledLinear(
             plan.d_in,
             branch.d_out,
             scale_in=scale_in,
             scale_out=scale_out,
-            norm_width=plan.norm_width,
+            norm_width=branch.dnp_width if plan.placement.norm_out else None,
             eps=self.eps,
             batch_dims=branch.batch_dims,
             role=branch.role,
@@ -194,21 +254,30 @@ class ScaleBuilder:
 
     def _scale_out(self, owner: str, plan: LinearPlan) -> ScaleVector:
         """Build an output-side vector, owned by the branch, or by the norm if several share it."""
-        branch = plan.branch
-        key = f"{owner}.scale_out"
-        if not plan.shares_heads or branch.n_head is None:
-            return self._scale_out_vector(key, branch.d_out, branch.batch_dims)
-        d_head = branch.d_out // branch.n_head
-        return HeadShared(self._scale_out_vector(key, d_head, branch.batch_dims), branch.n_head)
-
-    def _scale_out_vector(self, key: str, d: int, batch_dims: tuple[int, ...]) -> ScaleVector:
-        vector = self._vector(key, d, "output", batch_dims)
+        n_head = plan.n_sharing_heads
+        width = plan.branch.d_out // (n_head or 1)
+        vector = self._vector(f"{owner}.scale_out", width, "output", plan.branch.batch_dims)
+        self._effective.add("initial_gamma_out")
         if self.options.initial_gamma_out != 1:
             vector.initial = self.options.initial_gamma_out
             is_meta = next(vector.parameters()).is_meta
             if not is_meta:  # else it is reset when it gets memory
                 vector.reset_parameters()
-        return vector
+        return vector if n_head is None else HeadShared(vector, n_head)
+
+    def _freeze_input_betas(
+        self, linears: Collection[ScaledLinear], norm_scale: ScaleVector | None
+    ) -> None:
+        """Stop training the input-side betas on which no result depends, because a norm follows."""
+        normalized = [linear for linear in linears if linear.norm_width is not None]
+        vectors = [linear.scale_in for linear in normalized]
+        if len(normalized) == len(linears):
+            vectors.append(norm_scale)
+
+        for vector in vectors:
+            if vector is not None and vector.magnitude is not None:
+                vector.magnitude.requires_grad_(False)
+                self._effective.add("freeze_input_beta")
 
     def _vector(
         self, key: str, d: int, role: Role, batch_dims: tuple[int, ...] = ()
@@ -216,84 +285,22 @@ class ScaleBuilder:
         """Build and record the vector 'site.side', with the role that the options give it."""
         role = cast(Role, self.options.role_at.get(key, role))  # checked by `ScaleOptions`
         vector = self.strategy.vector_class(d, role, batch_dims)
-        self._vectors.append((key, vector))
+        self._vectors.add(key)
+        self._roles.add(role)
         return vector
 
-    def _check_names(self) -> None:
-        """Raise ConfigError if an option names a site that this model does not have."""
-        matrices = {plan.name for plan in self._plans}
-        with_heads = {plan.name for plan in self._plans if plan.can_share_heads}
-        vectors = {key for key, _ in self._vectors}
-        expected = "branch with heads and an output-side scale vector"
-        self._expect_names("placement_at", matrices, "branch")
-        self._expect_names("share_heads", with_heads, expected)
-        self._expect_names("role_at", vectors, "scale vector")
-
-    def _expect_names(self, option: str, known: Collection[str], expected: str) -> None:
-        unknown = [name for name in getattr(self.options, option) if name not in known]
-        if unknown:
-            hint = f"This model has: {' '.join(sorted(known)) or 'none'}."
-            found = f"scale_options.{option} names {unknown[0]!r}"
-            raise ConfigError(f"{found}; expected a {expected}. {hint}")
+    def _check_names(self, option: str, known: set[str], expected: str) -> None:
+        """Raise ConfigError if an option names something that this model does not have."""
+        for name in getattr(self.options, option):
+            if name not in known:
+                hint = f"This model has: {' '.join(sorted(known)) or 'none'}."
+                found = f"scale_options.{option} names {name!r}"
+                raise ConfigError(f"{found}; expected a {expected}. {hint}")
 
     def _check_effects(self) -> None:
         """Raise ConfigError if an option is set and changes nothing."""
-        self._expect_effect(
-            "share_scale_out",
-            any(plan.has_shared_scale_out for plan in self._plans),
-            "False, because no norm has several output-side scale vectors of equal width.",
-        )
-        self._expect_effect(
-            "freeze_input_beta",
-            any(has_frozen_beta(vector) for _, vector in self._vectors),
-            "False, because no input-side scale vector with a beta has a normalized output.",
-        )
-        self._expect_effect(
-            "initial_gamma_out",
-            any(key.endswith(".scale_out") for key, _ in self._vectors),
-            "1, because no branch has an output-side scale vector.",
-        )
-
-    def _expect_effect(self, option: str, has_effect: bool, expected: str) -> None:
-        value = getattr(self.options, option)
-        is_set = value != getattr(ScaleOptions, option)
-        expect(has_effect or not is_set, f"scale_options.{option}", value, expected)
-
-
-def plans_with_scale_in(plans: Iterable[LinearPlan]) -> list[LinearPlan]:
-    """Return the plans whose placement has an input-side vector, their own or the norm's."""
-    return [plan for plan in plans if plan.placement.scale_in]
-
-
-def sharing_scale_out(plans: Iterable[LinearPlan]) -> list[LinearPlan]:
-    """Return the plans, which share one output-side vector per shape."""
-    names_of_shape: dict[object, list[str]] = defaultdict(list)
-    for plan in plans:
-        if plan.placement.scale_out:
-            names_of_shape[plan.scale_out_shape].append(plan.name)
-
-    sharing = []
-    for plan in plans:
-        if plan.placement.scale_out:
-            plan = replace(plan, sharers=tuple(names_of_shape[plan.scale_out_shape]))
-        sharing.append(plan)
-    return sharing
-
-
-def freeze_input_betas(linears: Collection[ScaledLinear], norm_scale: ScaleVector | None) -> None:
-    """Stop training the input-side betas on which no result depends, because a norm follows."""
-    normalized = [linear for linear in linears if linear.norm_width is not None]
-    for linear in normalized:
-        _freeze_beta(linear.scale_in)
-    if len(normalized) == len(linears):
-        _freeze_beta(norm_scale)
-
-
-def _freeze_beta(vector: ScaleVector | None) -> None:
-    if vector is not None and vector.magnitude is not None:
-        vector.magnitude.requires_grad_(False)
-
-
-def has_frozen_beta(vector: ScaleVector) -> bool:
-    """Return True if the magnitude of a vector is not trained."""
-    return vector.magnitude is not None and not vector.magnitude.requires_grad
+        for option, expected in WITHOUT_EFFECT.items():
+            value = getattr(self.options, option)
+            is_set = value != getattr(ScaleOptions, option)
+            if is_set and option not in self._effective:
+                raise ConfigError(f"scale_options.{option} is {value}; expected {expected}")
