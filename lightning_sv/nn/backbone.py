@@ -35,6 +35,7 @@ from lightning_sv.scale import (
 from lightning_sv.scale.definitions import product_dtype
 from lightning_sv.scale.fast import linear_cross_entropy
 from lightning_sv.scale.shapes import Float, Int
+from lightning_sv.scale.vector import gamma_of
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -65,9 +66,8 @@ class Block(_Copied):
     def __init__(self, config: BackboneConfig, build: ScaleBuilder):
         super().__init__()
         self.attn = Attention(config, build)
-        self.ffn = (
-            MixtureOfExperts(config, build) if config.n_expert else FeedForward(config, build)
-        )
+        ffn_class = MixtureOfExperts if config.n_expert else FeedForward
+        self.ffn = ffn_class(config, build)
         self.attn_post_norm: nn.Module = nn.Identity()
         self.ffn_post_norm: nn.Module = nn.Identity()
         if config.post_norm:
@@ -98,8 +98,8 @@ class Head(_Copied, BranchGroup):
             return self.branch("lm_head", xhat)
 
         lm_head = self.lm_head
-        gamma_in = None if lm_head.scale_in is None else lm_head.scale_in()
-        gamma_out = None if lm_head.scale_out is None else lm_head.scale_out()
+        gamma_in = gamma_of(lm_head.scale_in)
+        gamma_out = gamma_of(lm_head.scale_out)
         norm_eps = None if lm_head.norm_width is None else lm_head.eps
         return linear_cross_entropy(xhat, lm_head.weight, targets, gamma_in, gamma_out, norm_eps)
 
@@ -223,8 +223,8 @@ def document_ids(tokens: Int[Tensor, "B T"], eot: int) -> Int[Tensor, "B T"]:
 
     (B, T) token ids -> (B, T) integers, non-decreasing along T.
     """
-    ends = (tokens == eot).cumsum(-1)
-    return ends - (tokens == eot).long()
+    is_end = tokens == eot
+    return is_end.cumsum(-1) - is_end.long()
 
 
 def meta_backbone(

@@ -15,7 +15,7 @@ folded into it (fast/fold.py), so own vectors cost nearly nothing. Shapes: B bat
 d_in width of the norm, d_out width of a branch.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -26,7 +26,7 @@ from lightning_sv.scale.fast import Rows, grouped_product, normalize, scaled_pro
 from lightning_sv.scale.norm import RMSNorm
 from lightning_sv.scale.shapes import Float
 from lightning_sv.scale.state_record import Recorded, RecordedModule
-from lightning_sv.scale.vector import ScaleVector
+from lightning_sv.scale.vector import ScaleVector, gamma_of
 
 #: Role of a matrix in the model, read by the optimizer. matrix: inside a block; router: scores
 #: experts; head: logits.
@@ -172,7 +172,7 @@ class ScaledLinear(RecordedModule):
         self, xhat: Tensor, gamma_out: Tensor | None = None, rows: Rows | None = None
     ) -> Output:
         """Return the result of `forward` before the norm; same arguments."""
-        gamma_in = None if self.scale_in is None else self.scale_in()
+        gamma_in = gamma_of(self.scale_in)
         if self.scale_out is not None:
             gamma_out = self.scale_out()
 
@@ -180,6 +180,7 @@ class ScaledLinear(RecordedModule):
             product = self._product(xhat, gamma_in, gamma_out, rows)
             return Output(product, None, self.eps, None)
 
+        # the norm stands between W and gamma_out
         product = self._product(xhat, gamma_in, None, rows)
         if gamma_out is not None and rows is not None:
             gamma_out = gamma_out[rows.expert]  # (E, d_out) -> (R, d_out)
@@ -196,9 +197,9 @@ class ScaledLinear(RecordedModule):
 
     def extra_repr(self) -> str:
         """Show the widths in the printed module."""
-        batch = "".join(f"{n} x " for n in self.batch_dims)
+        widths = [*map(str, self.batch_dims), f"{self.d_in} -> {self.d_out}"]
         norm = "" if self.norm_width is None else f", norm_width={self.norm_width}"
-        return f"{batch}{self.d_in} -> {self.d_out}{norm}"
+        return " x ".join(widths) + norm
 
 
 class BranchGroup(nn.Module):
@@ -226,20 +227,18 @@ class BranchGroup(nn.Module):
         self.site = site
         self.norm = norm
         self.names = tuple(branches)
-        shared = {} if scale_out is None else scale_out
-        self.scale_out = nn.ModuleDict(
-            {"_".join(sharers): vector for sharers, vector in shared.items()}
-        )
+        self.scale_out = nn.ModuleDict()
         #: branch -> key of its shared vector in `scale_out`
-        self._shared_key = dict(_keys_by_branch(shared))
+        self._shared_key: dict[str, str] = {}
+        for sharers, vector in (scale_out or {}).items():
+            key = "_".join(sharers)
+            self.scale_out[key] = vector
+            self._shared_key.update(dict.fromkeys(sharers, key))
+
         for name, branch in branches.items():
             is_free = name.isidentifier() and not hasattr(self, name)
-            expect(
-                is_free,
-                f"a branch of {site}",
-                repr(name),
-                "an identifier other than BranchGroup's attributes.",
-            )
+            expected = "an identifier other than BranchGroup's attributes."
+            expect(is_free, f"a branch of {site}", repr(name), expected)
             self.add_module(name, branch)
 
     def branches(self) -> Iterator[tuple[str, ScaledLinear]]:
@@ -283,13 +282,6 @@ class BranchGroup(nn.Module):
         return self.scale_out[self._shared_key[name]]()
 
 
-def _keys_by_branch(groups: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, str]]:
-    """Yield (branch, key of the module dict) of every branch that shares an output-side vector."""
-    for sharers in groups:
-        for name in sharers:
-            yield name, "_".join(sharers)
-
-
 class ScaledMatrix(NamedTuple):
     """A matrix with its scale vectors, its own or shared with other branches of its norm."""
 
@@ -300,29 +292,29 @@ class ScaledMatrix(NamedTuple):
 
 def scaled_linears(model: nn.Module) -> Iterator[ScaledMatrix]:
     """Yield (path, matrix, (scale_in, scale_out)) of every branch and of other scaled matrices."""
-    in_groups: set[ScaledLinear] = set()
+    vectors_of_branch = {}
+    for group in _branch_groups(model):
+        for name, branch in group.branches():
+            vectors_of_branch[branch] = group.vectors(name)
+
     for path, module in model.named_modules():
-        if isinstance(module, BranchGroup):
-            for matrix in _matrices_of_group(path, module):
-                in_groups.add(matrix.linear)
-                yield matrix
-        elif isinstance(module, ScaledLinear) and module not in in_groups:
-            vectors = (module.scale_in, module.scale_out)
-            if vectors != (None, None):
-                yield ScaledMatrix(path, module, vectors)
-
-
-def _matrices_of_group(path: str, group: BranchGroup) -> Iterator[ScaledMatrix]:
-    for name, branch in group.branches():
-        full_name = f"{path}.{name}".removeprefix(".")  # the model may be a group
-        yield ScaledMatrix(full_name, branch, group.vectors(name))
+        if not isinstance(module, ScaledLinear):
+            continue
+        if module in vectors_of_branch:
+            yield ScaledMatrix(path, module, vectors_of_branch[module])
+        elif module.scale_in is not None or module.scale_out is not None:
+            yield ScaledMatrix(path, module, (module.scale_in, module.scale_out))
 
 
 def output_norms(model: nn.Module) -> Iterator[tuple[str, RMSNorm]]:
     """Yield (path, norm) of the scaled norms outside branch groups: Q/K-norm, Post-Norm."""
-    input_norms = {module.norm for module in model.modules() if isinstance(module, BranchGroup)}
+    input_norms = {group.norm for group in _branch_groups(model)}
     for path, module in model.named_modules():
         if not isinstance(module, RMSNorm) or module in input_norms:
             continue
         if module.scale is not None:
             yield path, module
+
+
+def _branch_groups(model: nn.Module) -> list[BranchGroup]:
+    return [module for module in model.modules() if isinstance(module, BranchGroup)]

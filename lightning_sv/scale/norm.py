@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lightning_sv.scale.fast import normalize
 from lightning_sv.scale.shapes import Float
-from lightning_sv.scale.vector import DirectScale, ScaleVector
+from lightning_sv.scale.vector import DirectScale, ScaleVector, gamma_of
 
 
 class RMSNorm(nn.Module):
@@ -39,8 +39,7 @@ class RMSNorm(nn.Module):
         eps = self.eps
         if eps is None:
             eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
-        gamma = None if self.scale is None else self.scale()
-        return normalize(x, eps, gamma)
+        return normalize(x, eps, gamma_of(self.scale))
 
     def extra_repr(self) -> str:
         """Show width and eps in the printed module."""

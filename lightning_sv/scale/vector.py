@@ -52,12 +52,9 @@ class ScaleVector(RecordedModule, ABC):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any
     ) -> None:
-        # Earlier versions wrote None for classes that are not ours. A state without the entry is
-        # accepted.
-        has_none = "form" in local_metadata and local_metadata["form"] is None
-        if has_none:
-            local_metadata = {key: value for key, value in local_metadata.items() if key != "form"}
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        # Earlier versions wrote None for classes that are not ours.
+        form = local_metadata.get("form") or self.form
+        super()._load_from_state_dict(state_dict, prefix, {**local_metadata, "form": form}, *args)
 
     def __init__(self, d: int, role: Role, batch_dims: Sequence[int] = ()):
         super().__init__()
@@ -84,9 +81,9 @@ class ScaleVector(RecordedModule, ABC):
     def magnitude(self) -> nn.Parameter | None:
         """The parameter `beta`, (*batch_dims, 1), which scales all of gamma; None without one."""
         beta = getattr(self, "beta", None)
-        # A subclass may use the name for something else.
-        is_magnitude = isinstance(beta, nn.Parameter) and beta.shape == (*self.batch_dims, 1)
-        return beta if is_magnitude else None
+        if isinstance(beta, nn.Parameter) and beta.shape == (*self.batch_dims, 1):
+            return beta
+        return None  # also if a subclass uses the name for something else
 
     def reset_parameters(self) -> None:
         """Set gamma to its initial value, usually 1, for instance after `to_empty`."""
@@ -95,7 +92,13 @@ class ScaleVector(RecordedModule, ABC):
 
     def extra_repr(self) -> str:
         """Show width and role in the printed module."""
-        return f"{'x'.join(map(str, (*self.batch_dims, self.d)))}, role={self.role}"
+        shape = "x".join(map(str, (*self.batch_dims, self.d)))
+        return f"{shape}, role={self.role}"
+
+
+def gamma_of(vector: ScaleVector | None) -> Tensor | None:
+    """Return the vector's gamma; None, which stands for 1, without a vector."""
+    return None if vector is None else vector()
 
 
 class DirectScale(ScaleVector):
@@ -232,7 +235,8 @@ class HeadShared(ScaleVector):
     def forward(self) -> Tensor:
         """Return g, repeated for each head: (*batch_dims, d)."""
         g: Tensor = self.vector()
-        return g.repeat(*(1 for _ in self.batch_dims), self.n_head)
+        repeats = [1] * len(self.batch_dims)
+        return g.repeat(*repeats, self.n_head)
 
     def reset_parameters(self) -> None:
         """Set g to its initial value."""
