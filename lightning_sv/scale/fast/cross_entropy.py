@@ -72,16 +72,9 @@ def linear_cross_entropy(
     inputs = (x, weight, gamma_in, gamma_out)
     if inside_torch_func():
         return loss_of_logits(inputs, targets, norm_eps)
-    if _has_gradients(inputs):
+    if torch.is_grad_enabled():
         return _LinearCrossEntropy.apply(targets, norm_eps, *inputs)
     return chunked_loss(inputs, targets, norm_eps)
-
-
-def _has_gradients(inputs: Inputs) -> bool:
-    """Return True if autograd needs the gradient of an input."""
-    if not torch.is_grad_enabled():
-        return False
-    return any(t.requires_grad for t in inputs if t is not None)
 
 
 def loss_of_logits(inputs: Inputs, targets: Tensor, norm_eps: float | None) -> Tensor:

@@ -61,22 +61,15 @@ def definition_gradients(
     A hand-written backward pass is itself differentiated if gradients are enabled in it
     (`create_graph`); it returns these gradients then. An input of None has no gradient.
     """
-    views: list[Tensor | None] = []
-    differentiable: dict[int, Tensor] = {}  # place among the inputs -> view
     with torch.enable_grad():
-        for place, t in enumerate(inputs):
-            # Views, so that an input computed from a different input is independent of it.
-            view = None if t is None else t.view_as(t)
-            views.append(view)
-            if view is not None and view.requires_grad:
-                differentiable[place] = view
-        result = definition(*views)
-        parameters = list(differentiable.values())
+        # Views, so that an input computed from a different input is independent of it.
+        views = [None if t is None else t.view_as(t) for t in inputs]
+        trained = [view for view in views if view is not None and view.requires_grad]
         gradients = torch.autograd.grad(
-            result, parameters, grad, create_graph=True, allow_unused=True
+            definition(*views), trained, grad, create_graph=True, allow_unused=True
         )
-    gradient_at = dict(zip(differentiable, gradients, strict=True))
-    return [gradient_at.get(place) for place in range(len(inputs))]
+    gradient_of: dict[Tensor | None, Tensor | None] = dict(zip(trained, gradients, strict=True))
+    return [gradient_of.get(view) for view in views]
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:

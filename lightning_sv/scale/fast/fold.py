@@ -71,14 +71,15 @@ def fold_gradients(
     dW = diag(gamma_out) grad diag(gamma_in); with P = grad * W, dgamma_in = P^T gamma_out and
     dgamma_out = P gamma_in. `grad` has the shape of W, (d_out, d_in).
     """
+    if gamma_in is None and gamma_out is None:
+        return grad, None, None
     grad_weight = definitions.effective_weight(grad, gamma_in, gamma_out)
     product = grad * weight
-    grad_in = grad_out = None
-    if gamma_in is not None:
-        grad_in = product.sum(0) if gamma_out is None else _product(gamma_out, product)
-    if gamma_out is not None:
-        grad_out = product.sum(-1) if gamma_in is None else _product(product, gamma_in)
-    return grad_weight, grad_in, grad_out
+    if gamma_in is None:
+        return grad_weight, None, product.sum(-1)
+    if gamma_out is None:
+        return grad_weight, product.sum(0), None
+    return grad_weight, _product(gamma_out, product), _product(product, gamma_in)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ from lightning_sv.scale.fast.eager import (
     uses_definition,
     without_autocast,
 )
+from lightning_sv.scale.fast.fold import fold_gradients
 from lightning_sv.scale.shapes import Float
 
 
@@ -139,6 +140,5 @@ class _InverseRms(torch.autograd.Function):
         factor = _fp16_factor(dtype, len(weight))
         if factor != 1:
             grad_x = grad_x / factor
-        if gamma_in is None:
-            return grad_x, grad_folded, None, None
-        return grad_x, grad_folded * gamma_in, (grad_folded * weight).sum(0), None
+        grad_weight, grad_in, _ = fold_gradients(grad_folded, weight, gamma_in, None)
+        return grad_x, grad_weight, grad_in, None
