@@ -66,17 +66,23 @@ def _fault(kind: type[ScaleVector], found: str) -> ConfigError:
 def _check_tensors(vector: ScaleVector) -> None:
     """Refuse buffers and parameters that FSDP2 would leave without values or refuse."""
     kind = type(vector)
-    for key, value in {**dict(vector.named_buffers()), **vars(vector)}.items():
+    constants = {**dict(vector.named_buffers()), **vars(vector)}
+    for key, value in constants.items():
         if isinstance(value, Tensor):
             hint = "expected parameters and numbers alone. Compute constants in forward."
             raise _fault(kind, f"is a class with the tensor {key}; {hint}")
-    trainable = {key: p for key, p in vector.named_parameters() if p.requires_grad}
-    if not trainable:
+
+    trained = _trained_parameters(vector)
+    if not trained:
         raise _fault(kind, "has no trainable nn.Parameter; create one in __init__.")
-    for key, parameter in trainable.items():
+    for key, parameter in trained.items():
         if parameter.ndim == 0:
             expected = "shape (*batch_dims, 1), for FSDP2."
             raise _fault(kind, f"has the scalar {key}; expected {expected}")
+
+
+def _trained_parameters(vector: ScaleVector) -> dict[str, Tensor]:
+    return {name: p for name, p in vector.named_parameters() if p.requires_grad}
 
 
 def _check_unset(vector: ScaleVector, ones: Tensor) -> None:
@@ -107,8 +113,8 @@ def _check_gradients(vector: ScaleVector) -> None:
     gamma = vector()
     if gamma.requires_grad:
         gamma.sum().backward()
-    for key, parameter in vector.named_parameters():
-        if parameter.requires_grad and parameter.grad is None:
+    for key, parameter in _trained_parameters(vector).items():
+        if parameter.grad is None:
             hint = "compute gamma in forward from the parameter itself, without detach() or .data."
             raise _fault(type(vector), f"gives {key} no gradient; {hint}")
 
