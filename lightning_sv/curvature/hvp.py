@@ -106,24 +106,26 @@ class HessianProduct:
             ConfigError: no parameters, or parameters outside this subset
         """
         part = _subset(parameters)
-        gradient_of = dict(zip(map(id, self.parameters), self._gradient, strict=True))
-        if not gradient_of.keys() >= set(map(id, part)):
+        gradient_of = dict(zip(self.parameters, self._gradient, strict=True))
+        if not gradient_of.keys() >= set(part):
             expected = "a part of it, or a new product"
             raise ConfigError(f"parameters has tensors outside this subset; expected {expected}.")
         product = copy.copy(self)
         product.parameters = part
-        product._gradient = tuple(gradient_of[id(p)] for p in part)
+        product._gradient = tuple(gradient_of[p] for p in part)
         return product
 
     def __call__(self, vector: Sequence[Tensor]) -> Vector:
         """Return H v, shaped as the parameters."""
         _check_shapes(vector, self.parameters)
-        pairs = zip(self._gradient, vector, strict=True)
-        # a constant gradient has no graph: its rows of H are zero
-        pairs_with_graph = [(gradient, v) for gradient, v in pairs if gradient.requires_grad]
-        if not pairs_with_graph:
+        outputs = []
+        weights = []
+        for gradient, v in zip(self._gradient, vector, strict=True):
+            if gradient.requires_grad:  # else it is constant: its rows of H are zero
+                outputs.append(gradient)
+                weights.append(v)
+        if not outputs:
             return tuple(map(torch.zeros_like, self.parameters))
-        outputs, weights = zip(*pairs_with_graph, strict=True)
 
         with _explained(), twice_differentiable():
             # activation checkpointing computes parts of the loss again
@@ -167,8 +169,9 @@ def _subset(parameters: Sequence[Tensor]) -> Vector:
         raise ConfigError(f"parameters is a tensor; expected {expected}")
     subset = tuple(parameters)
     expect(len(subset) > 0, "parameters", "empty", "at least one tensor.")
-    if len(set(map(id, subset))) < len(subset):
+    if len(set(subset)) < len(subset):
         raise ConfigError("parameters has a duplicate tensor; expected each once.")
+
     for i, parameter in enumerate(subset):
         is_real = parameter.is_floating_point()
         expected = "real floating-point numbers."
@@ -220,22 +223,19 @@ def _gradient(loss: Callable[[], Tensor], parameters: Vector) -> Vector:
 
 def _dense(gradient: Vector) -> Vector:
     """Return the tensors with all their entries, also those of nn.Embedding(sparse=True)."""
-    return tuple(g.to_dense() if g.is_sparse else g for g in gradient)
+    return tuple(g.to_dense() for g in gradient)
 
 
 def _has_dead_end(gradient: Vector) -> bool:
     """Return True if torch would drop second derivatives silently, at an error node."""
-    return any(node.name().endswith("::Error") for node in _graph_of(gradient))
-
-
-def _graph_of(gradient: Vector) -> Iterator[Node]:
-    """Yield each node of the graph once."""
     seen: set[Node] = set()
     pending = [g.grad_fn for g in gradient]
     while pending:
         node = pending.pop()
         if node is None or node in seen:  # None: a constant
             continue
-        yield node
         seen.add(node)
+        if node.name().endswith("::Error"):
+            return True
         pending += [after for after, _ in node.next_functions]
+    return False

@@ -1,7 +1,7 @@
 """Vectors in parameter space: tuples of tensors, never flattened into one."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,12 +13,10 @@ def inner(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     """Return <a, b> in float64, because products in float32 or float16 underflow and overflow."""
     products = []
     for x, y in zip(a, b, strict=True):
-        products.append(torch.dot(_flat_double(x), _flat_double(y)))
+        flat_x = x.detach().flatten().double()
+        flat_y = y.detach().flatten().double()
+        products.append(torch.dot(flat_x, flat_y))
     return torch.stack(products).sum().item()
-
-
-def _flat_double(x: Tensor) -> Tensor:
-    return x.detach().flatten().double()
 
 
 def norm(a: Sequence[Tensor]) -> float:
@@ -46,23 +44,21 @@ def rademacher(like: Sequence[Tensor], generator: torch.Generator) -> Vector:
 
     They do not depend on the machine for a CPU generator.
     """
-    return tuple(_signs(x, generator) for x in like)
-
-
-def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
-    bits = torch.randint(0, 2, like.shape, generator=generator, device=generator.device)
-    return (2 * bits - 1).to(like)
+    signs = []
+    for x in like:
+        bits = torch.randint(0, 2, x.shape, generator=generator, device=generator.device)
+        signs.append((2 * bits - 1).to(x))
+    return tuple(signs)
 
 
 def gaussian(like: Sequence[Tensor], generator: torch.Generator) -> Vector:
     """Return independent standard normals, sampled in float32 on the generator's device."""
-    return tuple(_normals(x, generator) for x in like)
-
-
-def _normals(like: Tensor, generator: torch.Generator) -> Tensor:
     device = generator.device
-    sample = torch.randn(like.shape, generator=generator, device=device, dtype=torch.float32)
-    return sample.to(like)
+    normals = []
+    for x in like:
+        sample = torch.randn(x.shape, generator=generator, device=device, dtype=torch.float32)
+        normals.append(sample.to(x))
+    return tuple(normals)
 
 
 class Basis:
@@ -78,10 +74,11 @@ class Basis:
 
     def __getitem__(self, index: int) -> Vector:
         i = range(self._n)[index]  # from the end if negative
-        return tuple(rows[i].view(shape) for rows, shape in self._with_shapes(self._rows))
+        return self._shaped([rows[i] for rows in self._rows])
 
-    def _with_shapes(self, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, torch.Size]]:
-        return zip(tensors, self._shapes, strict=True)
+    def _shaped(self, flat: list[Tensor]) -> Vector:
+        """Return a vector of flat tensors in the shapes of the parameters."""
+        return tuple(x.view(shape) for x, shape in zip(flat, self._shapes, strict=True))
 
     def reject(self, vector: Sequence[Tensor]) -> Vector:
         """Return the component of the vector orthogonal to the basis.
@@ -89,19 +86,20 @@ class Basis:
         Classical Gram-Schmidt, applied twice, is orthogonal up to rounding (Giraud et al. 2005).
         """
         flat = [x.detach().flatten() for x in vector]
-        if self._n:
-            flat = self._reject_once(self._reject_once(flat))
-        return tuple(x.view(shape) for x, shape in self._with_shapes(flat))
+        if self._n > 0:
+            flat = self._reject_once(flat)
+            flat = self._reject_once(flat)
+        return self._shaped(flat)
 
     def _reject_once(self, flat: list[Tensor]) -> list[Tensor]:
         """Subtract Q Q^T x, with the coefficients Q^T x summed over the parameters."""
         bases = [rows[: self._n] for rows in self._rows]
         products = [q @ x for q, x in zip(bases, flat, strict=True)]
         along = torch.stack(products).sum(0)  # (n,)
-        return [
-            torch.addmv(x, q.T, along.to(x.dtype), alpha=-1)
-            for q, x in zip(bases, flat, strict=True)
-        ]
+        remainders = []
+        for q, x in zip(bases, flat, strict=True):
+            remainders.append(torch.addmv(x, q.T, along.to(x.dtype), alpha=-1))
+        return remainders
 
     def append(self, vector: Sequence[Tensor], length: float) -> None:
         """Add vector / length, which must be a unit vector orthogonal to the basis."""
