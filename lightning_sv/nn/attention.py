@@ -47,10 +47,10 @@ class Attention(nn.Module):
             self.k_norm = build.norm("k_norm", d_head)
 
     def _check_not_normalized(self, build: ScaleBuilder) -> None:
-        branches = dict(self.qkv.branches())
-        normalized = [
-            name for name in ("q_proj", "k_proj") if branches[name].norm_width is not None
-        ]
+        normalized = []
+        for name, branch in self.qkv.branches():
+            if name != "v_proj" and branch.norm_width is not None:
+                normalized.append(name)
         if normalized:
             strategy = str(build.strategy)
             why = f"because the strategy {strategy!r} already normalizes {' and '.join(normalized)}"

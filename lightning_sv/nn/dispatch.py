@@ -43,8 +43,9 @@ def block_multiple(n_choice: int, n_expert: int) -> int:
     On the CPU, bf16 kernels are cached per shape, so few distinct block sizes are faster. On CUDA,
     blocks must begin at multiples of 8.
     """
-    mean = n_choice // n_expert
-    return min(max(1 << max(mean // 16, 1).bit_length() - 1, 8), 64)
+    sixteenth_of_mean = max(n_choice // n_expert // 16, 1)
+    power_of_two = 1 << (sixteenth_of_mean.bit_length() - 1)  # the largest one that is not above
+    return min(max(power_of_two, 8), 64)
 
 
 @torch.no_grad()

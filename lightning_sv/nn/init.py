@@ -50,13 +50,9 @@ def init_weights(model: nn.Module, config: BackboneConfig, seed: int, *, prefix:
 
 def fill_normal(parameter: Tensor, std: float, generator: torch.Generator) -> None:
     """Fill with N(0, std^2), sampled in float32 on the CPU: equal values on every device."""
-    # Lightning sets a default device. No variable keeps the sample: it would stay in memory until
-    # the next matrix is sampled.
-    parameter.copy_(
-        torch.randn(parameter.shape, generator=generator, device="cpu", dtype=torch.float32).mul_(
-            std
-        )
-    )
+    device = "cpu"  # Lightning sets another default
+    sample = torch.randn(parameter.shape, generator=generator, device=device, dtype=torch.float32)
+    parameter.copy_(sample.mul_(std))
 
 
 def generator_of(key: str) -> torch.Generator:
