@@ -81,8 +81,8 @@ class RopeScalingConfig:
             expect(0 < value <= 1e12, f"{prefix}.{key}", value, "a number above 0, at most 1e12.")
         low = self.low_freq_factor
         high = self.high_freq_factor
-        wanted = f"more than low_freq_factor {low}, and at most 1e12."
-        expect(low < high <= 1e12, f"{prefix}.high_freq_factor", high, wanted)
+        expected = f"more than low_freq_factor {low}, and at most 1e12."
+        expect(low < high <= 1e12, f"{prefix}.high_freq_factor", high, expected)
 
 
 @dataclass(frozen=True)

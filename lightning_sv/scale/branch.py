@@ -53,14 +53,12 @@ class Branch(NamedTuple):
 
     def check(self, name: str) -> None:
         """Raise ConfigError if a width does not divide the output."""
-        self._check_divisor(f"dnp_width of {name}", self.dnp_width)
-        self._check_divisor(f"n_head of {name}", self.n_head)
-
-    def _check_divisor(self, key: str, divisor: int | None) -> None:
-        if divisor is None:
-            return
-        divides = divisor > 0 and self.d_out % divisor == 0
-        expect(divides, key, divisor, f"a divisor of its d_out, {self.d_out}, or None.")
+        expected = f"a divisor of its d_out, {self.d_out}, or None."
+        for key in ("dnp_width", "n_head"):
+            divisor = getattr(self, key)
+            if divisor is not None:
+                divides = divisor > 0 and self.d_out % divisor == 0
+                expect(divides, f"{key} of {name}", divisor, expected)
 
 
 class Output(NamedTuple):
