@@ -15,7 +15,7 @@ options changed something: `finish` refuses options with an unknown name or with
 
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import cast
@@ -59,6 +59,11 @@ class LinearPlan:
     owns_scale_in: bool
     n_sharing_heads: int | None = None
 
+    @property
+    def norm_width(self) -> int | None:
+        """Width of the norm after the matrix; None without one."""
+        return self.branch.dnp_width if self.placement.norm_out else None
+
 
 class ScaleBuilder:
     """Build the norm and branches of each site of a model, according to strategy and options.
@@ -91,14 +96,13 @@ class ScaleBuilder:
         kind: type[BranchGroup] = BranchGroup,
     ) -> BranchGroup:
         """Build a norm of width d_in and its branches as a group of class `kind`."""
-        plans = self._plan_group(site, d_in, branches)
+        plans = [self._plan(name, d_in, branch) for name, branch in branches.items()]
         has_scale_in = any(plan.placement.scale_in for plan in plans)
-        self._has_siblings |= has_scale_in and len(plans) > 1
+        if has_scale_in and len(plans) > 1:
+            self._has_siblings = True
 
         # vectors that several branches share belong to the norm and the group
-        norm_scale = None
-        if has_scale_in and not self.strategy.per_branch:
-            norm_scale = self._vector(f"{site}.scale", d_in, "input")
+        norm_scale = self._shared_scale_in(site, plans)
         shared_out = self._shared_scale_out(site, plans)
         sharers = set(chain.from_iterable(shared_out))
 
@@ -106,8 +110,6 @@ class ScaleBuilder:
         for plan in plans:
             owns_scale_out = plan.placement.scale_out and plan.name not in sharers
             linears[plan.name] = self._scaled_linear(plan, owns_scale_out)
-        if self.options.freeze_input_beta:
-            self._freeze_input_betas(linears.values(), norm_scale)
         return kind(site, RMSNorm(d_in, self.eps, norm_scale), linears, shared_out)
 
     def linear(
@@ -166,39 +168,22 @@ class ScaleBuilder:
             warnings.warn(same, stacklevel=3)
         return canonical
 
-    def _plan_group(self, norm: str, d_in: int, branches: Mapping[str, Branch]) -> list[LinearPlan]:
-        """Return the plans of a group, in the order of its branches.
+    def _plan(self, name: str, d_in: int, branch: Branch) -> LinearPlan:
+        branch.check(name)
+        placement = self._placement(name, branch)
+        self._matrices.add(name)
+        if placement.scale_out and branch.n_head is not None:
+            self._with_heads.add(name)
 
-        Raises:
-            ConfigError: a width does not divide a branch's output, or the placements of single
-                branches do not fit the group
-        """
-        plans = []
-        for name, branch in branches.items():
-            branch.check(name)
-            placement = self._placement(name, branch)
-            self._matrices.add(name)
-            if placement.scale_out and branch.n_head is not None:
-                self._with_heads.add(name)
-
-            shares_heads = name in self.options.share_heads
-            plan = LinearPlan(
-                name=name,
-                d_in=d_in,
-                branch=branch,
-                placement=placement,
-                owns_scale_in=self.strategy.per_branch and placement.scale_in,
-                n_sharing_heads=branch.n_head if shares_heads else None,
-            )
-            plans.append(plan)
-
-        n_with_scale_in = sum(plan.placement.scale_in for plan in plans)
-        is_partial = 0 < n_with_scale_in < len(plans)
-        if is_partial and not self.strategy.per_branch:
-            found = f"gives only some branches of {norm} an input-side scale vector"
-            hint = "but the strategy shares one; add 'hg' to it."
-            raise ConfigError(f"scale_options.placement_at {found}, {hint}")
-        return plans
+        shares_heads = name in self.options.share_heads
+        return LinearPlan(
+            name=name,
+            d_in=d_in,
+            branch=branch,
+            placement=placement,
+            owns_scale_in=self.strategy.per_branch and placement.scale_in,
+            n_sharing_heads=branch.n_head if shares_heads else None,
+        )
 
     def _placement(self, name: str, branch: Branch) -> Placement:
         """Return the placement of a branch, that of the strategy unless `placement_at` names it."""
@@ -209,6 +194,24 @@ class ScaleBuilder:
             found = f"normalizes {name}, which is never normalized"
             raise ConfigError(f"scale_options.placement_at {found}; use dp.")
         return placement
+
+    def _shared_scale_in(self, norm: str, plans: Sequence[LinearPlan]) -> ScaleVector | None:
+        """Build the input-side vector that all branches share; None if each has its own, or none.
+
+        Raises:
+            ConfigError: the placements of single branches give it to a part of them
+        """
+        with_scale_in = [plan for plan in plans if plan.placement.scale_in]
+        if self.strategy.per_branch or not with_scale_in:
+            return None
+        if len(with_scale_in) < len(plans):
+            found = f"gives only some branches of {norm} an input-side scale vector"
+            hint = "but the strategy shares one; add 'hg' to it."
+            raise ConfigError(f"scale_options.placement_at {found}, {hint}")
+        vector = self._vector(f"{norm}.scale", plans[0].d_in, "input")
+        if all(plan.norm_width is not None for plan in plans):
+            self._freeze_beta(vector)
+        return vector
 
     def _shared_scale_out(
         self, norm: str, plans: Sequence[LinearPlan]
@@ -238,6 +241,8 @@ class ScaleBuilder:
         scale_in: ScaleVector | None = None
         if plan.owns_scale_in:
             scale_in = self._vector(f"{plan.name}.scale_in", plan.d_in, "input", branch.batch_dims)
+            if plan.norm_width is not None:
+                self._freeze_beta(scale_in)
         scale_out: ScaleVector | None = None
         if owns_scale_out:
             scale_out = self._scale_out(plan.name, plan)
@@ -246,7 +251,7 @@ class ScaleBuilder:
             branch.d_out,
             scale_in=scale_in,
             scale_out=scale_out,
-            norm_width=branch.dnp_width if plan.placement.norm_out else None,
+            norm_width=plan.norm_width,
             eps=self.eps,
             batch_dims=branch.batch_dims,
             role=branch.role,
@@ -265,19 +270,15 @@ class ScaleBuilder:
                 vector.reset_parameters()
         return vector if n_head is None else HeadShared(vector, n_head)
 
-    def _freeze_input_betas(
-        self, linears: Collection[ScaledLinear], norm_scale: ScaleVector | None
-    ) -> None:
-        """Stop training the input-side betas on which no result depends, because a norm follows."""
-        normalized = [linear for linear in linears if linear.norm_width is not None]
-        vectors = [linear.scale_in for linear in normalized]
-        if len(normalized) == len(linears):
-            vectors.append(norm_scale)
+    def _freeze_beta(self, vector: ScaleVector) -> None:
+        """Stop training the beta of an input-side vector that norms follow, if the options say so.
 
-        for vector in vectors:
-            if vector is not None and vector.magnitude is not None:
-                vector.magnitude.requires_grad_(False)
-                self._effective.add("freeze_input_beta")
+        No result depends on it, but Adam changes it.
+        """
+        beta = vector.magnitude
+        if self.options.freeze_input_beta and beta is not None:
+            beta.requires_grad_(False)
+            self._effective.add("freeze_input_beta")
 
     def _vector(
         self, key: str, d: int, role: Role, batch_dims: tuple[int, ...] = ()

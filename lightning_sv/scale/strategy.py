@@ -209,7 +209,9 @@ def decay_of(decayed: frozenset[Role], roles: frozenset[Role]) -> str:
 
 def branch_placement(word: str) -> Placement:
     """Return the row of a single branch's placement, which may be one of `FOLDED`."""
-    return FOLDED[word] if word in FOLDED else ScaleStrategy(placement=word).placement_row
+    if word in FOLDED:
+        return FOLDED[word]
+    return ScaleStrategy(placement=word).placement_row
 
 
 def own_words(text: str) -> frozenset[str]:
@@ -251,7 +253,9 @@ def _words_by_axis(text: str) -> dict[str, str]:
 
 def _row(axis: str, word: str) -> Any:
     """Return the row of a word in the table of its axis, or your own `package.module:Name`."""
-    return import_name(word, _WORD) if ":" in word else AXES[axis][word]
+    if ":" in word:
+        return import_name(word, _WORD)
+    return AXES[axis][word]
 
 
 def _check_word(axis: str, word: str) -> None:
