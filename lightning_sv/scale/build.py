@@ -31,10 +31,12 @@ from lightning_sv.scale.vector import HeadShared, Role, ScaleVector
 
 #: option -> its expected value in a model in which it changes nothing
 WITHOUT_EFFECT = {
-    "share_scale_out": "False, because no norm has several output-side scale vectors of equal "
-    "width.",
-    "freeze_input_beta": "False, because no input-side scale vector with a beta has a normalized "
-    "output.",
+    "share_scale_out": (
+        "False, because no norm has several output-side scale vectors of equal width."
+    ),
+    "freeze_input_beta": (
+        "False, because no input-side scale vector with a beta has a normalized output."
+    ),
     "initial_gamma_out": "1, because no branch has an output-side scale vector.",
 }
 
@@ -85,7 +87,7 @@ class ScaleBuilder:
         self._with_heads: set[str] = set()  # branches with heads and an output-side vector
         self._vectors: set[str] = set()  # 'site.side'
         self._roles: set[Role] = set()
-        self._has_siblings = False  # if True, several branches read a norm and have a scale_in
+        self._has_shared_groups = False  # several branches read one norm, with a scale_in
         self._effective: set[str] = set()  # keys of `WITHOUT_EFFECT` that changed something
 
     def group(
@@ -99,7 +101,7 @@ class ScaleBuilder:
         plans = [self._plan(name, d_in, branch) for name, branch in branches.items()]
         has_scale_in = any(plan.placement.scale_in for plan in plans)
         if has_scale_in and len(plans) > 1:
-            self._has_siblings = True
+            self._has_shared_groups = True
 
         # vectors that several branches share belong to the norm and the group
         norm_scale = self._shared_scale_in(site, plans)
@@ -123,10 +125,9 @@ class ScaleBuilder:
         token = self.options.placement_at.get(site, "nop")
         placement = branch_placement(token)
         if placement.norm_out:
-            expected = (
-                "bp, ap or dp. To normalize the block's output, use model.backbone.post_norm."
-            )
-            raise ConfigError(f"scale_options.placement_at.{site} is {token}; expected {expected}")
+            found = f"scale_options.placement_at.{site} is {token}"
+            hint = "To normalize the block's output, use model.backbone.post_norm."
+            raise ConfigError(f"{found}; expected bp, ap or dp. {hint}")
 
         self._matrices.add(site)
         if not placement.has_vectors and not batch_dims:
@@ -161,7 +162,7 @@ class ScaleBuilder:
         self._check_effects()
 
         canonical = self.strategy.canonical(
-            frozenset(self._roles), shared_groups=self._has_siblings
+            frozenset(self._roles), shared_groups=self._has_shared_groups
         )
         if canonical != self.strategy:
             same = f"scale strategy {str(self.strategy)!r} is the same model as {str(canonical)!r}."
