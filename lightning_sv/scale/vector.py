@@ -1,5 +1,10 @@
 """Learnable scale vectors gamma, one class per parameterization (paper, Section 3.3).
 
+    direct    gamma                                   the parameter itself
+    offset    1 + offset                              Gemma's form
+    or        beta * alpha / rms(alpha)               magnitude beta and direction alpha
+    er        exp(beta) * exp(alpha - mean(alpha))    the same for the logarithm of gamma
+
 Every class starts at exactly gamma = 1, stores its parameters in float32 and returns gamma in
 float32 (float64 parameters give float64). Shapes: `batch_dims` are leading axes, such as the
 experts of a mixture that share a module; d is the width of the scaled activation.
