@@ -85,12 +85,11 @@ def _chosen(backend: AttentionBackend, device: torch.device) -> AbstractContextM
     if backend == "auto" and device.type != "cuda":
         return nullcontext()
     kernels = kernels_of(backend)
-    if torch.compiler.is_compiling():
-        return sdpa_kernel(kernels, set_priority=True)
-    enabled = [kernel for kernel in kernels if _is_enabled(kernel)]
-    if not enabled:
+    if not torch.compiler.is_compiling():
+        kernels = [kernel for kernel in kernels if _is_enabled(kernel)]
+    if not kernels:
         return nullcontext()
-    return sdpa_kernel(enabled, set_priority=True)
+    return sdpa_kernel(kernels, set_priority=True)
 
 
 def kernels_of(backend: AttentionBackend) -> list[SDPBackend]:
