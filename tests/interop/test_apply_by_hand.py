@@ -108,6 +108,14 @@ def test_apply_strategy_any_container_outputs_compared(name: str) -> None:
         apply_strategy(net, "hg+dp", IDS)
 
 
+@pytest.mark.parametrize("strategy", ["hg+dp+or", "or", "unified"])
+def test_apply_strategy_outputs_next_to_logits_noted_if_they_change(strategy: str) -> None:
+    net = Net(lambda net, x: {"logits": plain(net, x), "states": (x, net.emb.weight)})
+    report = apply_strategy(net, strategy, IDS)
+    changed = [name for name, _ in report.notes if name.startswith("output")]
+    assert changed == ([] if strategy == "or" else ["output['states'][0]"])
+
+
 def test_apply_strategy_training_branch_is_frozen_first_and_noted() -> None:
     net = Net(lambda net, x: (plain(net, x), net.ahead(x)) if net.training else plain(net, x))
     net.ahead = nn.Linear(D, V, bias=False)

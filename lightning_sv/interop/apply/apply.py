@@ -20,15 +20,17 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import is_fake
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.apply.applied import APPLIED
 from lightning_sv.interop.apply.change import Change
 from lightning_sv.interop.apply.find_norms import find_norms
-from lightning_sv.interop.apply.notes import Note, notes_on_model
+from lightning_sv.interop.apply.notes import Note, notes_on_model, notes_on_outputs
 from lightning_sv.interop.apply.outputs import (
+    Outputs,
+    changed_outputs,
     outputs_of,
     outputs_of_vectors,
     relative_difference,
@@ -96,9 +98,15 @@ def apply_strategy(
         placements = Placements(model, parsed, dp_at, norms)
         change = Change(model, placements, undo)
         change.register(norms)
-        after = _checked_outputs(traced, change, before)
-        notes = (*placements.notes, *notes_on_model(traced, parsed, norms))
-        report = _report(change, notes, dp_at, relative_difference(before, after))
+        without_norms = _checked_outputs(traced, change, before)
+        after = outputs_of(traced) if change.has_output_norms else without_norms
+        changed = changed_outputs(before, without_norms, rounding_of(traced))
+        notes = (
+            *placements.notes,
+            *notes_on_model(traced, parsed, norms),
+            *notes_on_outputs(changed),
+        )
+        report = _report(change, notes, dp_at, relative_difference(before.kept, after.kept))
         if report.warning is not None:
             warnings.warn(report.warning, stacklevel=2)
         undo.pop_all()  # all is well: keep the changes
@@ -114,14 +122,14 @@ def _found_norms(traced: TracedModel) -> list[TracedNorm]:
     return norms
 
 
-def _checked_outputs(traced: TracedModel, change: Change, before: list[Tensor]) -> list[Tensor]:
-    """Return the outputs with the strategy.
+def _checked_outputs(traced: TracedModel, change: Change, before: Outputs) -> Outputs:
+    """Return the outputs with the strategy's vectors, but without its norms.
 
     The vectors alone must preserve the function; only the norms of `dnp` may change it.
     """
-    without_norms = outputs_of_vectors(traced, change.strategy)
-    _check_preserved(traced, change.strategy, relative_difference(before, without_norms))
-    return outputs_of(traced) if change.has_output_norms else without_norms
+    after = outputs_of_vectors(traced, change.strategy)
+    _check_preserved(traced, change.strategy, relative_difference(before.kept, after.kept))
+    return after
 
 
 def _report(

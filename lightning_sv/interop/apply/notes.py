@@ -1,9 +1,9 @@
 """Notes on what deviates from a strategy in a model, each with its reason.
 
-A note is a pair: the name of a parameter or model, and the deviation.
+A note is a pair: the name of a parameter, output or model, and the deviation.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.roles.api import TracedModel
@@ -60,6 +60,12 @@ def _notes_on_unreached(row: ModelParameter) -> Iterator[Note]:
     may_train = row.trained or len(row.shape) > 1
     if row.role == "other" and may_train:
         yield row.name, "unchanged, because the forward pass did not reach it"
+
+
+def notes_on_outputs(changed: Iterable[str]) -> Iterator[Note]:
+    """Yield notes on outputs next to logits that changed, by their paths."""
+    for path in changed:
+        yield path, "changes, because it contains a value of a norm whose scale vector has moved"
 
 
 def _lacks_norms(traced: TracedModel, norms: list[TracedNorm]) -> bool:

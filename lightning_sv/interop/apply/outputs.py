@@ -9,12 +9,13 @@ strategy, and would then lose gamma in silence. So the model runs on its example
 """
 
 import math
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.apply.weights import OutputNorm, Scaled, scaled_modules
@@ -29,8 +30,20 @@ _ROUNDING_SHORT = 0.1
 _READABLE = "layers that read a weight as an attribute in forward, such as self.weight."
 
 
-def outputs_of(traced: TracedModel) -> list[Tensor]:
-    """Return the model's logits in eval mode, or all its outputs if none are called logits.
+class Outputs(NamedTuple):
+    """Floating-point outputs of a model.
+
+    Attributes:
+        kept: those that a strategy keeps: the logits, or all outputs if none are called logits
+        others: the outputs next to logits, such as hidden states, by their path
+    """
+
+    kept: list[Tensor]
+    others: dict[str, Tensor]
+
+
+def outputs_of(traced: TracedModel) -> Outputs:
+    """Return the model's outputs in eval mode.
 
     Raises:
         ConfigError: it returns no finite numbers
@@ -39,21 +52,32 @@ def outputs_of(traced: TracedModel) -> list[Tensor]:
     args, kwargs = copied(traced.inputs)
     with tracing_state(model), torch.no_grad():
         out = model(*args, **kwargs)
-    numbers = list(filter(_is_of_numbers, tree_leaves(logits_of(out))))
-    if not any(leaf.isfinite().any() for leaf in numbers):
+    kept = list(filter(_is_of_numbers, tree_leaves(logits_of(out))))
+    if not any(leaf.isfinite().any() for leaf in kept):
         found = f"{type(model).__name__} returns {type(out).__name__}"
         wanted = "finite floating-point numbers, to check that its function is preserved"
         kinds = "a tensor, or a tuple, dict or dataclass of them"
         hint = f"Load the weights first, and let forward return {kinds}."
         raise ConfigError(f"{found}; expected {wanted}. {hint}")
-    return numbers
+    return Outputs(kept, _others(out, kept))
+
+
+def _others(out: Any, kept: list[Tensor]) -> dict[str, Tensor]:
+    """Return path -> tensor of the outputs that are not kept."""
+    leaves, _ = tree_flatten_with_path(logits_of([out]))  # all: a list has no logits
+    ids = set(map(id, kept))
+    others = {}
+    for path, leaf in leaves:
+        if _is_of_numbers(leaf) and id(leaf) not in ids:
+            others[f"output{keystr(path[1:])}"] = leaf
+    return others
 
 
 def _is_of_numbers(leaf: object) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
-def outputs_of_vectors(traced: TracedModel, strategy: ScaleStrategy) -> list[Tensor]:
+def outputs_of_vectors(traced: TracedModel, strategy: ScaleStrategy) -> Outputs:
     """Return the outputs without the norms of `dnp`.
 
     Raises:
@@ -77,7 +101,7 @@ def outputs_of_vectors(traced: TracedModel, strategy: ScaleStrategy) -> list[Ten
     return outputs
 
 
-def _checked_outputs(traced: TracedModel) -> list[Tensor]:
+def _checked_outputs(traced: TracedModel) -> Outputs:
     """Return the outputs; refuse a model whose code cannot run with computed weights."""
     try:
         return outputs_of(traced)
@@ -96,6 +120,13 @@ def _check_unread(module: Scaled, traced: TracedModel, strategy: ScaleStrategy) 
     if name in traced.products or name in traced.scaled:
         what = f"{name} is read by a stored reference, without its scale vectors"
         raise ConfigError(f"{what}; expected {_READABLE}")
+
+
+def changed_outputs(before: Outputs, after: Outputs, rounding: float) -> Iterator[str]:
+    """Yield the paths of the outputs next to logits that differ by more than rounding."""
+    for path, output in before.others.items():
+        if _difference(output, after.others[path]) > rounding:
+            yield path
 
 
 def rounding_of(traced: TracedModel) -> float:
@@ -118,6 +149,7 @@ def relative_difference(before: list[Tensor], after: list[Tensor]) -> float:
     return max((_difference(b, a) for b, a in pairs), default=0.0)
 
 
+@torch.no_grad()  # a model may return a parameter
 def _difference(before: Tensor, after: Tensor) -> float:
     lowest = torch.finfo(before.dtype).max / 2
     number = before.isfinite() & (before.abs() < lowest)
