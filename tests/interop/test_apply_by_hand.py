@@ -381,6 +381,16 @@ def test_apply_strategy_one_matrix_is_not_split_and_its_heads_are_found(name: st
     assert net.matrix.output_norm.width == width
 
 
+@pytest.mark.parametrize("strategy", ["or", "er"])
+def test_apply_strategy_column_is_one_vector(strategy: str) -> None:
+    """A row per channel would be normalized to 1, so that only its beta trains."""
+    net = Net(lambda net, x: plain(net, (x.mT * net.column).mT))
+    net.norm = nn.RMSNorm(D, elementwise_affine=False)
+    net.column = nn.Parameter(torch.rand(D, 1) + 0.5)
+    apply_strategy(net, strategy, IDS)
+    assert net.parametrizations.column[0].vector.alpha.shape == (D,)
+
+
 @pytest.mark.parametrize("strategy", ["hg", "dp", "ap", "or"])
 def test_apply_strategy_layers_without_vectors_noted(strategy: str) -> None:
     layer = nn.TransformerEncoderLayer(D, 2, V, batch_first=True)

@@ -191,6 +191,8 @@ class Change:
         has_form = self.strategy.vector_class is (OffsetScale if origin else DirectScale)
         if norm.is_tied or has_form:
             return
+        if gamma.shape[-1] == 1:  # a column (d, 1), or (d, 1, 1) of images
+            gamma = gamma.flatten()
         vector = self._vector(norm.vector, gamma, role)
         self._freeze(norm.vector)
         self._parametrize(norm.vector, ScaledGamma(vector, origin))
