@@ -721,6 +721,20 @@ def test_apply_strategy_constant_vectors_neither_train_nor_change() -> None:
         net(IDS).sum().backward()
 
 
+def test_apply_strategy_unread_original_of_a_kept_vector_must_not_train() -> None:
+    net = Net(plain)
+    apply_strategy(net, "or", IDS)
+    net.requires_grad_(True)
+    for call in (lambda net: net(IDS), lambda net: param_groups(net, 1e-3, 0.1, example=IDS)):
+        with pytest.raises(ConfigError, match=r"^norm\.parametrizations.*requires_grad is True"):
+            call(net)
+    net.norm.parametrizations.weight.original.requires_grad_(False)
+    net(IDS).sum().backward()
+    state = copy.deepcopy(net.state_dict())
+    net.load_state_dict(state)
+    param_groups(net, 1e-3, 0.1, example=IDS)
+
+
 def test_apply_strategy_shortest_dtype_sets_rounding() -> None:
     net = Net(lambda net, x: plain(net, x.float().double())).double()
     assert 1e-10 < apply_strategy(net, "hg+ap", IDS).difference < 1e-5

@@ -17,6 +17,7 @@ from lightning_sv.interop.apply.weights import (
     Scaled,
     ScaledPart,
     ScaledWeight,
+    name_of_original,
     scaled_modules,
 )
 from lightning_sv.interop.groups import unwrapped
@@ -102,8 +103,7 @@ class Applied(NamedTuple):
 
 def _weight_of(matrix: TracedBranch, parameters: dict[str, nn.Parameter]) -> nn.Parameter | None:
     """Return the parameter of a matrix, also if its weight is computed."""
-    path, _, attribute = matrix.weight.rpartition(".")
-    original = f"{path}.parametrizations.{attribute}.original".removeprefix(".")
+    original = name_of_original(matrix.weight)
     return parameters.get(original, parameters.get(matrix.weight))
 
 

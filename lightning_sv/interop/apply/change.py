@@ -37,6 +37,7 @@ from lightning_sv.interop.apply.weights import (
     ScaledGamma,
     ScaledPart,
     ScaledWeight,
+    name_of_original,
     output_norm_hook,
     remove_parametrization,
 )
@@ -196,6 +197,7 @@ class Change:
         vector = self._vector(norm.vector, gamma, role)
         self._freeze(norm.vector)
         self._parametrize(norm.vector, ScaledGamma(vector, origin))
+        self._constants[name_of_original(norm.vector)] = None  # it is not read any more
 
     def _neutralize(self, norm: TracedNorm, gamma: Tensor) -> None:
         """Set the norm's gamma to 1, and divide its bias, which the vectors behind it multiply."""

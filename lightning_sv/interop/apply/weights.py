@@ -112,6 +112,12 @@ def scaled_modules(model: nn.Module) -> dict[str, Scaled]:
     return added
 
 
+def name_of_original(weight: str) -> str:
+    """Return the name of the parameter from which a parametrized weight is computed."""
+    path, _, attribute = weight.rpartition(".")
+    return f"{path}.parametrizations.{attribute}.original".removeprefix(".")
+
+
 class ScaledPart(nn.Module):
     """Scale vectors of one matrix: diag(gamma_out) W diag(gamma_in).
 
