@@ -391,6 +391,13 @@ def test_apply_strategy_column_is_one_vector(strategy: str) -> None:
     assert net.parametrizations.column[0].vector.alpha.shape == (D,)
 
 
+def test_apply_strategy_head_used_in_part_noted() -> None:
+    net = Net(lambda net, x: F.linear(x, net.head.weight[:8]))
+    net.matrix = None
+    notes = dict(apply_strategy(net, "hg+dp+or", IDS).notes)
+    assert "slices" in notes["head.weight"] and "pass an example" in notes["head.bias"]
+
+
 @pytest.mark.parametrize("strategy", ["hg", "dp", "ap", "or"])
 def test_apply_strategy_layers_without_vectors_noted(strategy: str) -> None:
     layer = nn.TransformerEncoderLayer(D, 2, V, batch_first=True)

@@ -59,7 +59,8 @@ def _notes_on_unreached(row: ModelParameter) -> Iterator[Note]:
     """Yield a note on a vector that trains, or on a matrix, which may be frozen for the pass."""
     may_train = row.trained or len(row.shape) > 1
     if row.role == "other" and may_train:
-        yield row.name, "unchanged, because the forward pass did not reach it"
+        hint = "to change it, pass an example that reaches it"
+        yield row.name, f"unchanged, because the forward pass did not reach it; {hint}"
 
 
 def notes_on_outputs(changed: Iterable[str]) -> Iterator[Note]:
