@@ -567,6 +567,25 @@ def _reads_embedding(model: Bare, h: Tensor) -> Tensor:
     return model.down(model.up(model.emb(IDS)))
 
 
+#: from a norm without a vector to the matrices, with a factor g that the trace takes for a multiplier
+MULTIPLES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": lambda x, g: (x + 0.5) * g,
+    "mask": lambda x, g: x.masked_fill(torch.arange(8)[:, None] % 2 == 0, 0.0) * g,
+    "mean": lambda x, g: x.mean(1, keepdim=True) / g,
+    "stack": lambda x, g: torch.stack([x, x]).sum(0) * g,
+}
+
+
+@pytest.mark.parametrize("name", MULTIPLES)
+def test_apply_strategy_bare_norm_with_learned_factor_gets_no_second_one(name: str) -> None:
+    net = Net(lambda net, x: plain(net, MULTIPLES[name](x, net.g)))
+    net.norm = nn.RMSNorm(D, elementwise_affine=False)
+    net.g = nn.Parameter(torch.rand(D) + 0.5)
+    report = apply_strategy(net, "hg+dp+or", IDS)
+    assert not report.vectors
+    assert {"head.weight", "matrix.weight"} <= dict(report.notes).keys()
+
+
 OTHERS: dict[str, tuple[Callable[[Bare, Tensor], Tensor], dict[str, set[str]], set[str]]] = {
     "the residual stream": (lambda model, h: h, {"head": BOTH}, {"Bare"}),
     "a matrix of other data": (_reads_embedding, {"gate": BOTH, "head": BOTH}, {"up.weight"}),

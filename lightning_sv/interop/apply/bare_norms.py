@@ -11,6 +11,7 @@ these matrices:
 from collections.abc import Iterator
 from itertools import chain
 
+from lightning_sv.interop.apply.biases import has_learned_factor
 from lightning_sv.interop.apply.matrices import Matrices, TracedBranch
 from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.roles.api import TracedModel
@@ -66,13 +67,14 @@ def _linear_consumers(norm: Node) -> list[Consumer]:
 def _traced_norm(norm: Node, readers: list[Consumer], matrices: Matrices) -> TracedNorm:
     """Return a norm that linear maps read."""
     products = {reader.node for reader in readers}
+    has_factor = has_learned_factor(norm)
     tied: list[str] = []
     branches: list[TracedBranch] = []
     unfit: list[str] = []
     for name in matrices.names_read(readers):
         if name in matrices.tied:
             tied.append(name)
-        elif _reads_alone(norm, name, products, matrices):
+        elif not has_factor and _reads_alone(norm, name, products, matrices):
             branches.append(matrices.branch(name))
         else:
             unfit.append(name)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.graph import PARAM, Node, follow, plain
-from lightning_sv.roles.ops import NO_NORM, NORMS, PRODUCTS, SUMS
+from lightning_sv.roles.ops import MULTIPLIED, NO_NORM, NORMS, PRODUCTS, SUMS
 
 #: operations that may insert other numbers
 _INSERTING = frozenset({"cat", "addcmul", "addcdiv", "lerp", "where", "masked_fill"})
@@ -69,6 +69,15 @@ def _addends(node: Node) -> Iterator[Node]:
             yield _NUMBER
         elif user.op in SUMS:
             yield from user.outside(reached)
+
+
+def has_learned_factor(norm: Node) -> bool:
+    """Return True if a parameter multiplies the values of a norm before a matrix does."""
+    values = follow(norm, _passes).values
+    for user in values - {norm}:
+        if user.op in MULTIPLIED and PARAM in user.kinds_outside(values):
+            return True
+    return False
 
 
 def _passes(user: Node, reached: Collection[Node]) -> bool:

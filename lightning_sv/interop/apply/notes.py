@@ -30,14 +30,14 @@ def _on_missing_vectors(norm: TracedNorm) -> Iterator[Note]:
     if norm.role == "output":
         return
     for name in norm.unfit:
-        why = "because it also reads other values, or is not a plain matrix"
+        why = "because it reads other values or a learned multiple, or is not a plain matrix"
         yield name, f"{lacks}, {why}"
 
 
 def _on_mixed_branches(norm: TracedNorm) -> Iterator[Note]:
     for branch in norm.branches:
         if branch.mixed:
-            what = "contains several interleaved matrices that share their vectors"
+            what = "its matrices, which are interleaved or slices of it, share their vectors"
             yield branch.weight, f"{what}: hg is partial"
 
 
