@@ -12,6 +12,7 @@ other are different matrices. If they are split behind an operation that mixes o
 such as a softmax, no block of rows is one of them: mixed.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from itertools import pairwise
 
@@ -37,10 +38,6 @@ _MEETING = SUMS | _JOINS
 _KEEPING_PARTS = _JOINS | ATTENTION | SOFTMAX
 
 
-#: blocks that are joined again
-_Group = frozenset[Block]
-
-
 def parts_of(use: Use, d_out: int) -> tuple[int, ...] | None:
     """Return the widths of the matrices in a weight of `d_out` rows, from its use in a product.
 
@@ -48,40 +45,37 @@ def parts_of(use: Use, d_out: int) -> tuple[int, ...] | None:
     """
     product = use.node
     _, last = PRODUCTS[product.op]
-    is_last = use.argument == last
-    axis = len(product.shape) - (1 if is_last else 2)
+    n_axes = len(product.shape)
+    axis = n_axes - 1 if use.argument == last else n_axes - 2
     n = product.shape[axis]
     if n < d_out:
         return None
     if n > d_out:  # stacked matrices, each with its own vectors
         return (d_out,)
+
     try:
-        cuts = _cuts(product, axis)
+        cuts = _cuts(product, axis, _BLOCKS)
     except _NoBlocksError:
         return None
     parts = tuple(high - low for low, high in pairwise(sorted(cuts)))
-    has_unseen_parts = len(parts) == 1 and _meets_itself(product)
-    return None if has_unseen_parts else parts
+    if len(parts) == 1 and _meets_itself(product):
+        return None
+    return parts
 
 
 class _NoBlocksError(Exception):
     """The parts of a product are no blocks of channels."""
 
 
-def _cuts(value: Node, axis: int, *, stacked: bool = False) -> set[int]:
-    """Return where an axis of channels, or of heads, is split.
+def _cuts(value: Node, axis: int, takes_part: frozenset[str]) -> set[int]:
+    """Return where an axis of channels, or of heads, is split by one of some operations.
 
-    There is no cut between parts that are joined again, nor if the pass reads one part only. With
-    `stacked` the axis may be that of two or three matrices, of which one is selected.
+    There is no cut between parts that are joined again, nor if the pass reads one part only.
 
     Raises:
         _NoBlocksError: the parts are no blocks
     """
     n = value.shape[axis]
-    takes_part = _BLOCKS
-    if stacked and n in (2, 3):
-        takes_part = _BLOCKS | _SINGLES
-
     cuts = {0, n}
     parts: list[Node] = []
     for use in users_along(value, axis):
@@ -91,15 +85,16 @@ def _cuts(value: Node, axis: int, *, stacked: bool = False) -> set[int]:
             parts.append(use.user)
         else:
             cuts |= _cuts_of_choice(use.user, axis, n)
-    return cuts | _cuts_between(_groups(parts, n))
+    return cuts | _cuts_between(_joined_blocks(parts, n))
 
 
 def _cuts_of_choice(user: Node, axis: int, n: int) -> set[int]:
     """Return the cuts of a split that does not return one block."""
     if user.op == "glu":
         return {n // 2}
-    keeps_all = user.op in _SINGLES or user.shape[axis] >= n  # one head, or a permutation
-    if keeps_all:
+    if user.op in _SINGLES:  # one head
+        return set()
+    if user.shape[axis] >= n:  # a permutation
         return set()
     raise _NoBlocksError  # the graph does not have the positions of a choice
 
@@ -110,10 +105,16 @@ def _cuts_of_heads(use: UseAlong, n: int) -> set[int]:
     if len(use.axes) < 2 or not view.is_view:
         return set()
     first, *inner = sorted(use.axes)
-    heads = _cuts(view, first, stacked=True)
-    if any(_takes_apart(view, axis) for axis in inner):
-        raise _NoBlocksError  # each head has a part of every matrix
-    return {at * n // view.shape[first] for at in heads}
+    n_heads = view.shape[first]
+    takes_part = _BLOCKS
+    if n_heads in (2, 3):  # the axis may be that of two or three matrices, of which one is selected
+        takes_part = _BLOCKS | _SINGLES
+
+    heads = _cuts(view, first, takes_part)
+    for axis in inner:
+        if _takes_apart(view, axis):
+            raise _NoBlocksError  # each head has a part of every matrix
+    return {head * n // n_heads for head in heads}
 
 
 def _takes_apart(view: Node, axis: int) -> bool:
@@ -122,63 +123,65 @@ def _takes_apart(view: Node, axis: int) -> bool:
     for use in users_along(view, axis):
         if use.splits and use.user.op not in CHOICES_OF_ROWS:
             parts.append(use.user)
-    return len(_groups(parts, view.shape[axis])) > 1
+    return _has_several_groups(_joined_blocks(parts, view.shape[axis]))
 
 
-def _groups(parts: Iterable[Node], n: int) -> list[_Group]:
-    """Return the blocks of an axis of size n, in groups that are joined again.
+def _joined_blocks(parts: Iterable[Node], n: int) -> dict[Block, set[Block]]:
+    """Return block of an axis of size n -> the group of blocks that are joined again with it.
 
     Blocks are followed through views, elementwise operations and attention, until they meet in a
     product. Empty parts are none, such as the channels that a complete rotation leaves.
     """
-    blocks_in = {part: frozenset({block_of(part, n)}) for part in parts if part.size}
-    groups = list(blocks_in.values())
+    blocks_in: dict[Node, frozenset[Block]] = {}
+    group_of: dict[Block, set[Block]] = {}
+    for part in parts:
+        if part.size:
+            block = block_of(part, n)
+            blocks_in[part] = frozenset({block})
+            group_of[block] = {block}
+
     for user in users_in_order(blocks_in):
         read = {blocks_in[value] for value in user.values if value in blocks_in}
         meets = len(read) > 1
         follows = user.op in _MEETING if meets else _keeps_part(user, blocks_in)
         if follows:
-            blocks_in[user] = _Group().union(*read)
-            groups.append(blocks_in[user])
-    return _merged(groups)
+            blocks_in[user] = frozenset[Block]().union(*read)
+            _join(blocks_in[user], group_of)
+    return group_of
 
 
-def _merged(groups: Iterable[_Group]) -> list[_Group]:
-    """Return the unions of groups that have a block in common."""
-    merged: list[_Group] = []
-    for group in groups:
-        overlapping = [other for other in merged if other & group]
-        merged = [other for other in merged if not other & group]
-        merged.append(group.union(*overlapping))
-    return merged
+def _join(blocks: Iterable[Block], group_of: dict[Block, set[Block]]) -> None:
+    """Make one group of those that some blocks are in."""
+    group: set[Block] = set()
+    for block in blocks:
+        group |= group_of[block]
+    group_of |= dict.fromkeys(group, group)
 
 
-def _cuts_between(groups: list[_Group]) -> set[int]:
+def _has_several_groups(group_of: dict[Block, set[Block]]) -> bool:
+    return any(len(group) < len(group_of) for group in group_of.values())
+
+
+def _cuts_between(group_of: dict[Block, set[Block]]) -> set[int]:
     """Return where a block begins next to another that is in a different group.
 
     Raises:
         _NoBlocksError: several groups have every other channel, or so
     """
-    group_of: dict[Block, _Group] = {}
-    for group in groups:
-        group_of |= dict.fromkeys(group, group)
     has_steps = any(block.step > 1 for block in group_of)
-    if has_steps and len(groups) > 1:
+    if has_steps and _has_several_groups(group_of):
         raise _NoBlocksError
+
+    ending_at: dict[int, set[Block]] = defaultdict(set)
+    for block in group_of:
+        ending_at[block.end].add(block)
 
     cuts = set()
     for block, group in group_of.items():
-        before = _nearest_before(block, group_of)
-        if before and group.isdisjoint(before):
+        ends_before = [end for end in ending_at if end <= block.begin]
+        if ends_before and group.isdisjoint(ending_at[max(ends_before)]):
             cuts.add(block.begin)
     return cuts
-
-
-def _nearest_before(block: Block, blocks: Iterable[Block]) -> list[Block]:
-    """Return the blocks that end last before this one begins."""
-    earlier = [other for other in blocks if other.end <= block.begin]
-    last_end = max((other.end for other in earlier), default=0)
-    return [other for other in earlier if other.end == last_end]
 
 
 def _keeps_part(user: Node, parts: Collection[Node]) -> bool:
@@ -215,7 +218,7 @@ def _meets_itself(product: Node) -> bool:
 def _takes_part(user: Node, values: Collection[Node]) -> bool:
     """Return True for a view or a choice of rows that is smaller than a value that it reads."""
     selects = user.moves or user.op in CHOICES_OF_ROWS
-    return selects and any(user.size < value.size for value in values)
+    return selects and user.size < max(value.size for value in values)
 
 
 def _stays_one(user: Node, values: set[Node]) -> bool:
@@ -226,11 +229,9 @@ def _stays_one(user: Node, values: set[Node]) -> bool:
     kinds_of_others = user.kinds_outside(values)
     if user.op in _PRODUCTS:
         return PARAM not in kinds_of_others
-    meets_data = DATA in kinds_of_others
-    return not meets_data or not (user.op == "mul" or _joins_channels(user))
-
-
-def _joins_channels(user: Node) -> bool:
-    """Return True for a concatenation along the last axis."""
-    axis = int(user.scalars.get("dim", 0))
-    return user.op == "cat" and axis in (-1, len(user.shape) - 1)
+    if DATA not in kinds_of_others:
+        return True
+    if user.op == "cat":
+        axis = int(user.scalars.get("dim", 0))
+        return axis not in (-1, len(user.shape) - 1)
+    return user.op != "mul"
