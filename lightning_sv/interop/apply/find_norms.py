@@ -16,7 +16,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.interop.apply.bare_norms import bare_norms
 from lightning_sv.interop.apply.biases import Added, added_after
 from lightning_sv.interop.apply.matrices import Matrices, TracedBranch
-from lightning_sv.interop.apply.traced_norm import TracedNorm
+from lightning_sv.interop.apply.traced_norm import TracedNorm, branches_of
 from lightning_sv.roles import family
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.dataflow import value_at
@@ -33,7 +33,7 @@ def norms_with_vectors(traced: TracedModel) -> list[TracedNorm]:
     norms = []
     for row in traced.roles.parameters:
         if row.role in _VECTORS and row.name in traced.scaled:
-            norms.append(_Vector(row, matrices).norm())
+            norms.append(_traced_norm(row, matrices))
     return norms
 
 
@@ -48,71 +48,61 @@ def find_norms(traced: TracedModel) -> list[TracedNorm]:
     return norms
 
 
-class _Vector:
-    """A scale vector of the trace.
+def _traced_norm(row: ModelParameter, matrices: Matrices) -> TracedNorm:
+    """Return the norm of a scale vector, with the matrices that read its values."""
+    traced = matrices.traced
+    readers = matrices.names_read(traced.consumers_of(row.name))
+    branches: list[TracedBranch] = []
+    if row.role == "input":
+        branches = matrices.branches(readers)
+    added = added_after(row.name, traced) if branches else Added()
 
-    Attributes:
-        readers: names of the matrices that read its values
-        branches: those that can have vectors; none of an output vector
-        added: what is added to its values before these
-    """
+    names = [branch.weight for branch in branches]
+    unfit = [name for name in readers if name not in names]
+    stays = _reason_to_stay(row, names, unfit, added, matrices)
+    return TracedNorm(
+        vector=row.name,
+        origin=_origin(row, traced),
+        role=row.role,
+        bias=added.bias if stays is None else None,
+        branches=tuple(branch for branch in branches if branch.weight not in matrices.tied),
+        tied=tuple(sorted(matrices.tied.intersection(names))),
+        is_tied=row.name in matrices.tied,
+        stays=stays,
+        unfit=tuple(unfit),
+    )
 
-    def __init__(self, row: ModelParameter, matrices: Matrices) -> None:
-        self.row = row
-        self.matrices = matrices
-        self.readers = self._readers()
-        self.branches: list[TracedBranch] = []
-        self.added = Added()
-        if row.role == "input":
-            self.branches = matrices.branches(self.readers)
-        if self.branches:
-            self.added = added_after(row.name, matrices.traced)
 
-    def _readers(self) -> list[str]:
-        traced = self.matrices.traced
-        return self.matrices.names_read(traced.consumers_of(self.row.name))
+def _reason_to_stay(
+    row: ModelParameter, weights: list[str], unfit: list[str], added: Added, matrices: Matrices
+) -> str | None:
+    """Return why a vector cannot move into the matrices that read it; None if it can."""
+    if row.name in matrices.tied:
+        return "it is tied to a different parameter"
+    if added.others:
+        return "something other than one bias of its shape is added after it"
+    for weight in weights:
+        misfit = _misfit(row, weight, matrices)
+        if misfit is not None:
+            return misfit
+    if unfit and row.role == "input":
+        products = "a function of a matrix or a different kind of product"
+        return f"it is read by a convolution, {products}"
+    if not row.redundant:
+        return "the operations that read it cannot absorb it"
+    return None
 
-    def norm(self) -> TracedNorm:
-        """Return the norm of the vector, with the matrices that read it."""
-        tied = self.matrices.tied
-        names = [branch.weight for branch in self.branches]
-        stays = next(self._reasons_to_stay(), None)
-        return TracedNorm(
-            vector=self.row.name,
-            origin=_origin(self.row, self.matrices.traced),
-            role=self.row.role,
-            bias=self.added.bias if stays is None else None,
-            branches=tuple(branch for branch in self.branches if branch.weight not in tied),
-            tied=tuple(sorted(tied.intersection(names))),
-            is_tied=self.row.name in tied,
-            stays=stays,
-            unfit=tuple(name for name in self.readers if name not in names),
-        )
 
-    def _reasons_to_stay(self) -> Iterator[str]:
-        """Yield why it cannot move into the matrices that read it, the first reason first."""
-        if self.row.name in self.matrices.tied:
-            yield "it is tied to a different parameter"
-        if self.added.others:
-            yield "something other than one bias of its shape is added after it"
-        for branch in self.branches:
-            yield from self._misfits(branch.weight)
-        has_unfit = len(self.branches) < len(self.readers)
-        if has_unfit and self.row.role == "input":
-            products = "a function of a matrix or a different kind of product"
-            yield f"it is read by a convolution, {products}"
-        if not self.row.redundant:
-            yield "the operations that read it cannot absorb it"
-
-    def _misfits(self, weight: str) -> Iterator[str]:
-        """Yield why one matrix cannot absorb it."""
-        shape = self.row.shape
-        if weight in self.matrices.tied:
-            yield f"{weight} is tied and read elsewhere"
-        if len(shape) != 1:
-            yield f"its shape has {len(shape)} axes"
-        elif self.matrices.width_read(weight) != shape[0]:
-            yield f"{weight} reads it with a different width"
+def _misfit(row: ModelParameter, weight: str, matrices: Matrices) -> str | None:
+    """Return why one matrix cannot absorb a vector; None if it can."""
+    shape = row.shape
+    if weight in matrices.tied:
+        return f"{weight} is tied and read elsewhere"
+    if len(shape) != 1:
+        return f"its shape has {len(shape)} axes"
+    if matrices.width_read(weight) != shape[0]:
+        return f"{weight} reads it with a different width"
+    return None
 
 
 def _origin(row: ModelParameter, traced: TracedModel) -> float | None:
@@ -153,9 +143,7 @@ def unreached_vectors(traced: TracedModel) -> Iterator[str]:
 
 def _unreached_branches(norms: Iterable[TracedNorm], traced: TracedModel) -> Iterator[str]:
     """Yield the matrices that the pass did not reach, if others of their family follow a norm."""
-    families: set[str] = set()
-    for norm in norms:
-        families.update(family(branch.weight) for branch in norm.branches)
+    families = {family(branch.weight) for branch in branches_of(norms)}
     for row in traced.roles.parameters:
         is_unreached = row.role in _MATRICES and not traced.use_roles.get(row.name)
         if is_unreached and family(row.name) in families:

@@ -55,19 +55,6 @@ class TracedBranch(NamedTuple):
         return self.weight.removesuffix(".weight").rpartition(".")[2]
 
 
-class _NormInputs(NamedTuple):
-    """Values that norms read.
-
-    Attributes:
-        complete: values of which a norm reads all channels
-        in_part: values of which a norm reads some channels, such as queries and keys of three
-            matrices in one weight
-    """
-
-    complete: frozenset[Node]
-    in_part: frozenset[Node]
-
-
 class Matrices:
     """The matrices of a traced model.
 
@@ -78,7 +65,20 @@ class Matrices:
     def __init__(self, traced: TracedModel) -> None:
         self.traced = traced
         self.tied = _tied_parameters(traced)
-        self._norm_inputs = _norm_inputs(traced)
+        #: values of which a norm reads all channels
+        self._normalized: set[Node] = set()
+        #: values of which a norm reads some channels, such as queries and keys of three matrices
+        #: in one weight
+        self._normalized_in_part: set[Node] = set()
+        self._find_inputs_of_norms()
+
+    def _find_inputs_of_norms(self) -> None:
+        for source, value in _read_by_norms(self.traced):
+            reads_all = value.size == source.size
+            inputs = self._normalized if reads_all else self._normalized_in_part
+            inputs.add(source)
+            if source.op in SUMS:  # the norm follows a bias
+                inputs.update(source.values)
 
     def names_read(self, readers: Iterable[Consumer]) -> list[str]:
         """Return the names of the matrices of linear maps, in the model's order."""
@@ -122,13 +122,13 @@ class Matrices:
         # all its products must show the same parts
         parts = agreed({parts_of(product, d_out) for product in products})
         outputs = self._outputs(products)
-        is_normalized = not outputs.isdisjoint(self._norm_inputs.complete)
-        in_part = not is_normalized and not outputs.isdisjoint(self._norm_inputs.in_part)
+        is_normalized = not outputs.isdisjoint(self._normalized)
+        in_part = not outputs.isdisjoint(self._normalized_in_part)
         return TracedBranch(
             weight=name,
             transposed=transposed,
             parts=parts or (d_out,),
-            mixed=_is_mixed(row, parts, normalized_in_part=in_part),
+            mixed=_is_mixed(row, parts, normalized_in_part=in_part and not is_normalized),
             normalized=is_normalized,
             head_width=row.head_width,
             role=row.role,
@@ -136,10 +136,8 @@ class Matrices:
 
     def _outputs(self, products: list[Use]) -> set[Node]:
         """Return the products, also without moves, casts and constant factors."""
-        outputs: set[Node] = set()
-        for product in products:
-            outputs |= {product.node, self.traced.flow.norms.base(product.node)}
-        return outputs
+        nodes = {product.node for product in products}
+        return nodes.union(map(self.traced.flow.norms.base, nodes))
 
 
 def _is_mixed(
@@ -153,8 +151,10 @@ def _is_mixed(
         return False
     if parts is None:
         return True
-    is_one = len(row.shape) == 2 and len(parts) == 1
-    return is_one and normalized_in_part
+    has_experts = len(row.shape) > 2
+    if has_experts or len(parts) > 1:
+        return False
+    return normalized_in_part
 
 
 def _tied_parameters(traced: TracedModel) -> set[str]:
@@ -172,22 +172,6 @@ def _tied_parameters(traced: TracedModel) -> set[str]:
         if is_table or owners[id(parameter)] > 1:
             tied.add(name)
     return tied
-
-
-def _norm_inputs(traced: TracedModel) -> _NormInputs:
-    """Return the inputs of norms, and the terms of those that are sums."""
-    complete: set[Node] = set()
-    in_part: set[Node] = set()
-    for source, value in _read_by_norms(traced):
-        nodes = [source]
-        if source.op in SUMS:  # the norm follows a bias
-            nodes += source.values
-        reads_all = value.size == source.size
-        if reads_all:
-            complete.update(nodes)
-        else:
-            in_part.update(nodes)
-    return _NormInputs(frozenset(complete), frozenset(in_part))
 
 
 def _read_by_norms(traced: TracedModel) -> Iterator[tuple[Node, Node]]:

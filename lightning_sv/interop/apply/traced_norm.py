@@ -4,7 +4,9 @@ A `TracedNorm` is all that a strategy needs to know: the vector, the branches be
 whether these can take the vector up. `find_norms.py` and `bare_norms.py` make it of a trace.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from lightning_sv.interop.apply.matrices import TracedBranch
 
@@ -40,3 +42,8 @@ class TracedNorm:
     def readers(self) -> tuple[str, ...]:
         """Names of all matrices that read it."""
         return (*(branch.weight for branch in self.branches), *self.tied, *self.unfit)
+
+
+def branches_of(norms: Iterable[TracedNorm]) -> Iterator[TracedBranch]:
+    """Return the branches behind all norms."""
+    return chain.from_iterable(norm.branches for norm in norms)
