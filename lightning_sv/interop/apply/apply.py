@@ -16,7 +16,6 @@ undo the strategy in silence.
 import warnings
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from itertools import chain
 from typing import Any
 
 import torch
@@ -38,7 +37,7 @@ from lightning_sv.interop.apply.outputs import (
 )
 from lightning_sv.interop.apply.placements import Placements
 from lightning_sv.interop.apply.report import Report
-from lightning_sv.interop.apply.traced_norm import TracedNorm
+from lightning_sv.interop.apply.traced_norm import TracedNorm, branches_of
 from lightning_sv.interop.apply.weights import Scaled
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.api import TracedModel
@@ -167,8 +166,7 @@ def _names_of_vectors(model: nn.Module) -> dict[str, int]:
 
 def _head_names(norms: Sequence[TracedNorm]) -> list[str]:
     """Return the last part of the name of the output projection, if it reads a norm."""
-    branches = chain.from_iterable(norm.branches for norm in norms)
-    return sorted({branch.word for branch in branches if branch.role == "head"})
+    return sorted({branch.word for branch in branches_of(norms) if branch.role == "head"})
 
 
 def _check(model: nn.Module) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 from lightning_sv.errors import expect
 from lightning_sv.interop.apply.matrices import TracedBranch
 from lightning_sv.interop.apply.notes import notes_on_matrices
-from lightning_sv.interop.apply.traced_norm import TracedNorm
+from lightning_sv.interop.apply.traced_norm import TracedNorm, branches_of
 from lightning_sv.scale import ScaleStrategy
 
 _KEEPS_ITS_NORM = (
@@ -119,8 +119,7 @@ class Placements:
     def _check_dp_at(self, norms: list[TracedNorm]) -> None:
         words: dict[str, None] = {}
         if self.row.norm_out:
-            for norm in norms:
-                words.update(dict.fromkeys(branch.word for branch in norm.branches))
+            words = dict.fromkeys(branch.word for branch in branches_of(norms))
         wanted = f"one of {' '.join(words)}." if words else "none without dnp."
         for word in self.dp_at:
             expect(word in words, "dp_at", repr(word), wanted)
@@ -151,23 +150,30 @@ class Placements:
         if not norm.branches:
             self._note_without_branches(norm)
             return self._kept(norm)
-        if self.row.scale_in and not self._is_heterogeneous(norm):
-            return self._kept(norm)
-        if norm.stays is None:
-            return Gamma.MOVED if self.row.scale_in else Gamma.FOLDED
         if self.row.scale_in:
-            self._note(norm.vector, f"shared by all branches, without heterogeneity: {norm.stays}")
-            return self._kept(norm)
+            return self._gamma_before_branches(norm)
+        if norm.stays is None:
+            return Gamma.FOLDED
         self._note(norm.vector, f"constant, and not folded into the matrices: {norm.stays}")
         return Gamma.CONSTANT
 
+    def _gamma_before_branches(self, norm: TracedNorm) -> Gamma:
+        """Decide whether each branch gets a vector of its own, or the norm keeps one for all."""
+        if not self._is_heterogeneous(norm):
+            return self._kept(norm)
+        if norm.stays is None:
+            return Gamma.MOVED
+        self._note(norm.vector, f"shared by all branches, without heterogeneity: {norm.stays}")
+        return self._kept(norm)
+
     def _note_without_branches(self, norm: TracedNorm) -> None:
         """Note why a vector stays in its norm, although the strategy has vectors at matrices."""
-        has_vectors = self.strategy.per_branch or self.row.scale_out
-        # of a tied matrix, another note says that it has no vector after it
-        is_standard = self.row.scale_in and (norm.tied or not has_vectors)
-        if is_standard:
-            return
+        if self.row.scale_in:
+            if norm.tied:  # another note says that the matrix has no vector after it
+                return
+            has_vectors_at_matrices = self.strategy.per_branch or self.row.scale_out
+            if not has_vectors_at_matrices:
+                return
         what = "remains one vector of its norm"
         if norm.role == "input":
             self._note(norm.vector, f"{what}: {norm.stays}")
@@ -184,9 +190,10 @@ class Placements:
         """Decide which vectors the branches get before them."""
         if gamma is Gamma.MOVED:
             return Before.OWN
-        if gamma is Gamma.ABSENT and self.row.scale_in:
-            return Before.OWN if self.strategy.per_branch else Before.SHARED
-        return Before.NONE
+        is_added = gamma is Gamma.ABSENT and self.row.scale_in
+        if not is_added:
+            return Before.NONE
+        return Before.OWN if self.strategy.per_branch else Before.SHARED
 
     def _is_heterogeneous(self, norm: TracedNorm) -> bool:
         """Return True if the strategy has a vector per matrix, and there are several."""
@@ -214,17 +221,13 @@ class Placements:
         if branch.normalized:
             self._note(branch.weight, _KEEPS_ITS_NORM)
             return PlacedBranch(branch, norm_out=False, scale_out=False)
-        norm_out = self._allows_norm(branch)
-        return PlacedBranch(branch, norm_out, scale_out=self.row.scale_out)
-
-    def _allows_norm(self, branch: TracedBranch) -> bool:
-        """Return True if the output of a branch can be normalized; note why it cannot."""
         why = self._reason_against_norm(branch)
         if why is not None:
             self._note(branch.weight, f"dp instead of dnp, because {why}")
-        return why is None
+        return PlacedBranch(branch, norm_out=why is None, scale_out=self.row.scale_out)
 
     def _reason_against_norm(self, branch: TracedBranch) -> str | None:
+        """Return why the output of a branch cannot be normalized; None if it can."""
         weight = self.named[branch.weight]
         is_one = weight.ndim == 2 and len(branch.parts) == 1
         if branch.mixed or not is_one:
