@@ -62,24 +62,29 @@ def check_state(module: nn.Module, state: dict[str, Any], prefix: str, *rest: An
 
     Means of several states have rounded ones, which get their value again.
     """
-    constants = _constants(module)
+    parameters = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):  # several if tied
+        parameters[unwrapped(name)] = parameter
+    constants = _constants(module, parameters)
+
     for key, value in state.items():
+        if not key.startswith(prefix):
+            continue
         name = unwrapped(key.removeprefix(prefix))
-        is_constant = key.startswith(prefix) and name in constants
-        if is_constant and _has_values(value):
-            state[key] = _checked_constant(name, value, constants[name])
+        constant = constants.get(parameters.get(name))
+        if constant is not None and _has_values(value):
+            state[key] = _checked_constant(name, value, constant)
 
 
-def _constants(model: nn.Module) -> dict[str, float]:
-    """Return the values of the constant vectors, by all names that the model has for them."""
+def _constants(model: nn.Module, parameters: dict[str, nn.Parameter]) -> dict[Any, float]:
+    """Return the constant vectors with a known value, and these values."""
     applied: Applied = vars(model)[APPLIED]
-    named = {unwrapped(name): p for name, p in model.named_parameters(remove_duplicate=False)}
-    values: dict[nn.Parameter, float] = {}
-    for name, value in applied.constants.items():
-        vector = named.get(unwrapped(name))
-        if vector is not None and value is not None:
-            values[vector] = value
-    return {name: values[p] for name, p in named.items() if p in values}  # several if it is tied
+    constants = {}
+    for name, constant in applied.constants.items():
+        vector = parameters.get(unwrapped(name))
+        if vector is not None and constant is not None:
+            constants[vector] = constant
+    return constants
 
 
 def _checked_constant(name: str, loaded: Tensor, constant: float) -> Tensor:

@@ -85,10 +85,9 @@ def _computed(weight: Tensor) -> Tensor:
 
 def _computed_view(result: Tensor) -> Tensor:
     """Return a view of more than one number that rejects changes; copies stay plain."""
-    return _computed(result) if result.ndim and result._is_view() else result
-
-
-_OF_EVERY_CLASS = ("__dict__", "__weakref__")
+    if result.ndim == 0 or not result._is_view():
+        return result
+    return _computed(result)
 
 
 class Scaled(nn.Module):
@@ -167,13 +166,16 @@ class ScaledWeight(Scaled):
         # compares both modes.
         if not torch.is_grad_enabled() and not torch.jit.is_tracing():  # type: ignore[attr-defined]
             weight = weight.detach()
-        rows = weight.mT if self.transposed else weight  # (*batch_dims, sum of widths, d_in)
-        blocks = rows.split(self.widths, -2)
-        scaled = [part(block) for part, block in zip(self.parts, blocks, strict=True)]
-        out = scaled[0] if len(scaled) == 1 else torch.cat(scaled, -2)
+        out = self._scaled(weight.mT if self.transposed else weight)
         if self.transposed:
             out = out.mT.contiguous()  # (*batch_dims, d_in, sum of widths)
         return _computed(out.to(weight.dtype))
+
+    def _scaled(self, rows: Tensor) -> Tensor:
+        """(*batch_dims, sum of widths, d_in) -> the same shape."""
+        blocks = rows.split(self.widths, -2)
+        scaled = [part(block) for part, block in zip(self.parts, blocks, strict=True)]
+        return scaled[0] if len(scaled) == 1 else torch.cat(scaled, -2)
 
 
 class ScaledGamma(Scaled):
@@ -227,7 +229,9 @@ def remove_parametrization(
     if not parametrize.is_parametrized(owner, attribute):
         return
     shared = type(owner)
-    members = {key: value for key, value in vars(shared).items() if key not in _OF_EVERY_CLASS}
+    members = dict(vars(shared))
+    members.pop("__dict__", None)  # every class makes its own
+    members.pop("__weakref__", None)
     owner.__class__ = type(shared.__name__, shared.__bases__, members)
     parametrize.remove_parametrizations(owner, attribute, leave_parametrized=keep)
     for name in order:
