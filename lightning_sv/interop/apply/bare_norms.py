@@ -8,7 +8,6 @@ these matrices:
     xhat -> W1, + residual  none: the residual stream reads xhat, too
 """
 
-from collections.abc import Iterator
 from itertools import chain
 
 from lightning_sv.interop.apply.biases import has_learned_factor
@@ -23,24 +22,24 @@ from lightning_sv.roles.ops import NORMS
 
 def bare_norms(matrices: Matrices) -> list[TracedNorm]:
     """Return the norms without a vector, with the matrices that can have vectors."""
+    traced = matrices.traced
+    bare = traced.flow.norms.normalized - _scaled_values(traced)
     norms = []
-    for norm in _bare_norms(matrices.traced):
-        readers = _linear_consumers(norm)
+    for node in traced.flow.graph.nodes:
+        if node not in bare or not _is_of_rows(node, traced.flow.norms):
+            continue
+        readers = _linear_consumers(node)
         if readers:
-            norms.append(_traced_norm(norm, readers, matrices))
+            norms.append(_traced_norm(node, readers, matrices))
     return norms
 
 
-def _bare_norms(traced: TracedModel) -> Iterator[Node]:
-    """Yield the outputs of norms over the last axis that no scale vector multiplies."""
-    norms = traced.flow.norms
+def _scaled_values(traced: TracedModel) -> set[Node]:
+    """Return the values that scale vectors multiply."""
     scaled: set[Node] = set()
     for value, factor in chain.from_iterable(traced.scaled.values()):
-        scaled.update(map(norms.base, value.others(factor)))
-    bare = norms.normalized - scaled
-    for node in traced.flow.graph.nodes:
-        if node in bare and _is_of_rows(node, norms):
-            yield node
+        scaled.update(map(traced.flow.norms.base, value.others(factor)))
+    return scaled
 
 
 def _is_of_rows(norm: Node, norms: Norms) -> bool:
@@ -49,8 +48,11 @@ def _is_of_rows(norm: Node, norms: Norms) -> bool:
         return False
     if norm.op in NORMS:
         return len(norm.scalars.get("normalized_shape", ())) == 1
-    statistics = filter(norms.is_statistic, norm.values)
-    return any(v.shape[-1:] == (1,) or v.stride[-1:] == (0,) for v in statistics)
+    for value in norm.values:
+        has_one_channel = value.shape[-1:] == (1,) or value.stride[-1:] == (0,)
+        if has_one_channel and norms.is_statistic(value):
+            return True
+    return False
 
 
 def _linear_consumers(norm: Node) -> list[Consumer]:
@@ -60,8 +62,9 @@ def _linear_consumers(norm: Node) -> list[Consumer]:
         readers = list(consumers([ScaledValue(norm, ones)], "a bare norm"))
     except UnknownConsumerError:
         return []
-    sums_channels = [reader.along_channels for reader in readers]
-    return readers if all(sums_channels) else []
+    if not all(reader.along_channels for reader in readers):
+        return []
+    return readers
 
 
 def _traced_norm(norm: Node, readers: list[Consumer], matrices: Matrices) -> TracedNorm:
@@ -85,7 +88,7 @@ def _traced_norm(norm: Node, readers: list[Consumer], matrices: Matrices) -> Tra
 
 def _reads_alone(norm: Node, name: str, products: set[Node], matrices: Matrices) -> bool:
     """Return True for a plain matrix that reads a norm's channels and nothing else."""
-    of_matrix = {product.node for product in matrices.traced.products[name]}
-    if not of_matrix <= products or not matrices.is_plain(name):
-        return False
-    return matrices.width_read(name) == norm.shape[-1]
+    for product in matrices.traced.products[name]:
+        if product.node not in products:
+            return False
+    return matrices.is_plain(name) and matrices.width_read(name) == norm.shape[-1]

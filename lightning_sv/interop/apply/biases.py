@@ -11,6 +11,7 @@ from typing import NamedTuple
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.graph import PARAM, Node, follow, plain
 from lightning_sv.roles.ops import MULTIPLIED, NO_NORM, NORMS, PRODUCTS, SUMS
+from lightning_sv.roles.types import agreed
 
 #: operations that may insert other numbers
 _INSERTING = frozenset({"cat", "addcmul", "addcdiv", "lerp", "where", "masked_fill"})
@@ -37,11 +38,9 @@ class Added(NamedTuple):
 def added_after(name: str, traced: TracedModel) -> Added:
     """Return what is added to all scaled values of a vector."""
     shape = tuple(traced.named[name].shape)
-    scaled = traced.scaled.get(name, [])
-    sums = {_names_added(each.value, shape, traced) for each in scaled}
-    names = frozenset[str]().union(*sums)
-    is_one_sum = len(sums) <= 1 and len(names) <= 1
-    if not is_one_sum or _OTHER in names:
+    sums = {_names_added(scaled.value, shape, traced) for scaled in traced.scaled[name]}
+    names = agreed(sums)
+    if names is None or len(names) > 1 or _OTHER in names:
         return Added(others=True)
     return Added(bias=next(iter(names), None))
 

@@ -4,10 +4,10 @@ A note is a pair: the name of a parameter, output or model, and the deviation.
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.roles.api import TracedModel
-from lightning_sv.roles.types import ModelParameter
 from lightning_sv.scale import ScaleStrategy
 
 Note = tuple[str, str]
@@ -51,16 +51,12 @@ def notes_on_model(
         yield type(traced.model).__name__, f"no matrix except the head gets a vector, because {why}"
     reached = traced.use_roles.keys() | traced.scaled.keys()
     for row in traced.roles.parameters:
-        if row.name not in reached:
-            yield from _notes_on_unreached(row)
-
-
-def _notes_on_unreached(row: ModelParameter) -> Iterator[Note]:
-    """Yield a note on a vector that trains, or on a matrix, which may be frozen for the pass."""
-    may_train = row.trained or len(row.shape) > 1
-    if row.role == "other" and may_train:
-        hint = "to change it, pass an example that reaches it"
-        yield row.name, f"unchanged, because the forward pass did not reach it; {hint}"
+        if row.name in reached or row.role != "other":
+            continue
+        is_matrix = len(row.shape) > 1  # one that does not train may be frozen for the pass
+        if row.trained or is_matrix:
+            hint = "to change it, pass an example that reaches it"
+            yield row.name, f"unchanged, because the forward pass did not reach it; {hint}"
 
 
 def notes_on_outputs(changed: Iterable[str]) -> Iterator[Note]:
@@ -72,7 +68,5 @@ def notes_on_outputs(changed: Iterable[str]) -> Iterator[Note]:
 def _lacks_norms(traced: TracedModel, norms: list[TracedNorm]) -> bool:
     """Return True if no layer's matrix is behind a norm, as in OLMo 2."""
     layers = {row.name for row in traced.roles.parameters if row.role == "matrix"}
-    for norm in norms:
-        if not layers.isdisjoint(norm.readers):
-            return False
-    return bool(layers)
+    behind_norms = chain.from_iterable(norm.readers for norm in norms)
+    return bool(layers) and layers.isdisjoint(behind_norms)

@@ -218,7 +218,8 @@ def _meets_itself(product: Node) -> bool:
 def _takes_part(user: Node, values: Collection[Node]) -> bool:
     """Return True for a view or a choice of rows that is smaller than a value that it reads."""
     selects = user.moves or user.op in CHOICES_OF_ROWS
-    return selects and user.size < max(value.size for value in values)
+    largest = max(value.size for value in values)
+    return selects and user.size < largest
 
 
 def _stays_one(user: Node, values: set[Node]) -> bool:
