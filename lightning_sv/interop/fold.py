@@ -9,6 +9,7 @@ up's.
 """
 
 from collections.abc import Iterator, Mapping, Set
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -104,11 +105,12 @@ def fold_weights(model: Backbone, *, into_norms: bool = False) -> Folded:
     weights = _plain_weights(model)
     gammas = _gammas(model)
     groups = _groups(model)
+    kept: set[ScaleVector | None] = set()
     if into_norms:
-        _fold_inputs(model, weights, kept={group.norm.scale for group in groups.values()})
+        kept = {group.norm.scale for group in groups.values()}
     else:
-        _fold_inputs(model, weights, kept=set())
         gammas |= dict.fromkeys(f"{path}.norm" for path in groups)
+    _fold_inputs(model, weights, kept)
     outputs = _fold_outputs(model, weights)
     return Folded(weights, gammas, outputs)
 
@@ -173,9 +175,12 @@ def _fold_behind_norm(
 
 def stored_gamma(vector: ScaleVector) -> Tensor:
     """Return gamma, (d_head,) if all heads share it."""
-    if isinstance(vector, HeadShared):
-        vector = vector.vector
-    return vector()
+    return _of_one_head(vector)()
+
+
+def _of_one_head(vector: ScaleVector) -> ScaleVector:
+    """Return the vector of each head, (d_head,), if all heads share it; otherwise the vector."""
+    return vector.vector if isinstance(vector, HeadShared) else vector
 
 
 @torch.no_grad()
@@ -211,20 +216,19 @@ def _options_of_outputs(
     """
     placements: dict[str, str] = {}
     if has_norms:
-        placements = dict.fromkeys(_names_of_branches(model), "nop")
+        names = chain.from_iterable(group.names for group in _groups(model).values())
+        placements = dict.fromkeys(sorted(set(names)), "nop")
+
+    with_vector = set()
     for path, gamma in outputs.items():
-        placements[_last_part(path)] = "np" if gamma is None else "anp"
-    with_vector = {name for name, placement in placements.items() if placement == "anp"}
-    shared = _names_with_shared_heads(model)
-    return ScaleOptions(placement_at=placements, share_heads=sorted(shared & with_vector))
-
-
-def _names_of_branches(model: Backbone) -> list[str]:
-    """Return the different names of branches behind norms."""
-    names: set[str] = set()
-    for group in _groups(model).values():
-        names.update(group.names)
-    return sorted(names)
+        name = _last_part(path)
+        if gamma is None:
+            placements[name] = "np"
+        else:
+            placements[name] = "anp"
+            with_vector.add(name)
+    shared = with_vector & _names_with_shared_heads(model)
+    return ScaleOptions(placement_at=placements, share_heads=sorted(shared))
 
 
 def _names_with_shared_heads(model: Backbone) -> set[str]:
@@ -256,11 +260,8 @@ def _vector_prefixes(model: Backbone) -> tuple[str, ...]:
 
 def _set_gamma(vector: Any, gamma: Tensor | None) -> None:
     """Set gamma in a folded model, (d_head,) if all heads share it; None for no vector."""
-    if gamma is None:
-        return
-    if isinstance(vector, HeadShared):
-        vector = vector.vector
-    vector.set_gamma(gamma)
+    if gamma is not None:
+        _of_one_head(vector).set_gamma(gamma)
 
 
 def _reader(branch: str) -> str | None:

@@ -5,6 +5,7 @@ that it does not know, without an error. So config.json gets both: `arguments` a
 5, `names_in_version_4` those of version 4 that differ.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -85,8 +86,10 @@ def ways_to_load(config: BackboneConfig) -> dict[str, str]:
 
     The default, a grouped product, requires strides of 16 bytes, a width of 8 in float32 and bf16.
     """
-    is_ragged = config.n_expert and (config.expert_width % 8 or config.d_model % 8)
-    return {"experts_implementation": "eager"} if is_ragged else {}
+    is_aligned = math.gcd(config.expert_width, config.d_model) % 8 == 0
+    if is_aligned or not config.n_expert:
+        return {}
+    return {"experts_implementation": "eager"}
 
 
 def names_in_version_4(written: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,8 +77,10 @@ def statistics(vector: StoredVector) -> VectorStatistics:
 
 def _depth(name: str) -> int | None:
     """Return the first number in a name."""
-    numbers = [int(part) for part in name.split(".") if part.isdigit()]
-    return numbers[0] if numbers else None
+    for part in name.split("."):
+        if part.isdigit():
+            return int(part)
+    return None
 
 
 def _share(mask: Tensor) -> float:
