@@ -51,14 +51,16 @@ def find_norms(traced: TracedModel) -> list[TracedNorm]:
 def _traced_norm(row: ModelParameter, matrices: Matrices) -> TracedNorm:
     """Return the norm of a scale vector, with the matrices that read its values."""
     traced = matrices.traced
-    readers = matrices.names_read(traced.consumers_of(row.name))
     branches: list[TracedBranch] = []
-    if row.role == "input":
-        branches = matrices.branches(readers)
-    added = added_after(row.name, traced) if branches else Added()
+    unfit: list[str] = []
+    for name in matrices.names_read(traced.consumers_of(row.name)):
+        if row.role == "input" and matrices.is_plain(name):
+            branches.append(matrices.branch(name))
+        else:
+            unfit.append(name)
 
+    added = added_after(row.name, traced) if branches else Added()
     names = [branch.weight for branch in branches]
-    unfit = [name for name in readers if name not in names]
     stays = _reason_to_stay(row, names, unfit, added, matrices)
     return TracedNorm(
         vector=row.name,

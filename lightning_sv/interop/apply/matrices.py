@@ -109,10 +109,6 @@ class Matrices:
         reads = {product.node.op for product in products}
         return operands == {"parameter"} and reads.isdisjoint(CONVOLUTIONS)
 
-    def branches(self, names: Iterable[str]) -> list[TracedBranch]:
-        """Return the matrices that can have vectors."""
-        return [self.branch(name) for name in names if self.is_plain(name)]
-
     def branch(self, name: str) -> TracedBranch:
         """Return a plain matrix as a branch."""
         row = self.traced.roles[name]
