@@ -75,15 +75,14 @@ class Applied(NamedTuple):
         parameters = _parameters(model)
         scaled = scaled_modules(model)
         gammas = self._gammas(parameters, scaled)
+        without_matrices = dict(gammas)
         for matrix, norm in self.matrices:
+            without_matrices.pop(norm, None)
             weight = _weight_of(matrix, parameters)
             if weight is not None:  # otherwise a new module replaced it
                 yield from _branches_of(matrix, weight, gammas.get(norm), scaled)
 
-        with_matrices = {norm for _, norm in self.matrices}
-        for name, gamma in gammas.items():
-            if name in with_matrices:
-                continue
+        for name, gamma in without_matrices.items():
             role, _ = self.norms[name]
             side = {"input": "in", "output": "out"}[role]
             yield AppliedBranch(name.rpartition(".")[0], "", None, {side: gamma})

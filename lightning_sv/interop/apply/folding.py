@@ -54,14 +54,14 @@ def fold_applied(model: nn.Module) -> nn.Module:
     _check_unsharded(model)
     weights = list(_computed_weights(model))
 
-    trained = list(filter(_trains, applied))
+    trained = [part for part in applied if _trains(part)]
     for weight in weights:
         remove_parametrization(weight.owner, weight.attribute, weight.order, keep=True)
-    for each in trained:
-        for parameter in _frozen(each):
+    for part in trained:
+        for parameter in _frozen(part):  # by name: a norm's vector has its name again
             parameter.requires_grad_(True)
-    for each in applied:
-        _unregister(each)
+    for part in applied:
+        _unregister(part)
     return model
 
 
@@ -136,9 +136,9 @@ def _frozen(model: nn.Module) -> Iterator[nn.Parameter]:
 
 def _trains(model: nn.Module) -> bool:
     """Return True if a scale vector trains, or without vectors another weight."""
-    frozen = set(_frozen(model))
-    candidates = list(_parameters_of_vectors(model)) or list(_weights(model))
-    return any(parameter.requires_grad for parameter in candidates if parameter not in frozen)
+    candidates = set(_parameters_of_vectors(model)) or set(_weights(model))
+    candidates.difference_update(_frozen(model))
+    return any(parameter.requires_grad for parameter in candidates)
 
 
 def _parameters_of_vectors(model: nn.Module) -> Iterator[nn.Parameter]:

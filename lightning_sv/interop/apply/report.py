@@ -49,12 +49,14 @@ class Report(NamedTuple):
     @property
     def _label(self) -> str:
         """The strategy that the model has, and the given one if that is different."""
-        exceptions = ",".join(f"{name}=dp" for name in self.dp_at)
-        given = f"{self.strategy}[{exceptions}]" if exceptions else str(self.strategy)
+        given = str(self.strategy)
+        if self.dp_at:
+            exceptions = ",".join(f"{name}=dp" for name in self.dp_at)
+            given += f"[{exceptions}]"
         has_no_norm = self.strategy.placement == "dnp" and self.same_function
-        if not has_no_norm:
-            return given
-        return f"{replace(self.strategy, placement='dp')}, asked for {given}"
+        if has_no_norm:
+            return f"{replace(self.strategy, placement='dp')}, asked for {given}"
+        return given
 
     @property
     def _lines(self) -> list[str]:

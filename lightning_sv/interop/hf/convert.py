@@ -118,8 +118,9 @@ def _norm_weights(config: BackboneConfig, folded: Folded, to: Target) -> dict[st
     weights = {}
     for path, gamma in gammas.items():
         if gamma is None:
-            per_head = path.endswith(("q_norm", "k_norm"))
-            gamma = like.new_ones(config.head_width if per_head else config.d_model)
+            is_per_head = path.endswith(("q_norm", "k_norm"))
+            width = config.head_width if is_per_head else config.d_model
+            gamma = like.new_ones(width)
         weights[path] = gamma - origin
     return weights
 
