@@ -41,7 +41,8 @@ class TokenDataModule(L.LightningDataModule):
         full_last_validation: if True, the last validation of a fit reads the whole split, and so do
             `validate` and `test`, as on the command line. ModelCheckpoint and EarlyStopping then
             compare losses of different data. A fit that only `max_time` or a callback ends has no
-            last validation, nor has one whose `max_steps` is no multiple of `val_check_interval`
+            last validation, nor has one without a validation after its last step: Lightning counts
+            `val_check_interval` in batches, and begins again in each epoch
 
     Attributes:
         settings: corpus, sequence length and batch; `setup` sets the global batch

@@ -1,9 +1,11 @@
 """One run of `validate`: check it, and show the loss."""
 
+from pathlib import Path
+
 from lightning_sv.errors import ConfigError
 from lightning_sv.json_text import json_text
 from lightning_sv.lit.command_run import CommandRun
-from lightning_sv.runs.directory import LAST
+from lightning_sv.runs.directory import LAST, run_of
 
 
 class ValidateRun(CommandRun):
@@ -20,6 +22,9 @@ class ValidateRun(CommandRun):
             expected = f"a checkpoint to validate. Add --ckpt_path RUN/{LAST}."
             raise ConfigError(f"ckpt_path is not set; expected {expected}")
         self.read_checkpoint(path)
+        run_dir = run_of(Path(path))
+        if run_dir is not None:  # ModelCheckpoint warns if it is not that of the checkpoint
+            self.trainer._default_root_dir = str(run_dir)  # type: ignore[attr-defined]
         self.check_corpus()
         self.set_micro_batch()
 

@@ -55,7 +55,10 @@ class HeldOutLoss(MeasuredLoss):
         """Raise ConfigError if the module or the data are not ours, which have this loss."""
         if not has_known_model(trainer, module):
             expected = "a function of the LightningModule."
-            hint = "Only a PretrainModule with a TokenDataModule has a default."
+            hint = (
+                "Only a PretrainModule with a TokenDataModule has a default, and only without a "
+                "configure_model of its own."
+            )
             raise ConfigError(f"loss of Sharpness is None; expected {expected} {hint}")
 
     def start(self, trainer: Any, module: Any) -> None:
