@@ -44,13 +44,13 @@ def check_imports(given: Mapping[str, Any], command: str) -> None:
         value = option_value(key, value, command)
     for path in map(class_path, entries_of(value)):
         is_dotted = "." in path  # a name alone is that of a class of Lightning
-        if is_dotted and path.replace(".", "").isidentifier():  # no ${...}
+        if is_dotted and "${" not in path:
             _check_import(key, path)
 
 
 def _check_import(key: str, path: str) -> None:
     try:
         resolve_name(path)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:  # ValueError: not a name at all
         expected = "a class that can be imported"
         raise ConfigError(f"{key} is {path}; expected {expected}. {error}.") from error

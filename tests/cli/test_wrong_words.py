@@ -78,6 +78,7 @@ WRONG = [
     ("plan --gpus 2 RUN --trainer.max_epochs 2", "trainer.max_epochs"),
     # callbacks, loggers and plugins
     ("fit COMPLETE --trainer.callbacks no_module.C", "No module named 'no_module'.\n"),
+    ("fit COMPLETE --trainer.callbacks a..B", "trainer.callbacks is a..B;"),
     ("plan --gpus 1 COMPLETE --trainer.callbacks '[{class_path: json.Absent}]'", "trainer.callbacks is json.Absent;"),
     ("fit RUN --trainer.callbacks+=ModelCheckpoint --trainer.callbacks.save_last=true", "save_last of ModelCheckpoint is True"),
     ("fit RUN --trainer.logger false", "trainer.logger is False"),
