@@ -88,11 +88,12 @@ def number(
         refusal = ArgumentTypeError(f"the value is {text:.40}; expected {expected}")
         try:
             value = kind(text)
-        except (ValueError, OverflowError):
+        except ValueError:
             raise refusal from None
-        if not math.isfinite(value) or not least <= value <= most:
-            raise refusal
-        return value
+        is_finite = abs(value) < math.inf  # math.isfinite takes no integer above 1.8e308
+        if is_finite and least <= value <= most:
+            return value
+        raise refusal
 
     return read
 

@@ -134,6 +134,7 @@ WRONG = [
     ("plan --gpus 2 RUN --gpu_memory -1", "--gpu_memory"),
     ("plan --gpus 1 COMPLETE --gpu_memory=inf", "--gpu_memory"),
     ("compare --baseline nop --arms hg --jobs=1" + "0" * 5000, "--jobs"),
+    ("compare --baseline nop --arms hg --jobs=1" + "0" * 400, "--jobs"),
     ("paper --data.seed 1 --seeds 3 --no_train", "paper: --seeds is"),
     ("sweep --scale hg --lr 0.1 --seeds=999999999", "--seeds"),
     ("generate r --temperature=nan", "--temperature"),
