@@ -113,7 +113,9 @@ class DataConfig:
             self.manifest, self.folder, vocab_size=vocab_size, seq_len=self.seq_len,
             tokenizer=self.corpus.tokenizer, checksums=checksums,
         )  # fmt: skip
-        changed = changed_file(self.manifest) if checksums else None
+        if not checksums:
+            return
+        changed = changed_file(self.manifest)
         if changed is not None:
             log.warning("%s is used although its text has changed: %s", self.corpus.dir, changed)
 
@@ -121,9 +123,11 @@ class DataConfig:
         """Check that the corpus was prepared with the settings that differ from the defaults."""
         prepared = self.manifest.settings
         default = CorpusConfig().settings()
-        for key, value in self.corpus.settings().items():
+        given = self.corpus.settings()
+        del given["tokenizer"]  # `check_corpus` compares it
+        for key, value in given.items():
             recorded = prepared.get(key, value)
-            if key != "tokenizer" and value not in (default[key], recorded):
+            if value not in (default[key], recorded):
                 expected = f"{recorded}, with which the corpus in {self.corpus.dir} was prepared"
                 hint = "Prepare a different folder."
                 raise ConfigError(f"data.corpus.{key} is {value}; expected {expected}. {hint}")
@@ -229,5 +233,8 @@ class DataPlan:
 
 def divisors(n: int) -> list[int]:
     """Return the divisors of n in ascending order."""
-    small = [k for k in range(1, math.isqrt(n) + 1) if n % k == 0]
-    return sorted({*small, *(n // k for k in small)})
+    divisors: set[int] = set()
+    for k in range(1, math.isqrt(n) + 1):
+        if n % k == 0:
+            divisors |= {k, n // k}
+    return sorted(divisors)

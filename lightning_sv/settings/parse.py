@@ -94,8 +94,9 @@ class Parser(ArgumentParser):
 
     def known_keys(self) -> list[str]:
         """Return the keys and sections of the parser, without its options for help."""
-        names = {action.dest for action in self._actions} - {"help", "config"}
-        return sorted(name for name in names if not name.endswith(".help"))
+        keys = {action.dest for action in self._actions}
+        helps = {key for key in keys if key.rpartition(".")[2] == "help"}
+        return sorted(keys - helps - {"config"})
 
     @property
     def model_options(self) -> str:
@@ -112,17 +113,21 @@ class Parser(ArgumentParser):
         check_imports(given, self.prog)
         for action in self._actions:
             value = given.get(action.dest)
-            is_interpolated = isinstance(value, str) and "${" in value
-            if value is not None and not is_interpolated:
-                self._check_type(action.dest, value, _type_of(action))
+            if value is None:
+                continue
+            if isinstance(value, str) and "${" in value:  # its value is not known yet
+                continue
+            self._check_type(action.dest, value, _type_of(action))
 
     def _check_model(self, keys: Iterable[str]) -> None:
         """Raise ConfigError if the parser reads a model, and no key sets one."""
-        reads_a_model = "model.backbone" in self.known_keys()
-        has_model = any(key.startswith("model.backbone.") for key in keys)
-        if reads_a_model and not has_model:
-            expected = f"{self.model_options}. `lightning-sv presets` lists the names."
-            raise ConfigError(f"no model is given; expected {expected}")
+        if "model.backbone" not in self.known_keys():
+            return
+        for key in keys:
+            if key.startswith("model.backbone."):
+                return
+        expected = f"{self.model_options}. `lightning-sv presets` lists the names."
+        raise ConfigError(f"no model is given; expected {expected}")
 
     def _check_type(self, key: str, value: Any, kind: Any) -> None:
         """Raise ConfigError if a value is not the number or the word that its key expects."""
@@ -136,7 +141,9 @@ class Parser(ArgumentParser):
 
     def _read(self, key: str, value: Any) -> Any:
         """Return the value of a key, which is text if it is a word of the command line."""
-        return option_value(key, value, self.prog) if isinstance(value, str) else value
+        if isinstance(value, str):
+            return option_value(key, value, self.prog)
+        return value
 
     def _hint(self, keys: Iterable[str]) -> str:
         """Return a suggestion for the first unknown key that has one; empty if there is none."""
@@ -149,17 +156,17 @@ class Parser(ArgumentParser):
     def _suggestion(self, key: str) -> str:
         """Suggest a key with the same last name, or else any that is close; empty if none is."""
         known = self.known_keys()
-        last = key.rpartition(".")[2]
-        if last == "seed" and "seed_everything" in known:
+        last_name = key.rpartition(".")[2]
+        if last_name == "seed":
             return did_you_mean("seed_everything", known)
-        of_that_name = [name for name in known if name.endswith(f".{last}")]
-        if len(of_that_name) == 1:
-            return did_you_mean(of_that_name[0], of_that_name)
-        return did_you_mean(key, of_that_name) or did_you_mean(key, known)
+        same_last_name = [name for name in known if name.endswith(f".{last_name}")]
+        if len(same_last_name) == 1:
+            key = same_last_name[0]
+        return did_you_mean(key, same_last_name) or did_you_mean(key, known)
 
     def _is_known(self, key: str) -> bool:
         """Return True for a key of the parser or of an earlier version, or one inside a value."""
-        if key in RETIRED or key in IGNORED:
+        if key in {*RETIRED, *IGNORED}:
             return True
         known = self.known_keys()
         sections = {name.rpartition(".")[0] for name in known}
@@ -207,9 +214,9 @@ def _expand_paths(config: Any) -> None:
 
 def _is_nullable(action: Action) -> bool:
     kind = _type_of(action)
-    if kind in (None, Any) or action.default is None:
-        return True
-    return type(None) in get_args(kind)
+    is_untyped = kind in (None, Any)
+    takes_null = type(None) in get_args(kind)
+    return is_untyped or takes_null or action.default is None
 
 
 def _type_of(action: Action) -> Any:

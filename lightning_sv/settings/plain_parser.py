@@ -2,32 +2,28 @@
 
 import math
 from argparse import (
-    SUPPRESS,
     Action,
+    ArgumentDefaultsHelpFormatter,
     ArgumentParser,
     ArgumentTypeError,
-    HelpFormatter,
     Namespace,
 )
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.settings.paths import expand_path
 from lightning_sv.settings.words import underscored
 
 
-class _Defaults(HelpFormatter):
-    """Append the default of an option to its help, unless the help states it."""
+class _Defaults(ArgumentDefaultsHelpFormatter):
+    """Append the default of an option to its help, unless it is empty or the help states it."""
 
     def _get_help_string(self, action: Action) -> str | None:
-        if action.help is None or "by default" in action.help:
+        if action.default in (None, False, "", []) or "by default" in str(action.help):
             return action.help
-        is_option = bool(action.option_strings)
-        if not is_option or action.default in (None, False, "", [], SUPPRESS):
-            return action.help
-        return f"{action.help} (default: %(default)s)"
+        return super()._get_help_string(action)
 
 
 class PlainParser(ArgumentParser):
@@ -105,7 +101,5 @@ def _path(text: str) -> Path:
         raise ArgumentTypeError(str(error).rstrip(".")) from error
 
 
-def _text(word: Any) -> Any:
-    if not isinstance(word, str):
-        return word
+def _text(word: str) -> str:
     return word.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -54,10 +54,8 @@ def without_empty(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
 
 def retired_values(config: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the keys that only earlier versions have, with the value that every run has now."""
-    trainer = config.get("trainer")
-    strategy = trainer.get("strategy") if isinstance(trainer, Mapping) else None
-    path = strategy.get("class_path") if isinstance(strategy, Mapping) else None
-    if str(path).endswith("FullyShardedStrategy"):
+    strategy = leaves(config).get("trainer.strategy.class_path")
+    if str(strategy).endswith("FullyShardedStrategy"):
         return RETIRED | RETIRED_OF_FSDP
     return RETIRED
 
@@ -111,8 +109,9 @@ def keys_in_sections(keys: Mapping[str, Any]) -> dict[str, Any]:
     """
     entries: dict[str, Any] = {}
     for key, value in keys.items():
-        if key in SECTIONS and isinstance(value, Mapping):
-            entries |= keys_in_sections({f"{key}.{name}": child for name, child in value.items()})
-        else:
+        if key not in SECTIONS or not isinstance(value, Mapping):
             entries[key] = value
+            continue
+        children = {f"{key}.{name}": child for name, child in value.items()}
+        entries |= keys_in_sections(children)
     return entries

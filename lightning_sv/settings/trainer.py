@@ -3,7 +3,7 @@
 import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,33 +169,38 @@ def check_trainer_keys(given: Any, *, complete: bool = False) -> None:
         ConfigError: names the key or callback, the reason and a hint
     """
     _check_refused_arguments(given)
-    _check_callbacks(given["callbacks"])
-    for end in _early_ends(given):
+    callbacks = [class_path(entry).rpartition(".")[2] for entry in entries_of(given["callbacks"])]
+    _check_callbacks(callbacks)
+    for end in _early_ends(callbacks, given["max_time"]):
         if complete:
             raise ConfigError(f"{end} {_BUDGET}; expected runs that can be compared. Remove it.")
         log.warning("%s %s", end, _BUDGET)
     _check_followed_arguments(given)
 
 
-def _check_callbacks(callbacks: Any) -> None:
-    for name in map(class_name, entries_of(callbacks)):
+def _check_callbacks(names: Sequence[str]) -> None:
+    for name in names:
         if name in REFUSED_CALLBACKS:
             raise ConfigError(f"trainer.callbacks: {name} {REFUSED_CALLBACKS[name]}.")
 
 
-def _early_ends(given: Any) -> list[str]:
+def _early_ends(callbacks: Sequence[str], max_time: Any) -> list[str]:
     """Return the keys, with values, that may end a run early."""
-    names = map(class_name, entries_of(given["callbacks"]))
-    ends = [f"trainer.callbacks: {name}" for name in names if name in ENDING_CALLBACKS]
-    if given["max_time"] is not None:
-        ends.append(f"trainer.max_time {given['max_time']}")
+    ends: list[str] = []
+    for name in callbacks:
+        if name in ENDING_CALLBACKS:
+            ends.append(f"trainer.callbacks: {name}")
+    if max_time is not None:
+        ends.append(f"trainer.max_time {max_time}")
     return ends
 
 
 def _check_refused_arguments(given: Any) -> None:
     for key, argument in TRAINER_ARGUMENTS.items():
+        if argument.is_followed:
+            continue
         accepted = map(repr, argument.accepted)  # 1 is one batch for Lightning, 1.0 all of them
-        if not argument.is_followed and repr(given[key]) not in accepted:
+        if repr(given[key]) not in accepted:
             raise ConfigError(
                 f"trainer.{key} is {given[key]}; expected its default. {argument.note}"
             )
@@ -245,19 +250,20 @@ def check_precision(precision: object) -> None:
 
 def entries_of(value: Any) -> list[Any]:
     """Return the entries of a key that holds one class, a list of classes, or none."""
-    entries = value if isinstance(value, list) else [value]
-    return [entry for entry in entries if entry is not None]
-
-
-def class_name(entry: Any) -> str:
-    """Return the name of a class without its module; empty if the entry names no class."""
-    return class_path(entry).rpartition(".")[2]
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return value
+    return [value]
 
 
 def class_path(entry: Any) -> str:
     """Return the module and name of a class; empty if the entry names no class."""
-    path = entry.get("class_path") if isinstance(entry, Mapping | Namespace) else entry
-    return path if isinstance(path, str) else ""
+    if isinstance(entry, Mapping | Namespace):
+        entry = entry.get("class_path")
+    if isinstance(entry, str):
+        return entry
+    return ""
 
 
 def prepare_process() -> None:

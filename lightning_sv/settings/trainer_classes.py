@@ -20,12 +20,12 @@ def check_strategy_class(given: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: names the first argument
     """
-    arguments = [key for key in given if key.startswith(f"{_STRATEGY}.")]
-    has_class = _STRATEGY in given or f"{_STRATEGY}.class_path" in given
-    if arguments and not has_class:
-        found = f"{arguments[0]} is {given[arguments[0]]}, without a class_path"
-        hint = "E.g. lightning_sv.lit.fsdp.FullyShardedStrategy."
-        raise ConfigError(f"{found}; expected {_STRATEGY}.class_path. {hint}")
+    if _STRATEGY in given or f"{_STRATEGY}.class_path" in given:
+        return
+    for key, value in given.items():
+        if key.startswith(f"{_STRATEGY}."):
+            expected = f"{_STRATEGY}.class_path. E.g. lightning_sv.lit.fsdp.FullyShardedStrategy."
+            raise ConfigError(f"{key} is {value}, without a class_path; expected {expected}")
 
 
 def check_imports(given: Mapping[str, Any], command: str) -> None:

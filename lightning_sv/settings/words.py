@@ -68,15 +68,18 @@ def underscored(words: Iterable[str]) -> list[str]:
     ['--', '--c-d']
     """
     given = list(words)
-    end = given.index("--") if "--" in given else len(given)
+    end = len(given)
+    if "--" in given:
+        end = given.index("--")
     return [*map(_underscored, given[:end]), *given[end:]]
 
 
 def _underscored(word: str) -> str:
     if word == "-c":
         return "--config"
-    name, equals, value = word.partition("=")
-    is_value = " " in name  # as for argparse
-    if is_value or not name.startswith("--"):
+    if not word.startswith("--"):
         return word
-    return f"--{name[2:].replace('-', '_')}{equals}{value}"
+    name, equals, value = word.removeprefix("--").partition("=")
+    if " " in name:  # a value, as for argparse
+        return word
+    return f"--{name.replace('-', '_')}{equals}{value}"

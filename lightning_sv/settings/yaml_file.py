@@ -76,7 +76,9 @@ def yaml_problem(error: Exception) -> str:
     problem = getattr(error, "problem", None)
     if mark is None or problem is None:
         return " ".join(str(error).split())
-    hint = ". Indent with spaces, not tabs." if "cannot start any token" in problem else ""
+    hint = ""
+    if "cannot start any token" in problem:
+        hint = ". Indent with spaces, not tabs."
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}{hint}"
 
 
