@@ -14,8 +14,8 @@ from argparse import SUPPRESS, Action, ArgumentError
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
-import yaml
 from jsonargparse import ArgumentParser, Namespace
+from omegaconf import OmegaConf
 
 from lightning_sv.errors import NUMBERS, ConfigError, did_you_mean, expect, expect_number
 from lightning_sv.settings.data import DataConfig
@@ -89,7 +89,8 @@ class Parser(ArgumentParser):
         given = parse_yaml(content, f"--config {path}")
         kept = without_empty(without_retired(given))
         if not kept or kept != given:
-            content = yaml.safe_dump(kept)
+            # quotes the text 1e5, which yaml.safe_dump does not, and which is read as a number
+            content = OmegaConf.to_yaml(OmegaConf.create(kept))
         return super()._load_config_parser_mode(content, path, *rest, **more)
 
     def known_keys(self) -> list[str]:

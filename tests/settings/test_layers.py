@@ -97,6 +97,13 @@ def test_parse_run_empty_layer_changes_nothing(text: str, tmp_path: Path) -> Non
     assert parsed(layer(tmp_path, text)) == parsed(LAYERS)
 
 
+def test_parse_run_text_next_to_an_empty_section_stays_text(tmp_path: Path) -> None:
+    """A layer with an empty section is written again without it."""
+    assert (
+        parsed(layer(tmp_path, "data: {corpus: {dir: '1e5'}}\ntrainer:\n")).data.corpus.dir == "1e5"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
