@@ -10,10 +10,13 @@ def first_difference(key: str, then: Any, now: Any) -> tuple[str, Any, Any]:
 
     The values are equal if there is no difference.
     """
-    if isinstance(then, dict) and isinstance(now, dict):
-        for name in dict.fromkeys([*now, *then]):
-            if then.get(name) != now.get(name):
-                return first_difference(f"{key}.{name}", then.get(name), now.get(name))
+    if not isinstance(then, dict) or not isinstance(now, dict):
+        return key, then, now
+    for name in now | then:
+        value_then = then.get(name)
+        value_now = now.get(name)
+        if value_then != value_now:
+            return first_difference(f"{key}.{name}", value_then, value_now)
     return key, then, now
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_sv.atomic import read_json, reading, regular
-from lightning_sv.errors import ConfigError, UnreadableError
+from lightning_sv.errors import ConfigError
 
 #: the resolved config, which repeats the run
 CONFIG = "config.yaml"
@@ -120,8 +120,9 @@ def run_of(checkpoint: Path) -> Path | None:
     `checkpoints`. The path may be relative to a folder inside the run.
     """
     for folder in checkpoint.absolute().parents:
-        if folder.name == LAST.parent.name and is_begun(folder.parent):
-            return folder.parent
+        run_dir = folder.parent
+        if folder == run_dir / LAST.parent and is_begun(run_dir):
+            return run_dir
     return None
 
 
@@ -138,7 +139,9 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
     summary = read_json(path, hint)
     for key, kind in SUMMARY_TYPES.items():
         value = summary.get(key)
-        if value is not None and not _is_of_type(value, kind):
+        if value is None:
+            continue
+        if not _is_of_type(value, kind):
             expected = f"{_NOUNS[kind]}. Train the run again."
             raise ConfigError(f"{path}: {key} is {value!r:.80}; expected {expected}")
     return printable(summary)
@@ -155,13 +158,11 @@ def _is_of_type(value: Any, kind: type) -> bool:
 def read_stop(run_dir: Path) -> dict[str, Any]:
     """Return the last step of a run that was not finite, see `NONFINITE`."""
     path = run_dir / NONFINITE
+    with reading(path):
+        content = path.read_bytes()
     try:
-        with reading(path):
-            text = path.read_text()
-        event: dict[str, Any] = json.loads(text.splitlines()[-1])
+        event: dict[str, Any] = json.loads(content.splitlines()[-1])
         return event | {"step": int(event["step"])}
-    except UnreadableError:
-        raise
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         hint = "train the run again in a new directory."
         raise ConfigError(f"{path} has no step; {hint}") from error

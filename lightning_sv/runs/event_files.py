@@ -56,8 +56,10 @@ def _drop_repeated(event: Any, points: Points) -> None:
     """Drop the points that a start of the run repeats, if the event marks one."""
     if event.session_log.status != event.session_log.START:
         return
-    for tag, values in points.items():
-        points[tag] = {at: value for at, value in values.items() if at < event.step}
+    for values in points.values():
+        for tokens in list(values):
+            if tokens >= event.step:
+                del values[tokens]
 
 
 def _add_scalars(event: Any, points: Points) -> None:

@@ -105,9 +105,10 @@ class Run:
         Its difference to the others is not that of training alone.
         """
         curve = self.curve(VAL_LOSS)
+        if len(curve.tokens) < 2:
+            return curve
         reads_part_before = config_value(self.config, "data.val_sequences") is not None
-        has_others = len(curve.tokens) > 1
-        if self.full_last_validation and reads_part_before and has_others:
+        if self.full_last_validation and reads_part_before:
             return Curve(curve.tokens[:-1], curve.values[:-1])
         return curve
 
@@ -229,5 +230,5 @@ def contradiction(run: Run) -> str | None:
 
 
 def _curve(points: Mapping[int, float]) -> Curve:
-    tokens = sorted(points)
-    return Curve(np.array(tokens), np.array([points[at] for at in tokens]))
+    tokens, values = zip(*sorted(points.items()), strict=True)
+    return Curve(np.array(tokens), np.array(values))

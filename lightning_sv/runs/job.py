@@ -139,6 +139,6 @@ def _source(module: str) -> Path | None:
         found = find_spec(module)
     except (ImportError, ValueError):
         return None
-    if found is None or not found.has_location or not found.origin:
+    if found is None or not found.has_location:
         return None
-    return Path(found.origin)
+    return Path(str(found.origin))

@@ -6,9 +6,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from subprocess import DEVNULL, STDOUT, Popen
+from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
 
 import torch
 from rich.console import Console
@@ -198,15 +198,13 @@ def _end_of(log: Path) -> str:
 
 def _stop(processes: Sequence[Popen[bytes]]) -> None:
     for sign in (signal.SIGTERM, signal.SIGKILL):
-        for process in _alive(processes):
-            os.killpg(process.pid, sign)
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, sign)
         deadline = time.monotonic() + _GRACE_S
-        while _alive(processes) and time.monotonic() < deadline:
-            time.sleep(_POLL_S / 2)
-
-
-def _alive(processes: Sequence[Popen[bytes]]) -> list[Popen[bytes]]:
-    return [process for process in processes if process.poll() is None]
+        for process in processes:
+            with suppress(TimeoutExpired):
+                process.wait(deadline - time.monotonic())
 
 
 @contextmanager
@@ -222,10 +220,12 @@ def _stops_as_interrupt() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    caught = [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]
-    before = [signal.signal(number, interrupt) for number in caught]
+    before = {}
+    for number in _ENDING:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for number, handler in zip(caught, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)

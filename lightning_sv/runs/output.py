@@ -26,18 +26,14 @@ def message_of(error: Exception) -> tuple[str, int] | None:
     """Return the message and exit code of an expected error; None for a bug."""
     if isinstance(error, ConfigError):
         return printable(str(error)), 2  # it may quote a file of unknown origin
-    if isinstance(error, OSError | ModuleNotFoundError):
-        return _of_system(error)
-    if isinstance(error, RunError):
-        return str(error), 1
-    return _of_library(error)
-
-
-def _of_system(error: OSError | ModuleNotFoundError) -> tuple[str, int]:
     if isinstance(error, OSError) and error.filename and error.errno in _UNUSABLE:
         found = f"{error.filename} cannot be used ({error.strerror})"
         return f"{found}; choose a different path.", 2
-    return f"{type(error).__name__}: {error}", 1
+    if isinstance(error, OSError | ModuleNotFoundError):
+        return f"{type(error).__name__}: {error}", 1
+    if isinstance(error, RunError):
+        return str(error), 1
+    return _of_library(error)
 
 
 def _of_library(error: Exception) -> tuple[str, int] | None:

@@ -73,8 +73,8 @@ def _machine() -> str:
 
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
-    text = info.read_text() if info.is_file() else ""
-    name = re.search(r"^model name\s*:(.*)$", text, re.MULTILINE)
-    if name is not None:
-        return name[1].strip()
+    if info.is_file():
+        name = re.search(r"^model name\s*:(.*)$", info.read_text(), re.MULTILINE)
+        if name is not None:
+            return name[1].strip()
     return platform.processor() or platform.machine()

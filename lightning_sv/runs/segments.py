@@ -61,7 +61,7 @@ def changed_numerics(summary: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return setting -> its different values, in order, for settings that a resume changed."""
     values: dict[str, list[str]] = defaultdict(list)
     for segment in _segments_of(summary):
-        numerics = segment.get("numerics") or {}
+        numerics = segment.get("numerics", {})
         for setting, value in numerics.items():
             if value not in values[setting]:
                 values[setting].append(value)
@@ -70,9 +70,14 @@ def changed_numerics(summary: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def schedule_lengths(summary: Mapping[str, Any]) -> list[int]:
     """Return the different trainer.max_steps of a run's segments, empty if there is only one."""
-    lengths = [segment.get("max_steps") for segment in _segments_of(summary)]
-    different = list(dict.fromkeys(length for length in lengths if isinstance(length, int)))
-    return different if len(different) > 1 else []
+    lengths: list[int] = []
+    for segment in _segments_of(summary):
+        length = segment.get("max_steps")
+        if isinstance(length, int) and length not in lengths:
+            lengths.append(length)
+    if len(lengths) == 1:
+        return []
+    return lengths
 
 
 def _segments_of(summary: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

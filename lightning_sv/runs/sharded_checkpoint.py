@@ -77,8 +77,8 @@ def flat_tensors(model: dict[str, Any], optimizers: list[dict[str, Any]]) -> dic
     tensors = {f"model/{name}": value for name, value in model.items()}
     for index, optimizer in enumerate(optimizers):
         for name, state in optimizer["state"].items():
-            prefix = f"optimizer/{index}/{name}"
-            tensors |= {f"{prefix}/{key}": value for key, value in state.items()}
+            for key, value in state.items():
+                tensors[f"optimizer/{index}/{name}/{key}"] = value
     return tensors
 
 
