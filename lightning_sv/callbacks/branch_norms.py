@@ -10,6 +10,7 @@ from lightning_sv.callbacks.branches import BranchCallback, means_over_layers, s
 from lightning_sv.scale.definitions import effective_weight
 
 
+@torch.no_grad()
 def branch_norms(model: nn.Module) -> dict[str, Tensor]:
     """Return the norms of every branch of `model`, as scalar tensors keyed 'layer0/q_proj/W'.
 
@@ -22,14 +23,13 @@ def branch_norms(model: nn.Module) -> dict[str, Tensor]:
     are keyed 'layer0/q_norm/gamma'.
     """
     out: dict[str, Tensor] = {}
-    with torch.no_grad():
-        for branch in scaled_branches(model):
-            if branch.weight is None:
-                (gamma,) = branch.gammas().values()
-                out[f"{branch.name}/gamma"] = gamma.square().mean().sqrt()
-            else:
-                for key, value in _norms(branch.full_weight(), branch.gammas()).items():
-                    out[f"{branch.name}/{key}"] = value
+    for branch in scaled_branches(model):
+        if branch.weight is None:
+            (gamma,) = branch.gammas().values()
+            out[f"{branch.name}/gamma"] = gamma.square().mean().sqrt()
+            continue
+        for key, value in _norms(branch.full_weight(), branch.gammas()).items():
+            out[f"{branch.name}/{key}"] = value
     return out | means_over_layers(out)
 
 

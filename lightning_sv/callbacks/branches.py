@@ -80,9 +80,10 @@ def _applied_branches(model: nn.Module) -> Iterator[ScaledBranch]:
 def unique_names(name_of: Mapping[str, str]) -> dict[str, str]:
     """Return path -> name, with the path itself if several paths have the same name."""
     counts = Counter(name_of.values())
-    unique = {}
+    unique = dict(name_of)
     for path, name in name_of.items():
-        unique[path] = name if counts[name] == 1 else path
+        if counts[name] > 1:
+            unique[path] = path
     return unique
 
 
@@ -148,12 +149,7 @@ class BranchCallback(StepCallback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find the model; raise ConfigError if it has no scale vectors."""
         self._model = model_of(pl_module, self.model)
-        if not _has_parts(self._model):
+        if not scaled_branches(self._model):
             found = f"{type(self._model).__name__}, without scale vectors"
             expected = "a Backbone, a model built with ScaleBuilder, or one after apply_strategy"
             raise ConfigError(f"the model of {self.name} is {found}; expected {expected}.")
-
-
-def _has_parts(model: nn.Module) -> bool:
-    """Return True if a model has a matrix or a vector of a strategy."""
-    return any(branch.vectors or branch.weight is not None for branch in scaled_branches(model))

@@ -63,8 +63,8 @@ class HeldOutProbe(StepCallback):
     def chosen_steps(self, trainer: L.Trainer) -> list[int]:
         """Return evenly spaced steps after the first one, the last at the end of the run."""
         total = known_steps(trainer, self.name)
-        steps = [i * total // self.points for i in range(1, self.points + 1)]
-        return [step for step in steps if step > 0]  # of more points than steps, the first are 0
+        steps = {i * total // self.points for i in range(1, self.points + 1)}
+        return sorted(steps - {0})  # of more points than steps, the first are 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Read the sequences, and choose the steps."""
@@ -85,15 +85,17 @@ class HeldOutProbe(StepCallback):
 
 def passes(
     block: Int[Tensor, "B S"], documents: Int[Tensor, "B S"] | None
-) -> Iterator[list[Tensor]]:
-    """Yield sequences of at most `TOKENS_PER_PASS` tokens, and their documents if they are given.
+) -> Iterator[tuple[Tensor, ...]]:
+    """Split sequences, and their documents if they are given, into forward passes.
 
-    A pass has one sequence or more.
+    A pass has at most `TOKENS_PER_PASS` tokens, but at least one sequence.
     """
-    given = [block] if documents is None else [block, documents]
+    inputs = [block]
+    if documents is not None:
+        inputs.append(documents)
     n_sequences = max(1, TOKENS_PER_PASS // block.shape[1])
-    for start in range(0, len(block), n_sequences):
-        yield [each[start : start + n_sequences] for each in given]
+    chunks = [part.split(n_sequences) for part in inputs]
+    return zip(*chunks, strict=True)
 
 
 def documents_of(
@@ -102,6 +104,8 @@ def documents_of(
     """Return the document of each token if the model restricts attention to it; None otherwise."""
     data = data_of(trainer)
     settings = settings_of(module)
-    if data is None or settings is None or not settings.mask_documents:
+    if data is None or settings is None:
+        return None
+    if not settings.mask_documents:
         return None
     return document_ids(block, data.manifest.eot)

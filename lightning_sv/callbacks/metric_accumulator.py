@@ -34,16 +34,14 @@ class MetricAccumulator(StepCallback):
         is_new = trainer.global_step == 0
         if is_new:  # drop the sums of an earlier fit
             self._sums = {}
-        self._continue_sums(trainer)
-
-    def _continue_sums(self, trainer: L.Trainer) -> None:
-        """Move the sums to the device; those of a checkpoint continue on rank 0 alone."""
-        device = trainer.strategy.root_device
-        self._sums = {key: value.to(device) for key, value in self._sums.items()}
-        if self._is_restored and not trainer.is_global_zero:
-            # zeros and not {}, because all devices reduce the same keys
-            self._sums = {key: torch.zeros_like(value) for key, value in self._sums.items()}
+        # Rank 0 continues a checkpoint's sums, which are of all devices. The others start at zeros
+        # and not at {}, because all devices reduce the same keys.
+        starts_at_zero = self._is_restored and not trainer.is_global_zero
         self._is_restored = False
+        for key, value in self._sums.items():
+            if starts_at_zero:
+                value = torch.zeros_like(value)
+            self._sums[key] = value.to(trainer.strategy.root_device)
 
     def add(self, values: dict[str, Tensor], sequences: int) -> bool:
         """Add a micro-batch; return True if a write is due.
@@ -86,6 +84,13 @@ class MetricAccumulator(StepCallback):
         """Restore the sums of the checkpoint, see `on_train_start`."""
         self._sums = dict(state_dict["sums"])
         self._is_restored = True
+
+
+def sequences_in(batch: Any) -> int:
+    """Return the number of sequences of a batch of tokens; other batches count as one."""
+    if isinstance(batch, Tensor):
+        return len(batch)
+    return 1
 
 
 def _added(sums: dict[str, Tensor], values: dict[str, Tensor]) -> dict[str, Tensor]:

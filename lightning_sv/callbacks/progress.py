@@ -49,14 +49,17 @@ class RunProgress(ProgressBar):
         self._start_time = time.perf_counter()
         self._start_step = trainer.global_step
         self._clock.start(trainer)
-        self._clock.every = math.ceil((self._clock.last or 1000) / self.lines)
+        n_steps = self._clock.last or 1000
+        self._clock.every = math.ceil(n_steps / self.lines)
         console = Console(file=self.stream or sys.stdout)
         if self._enabled and console.is_terminal:
             self._open_bar(console, trainer, pl_module)
 
     def _open_bar(self, console: Console, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        name = type(pl_module).__name__
         settings = settings_of(pl_module)
-        name = type(pl_module).__name__ if settings is None else settings.label
+        if settings is not None:
+            name = settings.label
         self._bar = Progress(
             TextColumn(f"[bold]{escape(name)}"),
             BarColumn(bar_width=None),
@@ -78,13 +81,12 @@ class RunProgress(ProgressBar):
         if not self._enabled or not self._clock.ended(trainer):
             return
         step = trainer.global_step
+        is_due = self._clock.is_due(step) or self._line_is_delayed
+        if is_due:
+            report_progress(step, self._clock.last)
         if self._bar is not None:
             self._bar.update(self._task, completed=step, text=_text(trainer))
-        is_due = self._clock.is_due(step) or self._line_is_delayed
-        if not is_due:
-            return
-        report_progress(step, self._clock.last)
-        if self._bar is None:
+        elif is_due:
             self._print_or_delay_line(trainer)
 
     def _print_or_delay_line(self, trainer: L.Trainer) -> None:

@@ -8,6 +8,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
+from lightning_sv.callbacks.branches import means_over_layers
 from lightning_sv.callbacks.held_out_probe import HeldOutProbe, passes
 from lightning_sv.callbacks.run_state import model_of
 from lightning_sv.errors import ConfigError
@@ -78,11 +79,8 @@ def residual_ratios(
 
 
 def _geometric_means(ratios: dict[str, Tensor]) -> dict[str, Tensor]:
-    means = {}
-    for sublayer in SUBLAYERS:
-        logs = [ratio.log() for name, ratio in ratios.items() if f"/{sublayer}/" in name]
-        means[f"mean/{sublayer}/ratio"] = torch.stack(logs).mean().exp()
-    return means
+    logs = {name: ratio.log() for name, ratio in ratios.items()}
+    return {name: mean.exp() for name, mean in means_over_layers(logs).items()}
 
 
 def _blocks(model: nn.Module) -> list[Block]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lightning_sv.callbacks.branches import place_of, unique_names
-from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
+from lightning_sv.callbacks.metric_accumulator import MetricAccumulator, sequences_in
 from lightning_sv.callbacks.run_state import model_of, settings_of
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import MixtureOfExperts, Routing
@@ -61,7 +61,7 @@ class RouterMonitor(MetricAccumulator):
         routings = self._routings(outputs, pl_module)
         if not routings:
             return
-        n = len(batch) if isinstance(batch, Tensor) else 1
+        n = sequences_in(batch)
         is_due = self.add(_sums(routings, n), n)
         if is_due:
             self.act(trainer, pl_module)

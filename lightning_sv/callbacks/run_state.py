@@ -27,10 +27,12 @@ def model_of(module: L.LightningModule, name: str | None = None) -> nn.Module:
 
 
 def _default_model(module: L.LightningModule) -> nn.Module:
-    backbone: nn.Module | None = None
-    if settings_of(module) is not None:
-        backbone = getattr(module, "backbone", None)
-    return module if backbone is None else backbone
+    if settings_of(module) is None:
+        return module
+    backbone: nn.Module | None = getattr(module, "backbone", None)
+    if backbone is None:  # it is not built yet
+        return module
+    return backbone
 
 
 @contextmanager
@@ -48,14 +50,18 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 def settings_of(module: L.LightningModule) -> PretrainConfig | None:
     """Return the settings of a `PretrainModule`; None for any other class."""
     settings = getattr(module, "settings", None)
-    return settings if isinstance(settings, PretrainConfig) else None
+    if isinstance(settings, PretrainConfig):
+        return settings
+    return None
 
 
 def data_of(trainer: L.Trainer) -> DataConfig | None:
     """Return the settings of a `TokenDataModule`; None for other data."""
     module = getattr(trainer, "datamodule", None)
     settings = getattr(module, "settings", None)
-    return settings if isinstance(settings, DataConfig) else None
+    if isinstance(settings, DataConfig):
+        return settings
+    return None
 
 
 def callbacks_of(trainer: L.Trainer, kind: type[_C]) -> list[_C]:
@@ -71,8 +77,9 @@ def is_fitting(trainer: L.Trainer) -> bool:
 
 def has_known_model(trainer: L.Trainer, module: L.LightningModule) -> bool:
     """Return True for a `PretrainModule` with its own backbone that reads a `TokenDataModule`."""
-    is_ours = settings_of(module) is not None and data_of(trainer) is not None
-    return is_ours and getattr(module, "built_by", None) is None
+    if settings_of(module) is None or data_of(trainer) is None:
+        return False
+    return getattr(module, "built_by", None) is None
 
 
 def tokens_seen(trainer: L.Trainer) -> int:

@@ -23,6 +23,7 @@ from lightning_sv.scale.vector import HeadShared
 _AXES = {"in": -2, "out": -1}
 
 
+@torch.no_grad()
 def scale_vector_figures(model: nn.Module) -> dict[str, Tensor]:
     """Return metrics of the scale vectors of every branch, keyed 'layer0/q_proj/drift_in'.
 
@@ -40,13 +41,13 @@ def scale_vector_figures(model: nn.Module) -> dict[str, Tensor]:
     it scales. Means over experts; 'mean/...' over layers. Norms without branches have one side and
     no imbalance. A collective if weights are sharded.
     """
+    branches = _scaled(model)
     out: dict[str, Tensor] = {}
-    with torch.no_grad():
-        for branch in _scaled(model):
-            for side, gamma in branch.gammas().items():
-                for key, value in _vector_figures(gamma, branch.vectors[side]).items():
-                    out[f"{branch.name}/{key}_{side}"] = _mean(value)
-        out |= _imbalances(model)
+    for branch in branches:
+        for side, gamma in branch.gammas().items():
+            for key, value in _vector_figures(gamma, branch.vectors[side]).items():
+                out[f"{branch.name}/{key}_{side}"] = _mean(value)
+    out |= _imbalances(branches)
     return out | means_over_layers(out)
 
 
@@ -60,36 +61,27 @@ def _vector_figures(gamma: Tensor, vector: Any) -> dict[str, Tensor]:
     return figures
 
 
-def _imbalances(model: nn.Module) -> dict[str, Tensor]:
+def _imbalances(branches: Sequence[ScaledBranch]) -> dict[str, Tensor]:
     """Return the imbalance of every side of every branch whose vector scales W directly.
 
     Branches that share a vector share its value.
     """
-    branches = [branch for branch in _scaled(model) if branch.weight is not None]
-    out: dict[str, Tensor] = {}
-    for side in _AXES:
-        for group in _groups_of_a_vector(branches, side):
-            value = _imbalance(group, side)
-            for branch in group:
-                out[f"{branch.name}/imbalance_{side}"] = value
-    return out
-
-
-def _groups_of_a_vector(branches: Sequence[ScaledBranch], side: str) -> list[list[ScaledBranch]]:
-    """Return the branches whose vector scales W directly, in groups that share it."""
-    groups: dict[int, list[ScaledBranch]] = defaultdict(list)
+    groups: dict[tuple[str, int], list[ScaledBranch]] = defaultdict(list)
     for branch in branches:
-        if side in branch.vectors:
-            groups[id(branch.vectors[side])].append(branch)
-    if side == "in":
-        return list(groups.values())
+        if branch.weight is None:
+            continue
+        for side, vector in branch.vectors.items():
+            groups[side, id(vector)].append(branch)
 
-    direct = []
-    for group in groups.values():
-        is_behind_a_norm = any(branch.has_output_norm for branch in group)
-        if not is_behind_a_norm:
-            direct.append(group)
-    return direct
+    out: dict[str, Tensor] = {}
+    for (side, _), group in groups.items():
+        is_behind_a_norm = side == "out" and any(branch.has_output_norm for branch in group)
+        if is_behind_a_norm:
+            continue
+        value = _imbalance(group, side)
+        for branch in group:
+            out[f"{branch.name}/imbalance_{side}"] = value
+    return out
 
 
 def _imbalance(branches: list[ScaledBranch], side: str) -> Tensor:
@@ -113,8 +105,9 @@ def beta_gradients(model: nn.Module) -> dict[str, Tensor]:
     for branch in _scaled(model):
         for side, vector in branch.vectors.items():
             beta: Tensor | None = getattr(vector, "magnitude", None)
-            if beta is not None and beta.grad is not None:
-                out[f"{branch.name}/beta_{side}_grad"] = _mean(full_tensor(beta.grad).abs())
+            gradient = getattr(beta, "grad", None)
+            if gradient is not None:
+                out[f"{branch.name}/beta_{side}_grad"] = _mean(full_tensor(gradient).abs())
     return out | means_over_layers(out)
 
 
@@ -122,15 +115,13 @@ def _scaled(model: nn.Module) -> list[ScaledBranch]:
     """Return the branches with scale vectors; one that heads share has the width of a head."""
     branches = []
     for branch in scaled_branches(model):
-        if branch.vectors:
-            own = {side: _of_one_head(vector) for side, vector in branch.vectors.items()}
-            branches.append(replace(branch, vectors=own))
+        vectors = dict(branch.vectors)
+        for side, vector in vectors.items():
+            if isinstance(vector, HeadShared):
+                vectors[side] = vector.vector
+        if vectors:
+            branches.append(replace(branch, vectors=vectors))
     return branches
-
-
-def _of_one_head(vector: Any) -> Any:
-    """Return the vector of a head if all heads share it, otherwise the vector itself."""
-    return vector.vector if isinstance(vector, HeadShared) else vector
 
 
 def _squared_lengths(weight: Tensor, side: str, gamma: Tensor) -> Tensor:

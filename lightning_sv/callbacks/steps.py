@@ -20,9 +20,10 @@ def total_steps(trainer: L.Trainer) -> int | None:
     has_limit = trainer.max_steps >= 0
     if not has_limit and _steps_vary(trainer):
         return None
-    total = trainer.estimated_stepping_batches
-    is_known = math.isfinite(total) and total >= 0
-    return int(total) if is_known else None
+    total = trainer.estimated_stepping_batches  # -1 or infinity if it is not known
+    if 0 <= total < math.inf:
+        return int(total)
+    return None
 
 
 def _steps_vary(trainer: L.Trainer) -> bool:
@@ -122,10 +123,14 @@ class StepTrigger:
 
     def is_due(self, step: int) -> bool:
         """Return True if the callback acts after this step, the last completed one or a later."""
-        previous = self.previous if step == self.step else step - 1
-        if any(previous < chosen <= step for chosen in self.chosen):
+        previous = step - 1
+        if step == self.step:
+            previous = self.previous
+        if not self.chosen.isdisjoint(range(previous + 1, step + 1)):
             return True
-        return self.every is not None and step // self.every > previous // self.every
+        if self.every is None:
+            return False
+        return step // self.every > previous // self.every
 
     def is_at_end(self) -> bool:
         """Return True if the last step of the run is completed."""

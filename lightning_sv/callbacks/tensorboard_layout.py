@@ -69,13 +69,13 @@ PAGES: dict[str, dict[str, list[str]]] = {
 def lay_out(trainer: L.Trainer) -> None:
     """Write the layout of the page."""
     for logger in tensorboard_loggers(trainer):
-        layout = {}
+        layout: dict[str, dict[str, list[object]]] = {}
         for page, charts in PAGES.items():
-            layout[page] = {
+            layout[page] = {}
+            for chart, tags in charts.items():
                 # TensorBoard compares the beginning of a tag, so the end is given here
-                chart: ["Multiline", [f"{tag_of(logger, tag)}$" for tag in tags]]
-                for chart, tags in charts.items()
-            }
+                patterns = [f"{tag_of(logger, tag)}$" for tag in tags]
+                layout[page][chart] = ["Multiline", patterns]
         logger.experiment.add_custom_scalars(layout)
 
 

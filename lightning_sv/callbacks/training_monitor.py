@@ -8,16 +8,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_sv.callbacks.logging import (
-    peak_memory,
-    write_scalars,
-)
-from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
-from lightning_sv.callbacks.run_state import (
-    callbacks_of,
-    is_fitting,
-    settings_of,
-)
+from lightning_sv.callbacks.logging import peak_memory, write_scalars
+from lightning_sv.callbacks.metric_accumulator import MetricAccumulator, sequences_in
+from lightning_sv.callbacks.run_state import callbacks_of, is_fitting, settings_of
 from lightning_sv.callbacks.tensorboard_layout import lay_out
 from lightning_sv.callbacks.throughput import Throughput
 from lightning_sv.optim.groups import matrix_rate
@@ -74,7 +67,7 @@ class TrainingMonitor(MetricAccumulator):
     ) -> None:
         """Accumulate the loss on the device; write every n optimizer steps."""
         self.throughput.count_batch()
-        n = len(batch) if isinstance(batch, Tensor) else 1
+        n = sequences_in(batch)
         loss = mean_loss(trainer, pl_module, outputs)
         if loss is None:  # a training_step may return nothing
             loss = torch.zeros((), device=pl_module.device)

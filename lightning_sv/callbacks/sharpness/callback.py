@@ -98,14 +98,12 @@ class Sharpness(StepCallback):
     def _check_vectors(self, model: nn.Module, known: Subsets) -> None:
         if known["scale_input"] or known["scale_output"]:
             return
-        names = self.measurement.subsets
-        scale_subsets = [name for name in names if name.startswith("scale_")]
-        if not scale_subsets:
-            return
         found = f"the model of Sharpness is {type(model).__name__}, without trained scale vectors"
         expected = "a model built with ScaleBuilder, or one after apply_strategy"
-        hint = f"Otherwise leave {scale_subsets[0]} out of subsets."
-        raise ConfigError(f"{found}; expected {expected}. {hint}")
+        for name in self.measurement.subsets:
+            if name.startswith("scale_"):
+                hint = f"Otherwise leave {name} out of subsets."
+                raise ConfigError(f"{found}; expected {expected}. {hint}")
 
     def chosen_steps(self, trainer: L.Trainer) -> list[int]:
         """Return 0, and geometrically spaced steps to the end of the run."""

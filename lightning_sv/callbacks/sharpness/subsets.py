@@ -15,28 +15,32 @@ from lightning_sv.scale import ScaleVector
 
 #: subset -> its parameters
 Subsets = dict[str, tuple[nn.Parameter, ...]]
+#: role of a scale vector -> name of its subset; other subsets have the names of their roles
+_NAMES = {"input": "scale_input", "output": "scale_output"}
 
 
 def parameter_subsets(model: nn.Module) -> Subsets:
     """Return the trained parameters of `model` by name; a role that the model lacks is empty."""
-    roles = PARAMETER_ROLES if isinstance(model, Backbone) else ("input", "output")
+    roles: tuple[str, ...]
+    members: list[tuple[str, nn.Parameter]]
+    if isinstance(model, Backbone):
+        roles = PARAMETER_ROLES
+        members = [(named.role, named.parameter) for named in parameter_roles(model)]
+    else:
+        roles = ("input", "output")
+        members = list(_roles_in_vectors(model))
     by_role: dict[str, list[nn.Parameter]] = {role: [] for role in roles}
-    for role, parameter in _roles_of_parameters(model):
+    for role, parameter in members:
         by_role[role].append(parameter)
 
     subsets = {"all": _trained(model.parameters())}
     for role, parameters in by_role.items():
-        name = f"scale_{role}" if role in ("input", "output") else role
-        subsets[name] = _trained(parameters)
+        subsets[_NAMES.get(role, role)] = _trained(parameters)
     return subsets
 
 
-def _roles_of_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield role and parameter; a shared parameter may come several times."""
-    if isinstance(model, Backbone):
-        for named in parameter_roles(model):
-            yield named.role, named.parameter
-        return
+def _roles_in_vectors(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield role and parameter of scale vectors; a shared parameter may come several times."""
     for module in model.modules():
         if isinstance(module, ScaleVector):
             for parameter in module.parameters():
@@ -47,4 +51,5 @@ def _roles_of_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]
 
 def _trained(parameters: Iterable[nn.Parameter]) -> tuple[nn.Parameter, ...]:
     """Return the parameters that are trained, each once."""
-    return tuple(dict.fromkeys(p for p in parameters if p.requires_grad))
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    return tuple(dict.fromkeys(trained))
