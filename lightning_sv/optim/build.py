@@ -128,8 +128,10 @@ def muon(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> Compos
     with_muon: list[ParameterGroup] = []
     with_adamw: list[ParameterGroup] = []
     for group in groups:
-        side = with_muon if group.role in config.muon_roles else with_adamw
-        side.append(group)
+        if group.role in config.muon_roles:
+            with_muon.append(group)
+        else:
+            with_adamw.append(group)
 
     options = _options("muon", with_muon, config)
     parts: list[Optimizer] = [Muon(options, lr, config.muon_momentum, config.ns_dtype)]

@@ -38,30 +38,25 @@ def parameter_roles(model: nn.Module) -> Iterator[NamedParameter]:
         ConfigError: the module of a parameter has no known role, for instance a norm with its own
             weight, or a bias
     """
-    vector_of = dict(_vector_by_part(model))
-    for path, module in model.named_modules():
-        owner = vector_of.get(module, module)
-        for name, parameter in module.named_parameters(recurse=False):
-            full_name = f"{path}.{name}" if path else name
-            yield NamedParameter(full_name, _role(full_name, owner, name), parameter)
-
-
-def _vector_by_part(model: nn.Module) -> Iterator[tuple[nn.Module, ScaleVector]]:
-    """Yield (module, scale vector) for every module inside a scale vector, itself included."""
+    vector_of: dict[nn.Module, ScaleVector] = {}  # for every module inside a scale vector
     for module in model.modules():
         if isinstance(module, ScaleVector):
-            for part in module.modules():
-                yield part, module
+            vector_of |= dict.fromkeys(module.modules(), module)
+    for path, module in model.named_modules():
+        owner = vector_of.get(module, module)
+        for name, parameter in module.named_parameters(prefix=path, recurse=False):
+            yield NamedParameter(name, _role(name, owner), parameter)
 
 
-def _role(full_name: str, module: nn.Module, name: str) -> ParameterRole:
+def _role(name: str, module: nn.Module) -> ParameterRole:
     if isinstance(module, ScaleVector | ScaledLinear):
         return module.role
     if isinstance(module, nn.Embedding):
         return "embedding"
-    if isinstance(module, nn.Linear) and name == "weight":
+    is_weight = name.rpartition(".")[2] == "weight"
+    if isinstance(module, nn.Linear) and is_weight:
         return "matrix"
-    found = f"parameter {full_name} of {type(module).__name__} has no role"
+    found = f"parameter {name} of {type(module).__name__} has no role"
     classes = "ScaleVector, ScaledLinear, nn.Linear (no bias) or nn.Embedding"
     raise ConfigError(f"{found}; make it part of a {classes}.")
 
@@ -115,15 +110,13 @@ def role_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[Paramet
 
     trained = [named for named in parameter_roles(model) if named.parameter.requires_grad]
     _check_unique(trained)
-    members: dict[ParameterRole, list[NamedParameter]] = {role: [] for role in PARAMETER_ROLES}
-    for named in trained:
-        members[named.role].append(named)
     decaying = {*MATRIX_ROLES, *decayed_roles}
-    return [
-        ParameterGroup(role, role in decaying, tuple(parameters))
-        for role, parameters in members.items()
-        if parameters
-    ]
+    groups = []
+    for role in PARAMETER_ROLES:
+        members = tuple(named for named in trained if named.role == role)
+        if members:
+            groups.append(ParameterGroup(role, role in decaying, members))
+    return groups
 
 
 def _check_unique(trained: Sequence[NamedParameter]) -> None:
@@ -178,7 +171,8 @@ def clip_by_role(
     parts: dict[str, list[nn.Parameter]] = {}
     for parameter in parameters:
         if parameter.grad is not None:  # torch's norm of no gradients is on the CPU
-            parts.setdefault(role_of.get(parameter, ""), []).append(parameter)
+            role = role_of.get(parameter, "")
+            parts.setdefault(role, []).append(parameter)
 
     norms = []
     for role, members in parts.items():
@@ -186,4 +180,6 @@ def clip_by_role(
         norms.append(full_tensor(norm.detach()))
     if not norms:
         return torch.tensor(0.0)
-    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    if len(norms) == 1:
+        return norms[0]
+    return torch.linalg.vector_norm(torch.stack(norms))

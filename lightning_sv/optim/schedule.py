@@ -48,7 +48,9 @@ class ScheduleConfig:
         """`final_ratio`; if it is null, 1/20 for cos and 0 for every other schedule."""
         if self.final_ratio is not None:
             return self.final_ratio
-        return 0.05 if self.name == "cos" else 0.0
+        if self.name == "cos":
+            return 0.05
+        return 0.0
 
     def warmup_steps(self, total_steps: int) -> int:
         """Return the number of steps before the first one at the peak."""

@@ -34,8 +34,10 @@ def tuned_lr(model: str, optimizer: str, schedule: str, strategy: ScaleStrategy)
     case = f"model {model!r} with optimizer {optimizer!r} and schedule {schedule!r}"
     for row in _matching_rows("not_reported", run):
         case += f" ({row['reason']})"
+    hint = "`lightning-sv sweep --lr` finds it."
     cases = _tuned_cases(model)
-    hint = f"Tuned are: {', '.join(cases)}." if cases else "`lightning-sv sweep --lr` finds it."
+    if cases:
+        hint = f"Tuned are: {', '.join(cases)}."
     raise ConfigError(
         f"model.optim.lr is not set; expected a rate, because none is tuned for {case}. {hint}"
     )
