@@ -148,7 +148,7 @@ class Parser(ArgumentParser):
 
     def _hint(self, keys: Iterable[str]) -> str:
         """Return a suggestion for the first unknown key that has one; empty if there is none."""
-        unknown = [key for key in keys if not self._is_known(key)]
+        unknown = self._unknown(keys)
         if "model_class" in unknown:  # recorded by a subclass of PretrainCLI
             return " The config is that of a script with its own model class: use that script."
         suggestions = map(self._suggestion, unknown)
@@ -165,14 +165,17 @@ class Parser(ArgumentParser):
             key = same_last_name[0]
         return did_you_mean(key, same_last_name) or did_you_mean(key, known)
 
-    def _is_known(self, key: str) -> bool:
-        """Return True for a key of the parser or of an earlier version, or one inside a value."""
-        if key in {*RETIRED, *IGNORED}:
-            return True
-        known = self.known_keys()
+    def _unknown(self, keys: Iterable[str]) -> list[str]:
+        """Return the keys that are not of the parser or of an earlier version, nor in a value."""
+        known = set(self.known_keys())
         sections = {name.rpartition(".")[0] for name in known}
-        inside_values = tuple(f"{name}." for name in set(known) - sections)
-        return key in known or key.startswith(inside_values)
+        inside_values = tuple(f"{name}." for name in known - sections)
+        accepted = known.union(RETIRED, IGNORED)
+        unknown = []
+        for key in keys:
+            if key not in accepted and not key.startswith(inside_values):
+                unknown.append(key)
+        return unknown
 
     def _check_sections(self, config: Any) -> None:
         """Reject a value for a section, which jsonargparse accepts."""
