@@ -7,8 +7,6 @@ The graph has no names of axes, but a view shows by its strides which axes it wa
       -> transpose (4, 5, 8), strides (8, 32, 1)    the same axes, elsewhere
 """
 
-from typing import NamedTuple
-
 from lightning_sv.roles.graph import Node
 
 
@@ -27,37 +25,30 @@ def moved(source: Node, result: Node, axes: frozenset[int]) -> frozenset[int]:
 
 
 def _axes_of_view(source: Node, view: Node, axes: frozenset[int]) -> frozenset[int]:
-    spans = [_Span.of(source, axis) for axis in axes]
     found = set()
-    for axis, step in enumerate(view.stride):
-        span = _Span.of(view, axis)
-        is_broadcast = step == 0  # such an axis corresponds to all
-        if span.size > 1 and (is_broadcast or any(map(span.overlaps, spans))):
+    for axis in range(len(view.shape)):
+        begin, end = _span(view, axis)
+        is_repeated = view.stride[axis] == 0 and view.shape[axis] > 1
+        if is_repeated:  # such an axis corresponds to all
             found.add(axis)
+        for source_axis in axes:
+            source_begin, source_end = _span(source, source_axis)
+            if max(begin, source_begin) < min(end, source_end):
+                found.add(axis)
     return frozenset(found)
 
 
-class _Span(NamedTuple):
-    """Positions in memory between neighbours along an axis, and from its start to its end."""
-
-    size: int
-    step: int
-    end: int
-
-    @classmethod
-    def of(cls, value: Node, axis: int) -> "_Span":
-        """Return the span of one axis."""
-        size = value.shape[axis]
-        step = value.stride[axis]
-        return cls(size, step, end=step * size)
-
-    def overlaps(self, source: "_Span") -> bool:
-        """Return True if the axis has steps of an axis of the source."""
-        is_axis = source.size > 1 and source.step > 0
-        return is_axis and source.step < self.end and self.step < source.end
+def _span(value: Node, axis: int) -> tuple[int, int]:
+    """Return the steps in memory that an axis covers, [1 step, all steps); empty for one entry."""
+    step = value.stride[axis]
+    return step, step * value.shape[axis]
 
 
 def varying_axes(factor: Node, result: Node) -> frozenset[int]:
     """Return the axes of a result along which a factor that is broadcast to it varies."""
     shift = len(result.shape) - len(factor.shape)
-    return frozenset(axis + shift for axis, size in enumerate(factor.shape) if size > 1)
+    varying = set()
+    for axis, size in enumerate(factor.shape):
+        if size > 1:
+            varying.add(axis + shift)
+    return frozenset(varying)
