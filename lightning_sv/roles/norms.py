@@ -14,7 +14,8 @@ A scale vector may multiply x, or 1 / |x|, before the other half of the norm doe
 gamma * x * rsqrt(mean(x^2)) is a norm, too.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection
 from functools import reduce
 from typing import NamedTuple
 
@@ -26,8 +27,6 @@ from lightning_sv.roles.types import agreed
 _EXPONENTS = {"sqrt": 0.5, "rsqrt": -0.5, "square": 2.0, "reciprocal": -1.0}
 #: operation -> exponents of its arguments in their product
 _PRODUCTS = {"mul": {"self": 1, "other": 1}, "div": {"self": 1, "other": -1}}
-#: operation -> arguments of which the result is a multiple
-_MULTIPLIED = {"mul": ("self", "other"), "div": ("self",)}
 #: operations that keep a power of |x|, but for constants
 _LIMITS = {"add", "clamp", "clamp_min", "maximum"}
 #: operation, and which of its outputs is the mean
@@ -98,12 +97,11 @@ class Norms:
     def _add(self, node: Node) -> None:
         """Record the powers of a value, and whether it is normalized."""
         powers = self._powers(node)
-        is_result = powers.exponents == _NORMALIZED or _is_plain_norm(node)
-        if is_result:
+        if powers.exponents == _NORMALIZED or _is_plain_norm(node):
             powers = Powers(node)
+            self.normalized.add(node)
         self.powers[node] = powers
-        is_multiple = self.base(node) in self.normalized
-        if is_result or is_multiple:
+        if self.base(node) in self.normalized:  # a multiple
             self.normalized.add(node)
 
     def is_statistic(self, value: Node) -> bool:
@@ -113,7 +111,9 @@ class Norms:
     def base(self, value: Node) -> Node:
         """Return x of a constant multiple of x, or of x - mean(x); otherwise the value."""
         powers = self.powers[value]
-        return powers.x if powers.exponents == _SELF else plain(value)
+        if powers.exponents == _SELF:
+            return powers.x
+        return plain(value)
 
     def bases(self, value: Node) -> set[Node]:
         """Return the base of a value, and the bases before its learned factors."""
@@ -126,33 +126,33 @@ class Norms:
 
     def _powers(self, node: Node) -> Powers:
         """Return the powers of a value, from those of its inputs."""
-        if node.is_fixed or not node.inputs:
+        if node.is_fixed:
             return Powers(node)
         if node.moves or _subtracts_mean(node):
             return self.powers[node.first]
-        rule = self._rules.get(node.op)
-        return Powers(node) if rule is None else rule(node)
+        rule = self._rules.get(node.op, Powers)  # without a rule it is an x
+        return rule(node)
 
     def _powers_of_statistic(self, node: Node) -> Powers:
         """Return the power of |x| that var, std or a Euclidean norm returns."""
         order = node.scalars.get("ord", node.scalars.get("p"))
         if order not in (None, 2) or node.output:
             return Powers(node)
-        size = 2 if node.op.startswith("var") else 1
+
+        size = 1
+        if node.op.startswith("var"):
+            size = 2
         return Powers(self.base(node.first), own=0, size=size)
 
     def _powers_of_product(self, node: Node) -> Powers:
         """Return the product of powers of one x."""
-        factors = [powers for _, powers in self._factors(node)]
-        of_one_x = len({powers.x for powers in factors}) == 1
-        return reduce(Powers.times, factors) if of_one_x else Powers(node)
-
-    def _factors(self, node: Node) -> Iterator[tuple[Node, Powers]]:
-        """Yield the factors of a product or quotient, and their powers in it, but for constants."""
-        for argument, sign in _PRODUCTS.get(node.op, {}).items():
-            value = node.argument(argument)
-            if value is not None and not value.is_const:
-                yield value, self.powers[value].raised(sign)
+        factors = []
+        for value, exponent in _factors(node).items():
+            factors.append(self.powers[value].raised(exponent))
+        different_x = {powers.x for powers in factors}
+        if len(different_x) != 1:
+            return Powers(node)
+        return reduce(Powers.times, factors)
 
     def _powers_of_limit(self, node: Node) -> Powers:
         """Return |x| again, of |x| + eps or of the larger of |x| and eps."""
@@ -165,15 +165,18 @@ class Norms:
     def _powers_of_mean(self, node: Node) -> Powers:
         """Return |x|^2 of a mean or sum of x^2."""
         powers = self.powers[node.first]
-        is_of_squares = powers.exponents == _SQUARE
-        return Powers(powers.x, own=0, size=2) if is_of_squares else Powers(node)
+        if powers.exponents != _SQUARE:
+            return Powers(node)
+        return Powers(powers.x, own=0, size=2)
 
     def _powers_of_power(self, node: Node) -> Powers:
         """Return a power of |x|, or the square of x."""
         powers = self.powers[node.first]
         exponent = _EXPONENTS.get(node.op, node.scalars.get("exponent"))
-        has_power = powers.is_size or exponent == 2  # sqrt(x^2) is |x| of each entry
-        return powers.raised(exponent) if has_power and exponent else Powers(node)
+        is_power = powers.is_size or exponent == 2  # sqrt(x^2) is |x| of each entry
+        if not exponent or not is_power:
+            return Powers(node)
+        return powers.raised(exponent)
 
     def late_norms(self, product: Node, data: Node) -> list[Node]:
         """Return where `product`, a scale vector times `data`, becomes the scaled output of a norm.
@@ -189,25 +192,36 @@ class Norms:
         if product.op != "mul":
             return []
         multiples = follow(product, _is_multiple)
-        for end in multiples.ends:
-            other = self._other_factor(end, multiples.values)
-            if other is None or not self._are_halves(data, other, end):
-                return []
         is_returned = not multiples.values.isdisjoint(self._outputs)
-        return [] if is_returned else multiples.ends
+        if is_returned:
+            return []
+        for end in multiples.ends:
+            if not self._completes(end, multiples.values, data):
+                return []
+        return multiples.ends
 
-    def _other_factor(self, product: Node, known: Collection[Node]) -> Node | None:
-        """Return the one factor of a product that is not `known`; None if there is not one."""
-        factors = {value for value, _ in self._factors(product)}
-        return agreed(factors.difference(known))
+    def _completes(self, product: Node, multiples: set[Node], data: Node) -> bool:
+        """Return True if `product` multiplies `multiples` of one half of a norm by the other."""
+        factors = _factors(product)
+        other = agreed(factors.keys() - multiples)
+        if other is None:
+            return False
 
-    def _are_halves(self, data: Node, other: Node, product: Node) -> bool:
-        """Return True if `data`, and `other` as a factor of a product, are x and 1 / |x|."""
         of_data = self.powers[data]
         if of_data.exponents == _INVERSE:
             return product.op == "mul" and of_data.x in self.bases(other)
-        of_other = dict(self._factors(product))[other]  # a divisor |x| is a factor 1 / |x|
+        of_other = self.powers[other].raised(factors[other])  # a divisor |x| is a factor 1 / |x|
         return of_other.exponents == _INVERSE and of_other.x in self.bases(data)
+
+
+def _factors(node: Node) -> Counter[Node]:
+    """Return factor -> exponent of a product or quotient, but for constants: x * x is x^2."""
+    exponents: Counter[Node] = Counter()
+    for argument, exponent in _PRODUCTS.get(node.op, {}).items():
+        value = node.argument(argument)
+        if value is not None and not value.is_const:
+            exponents[value] += exponent
+    return exponents
 
 
 def _is_multiple(user: Node, multiples: Collection[Node]) -> bool:
@@ -237,6 +251,6 @@ def _source_of_multiple(node: Node) -> Node:
     if node.moves:
         return node.first
     data = [value for value in node.values if not value.is_fixed]
-    multiplied = node.arguments(_MULTIPLIED.get(node.op, ()))
-    is_multiple = len(data) == 1 and data[0] in multiplied
-    return data[0] if is_multiple else node
+    if len(data) == 1 and _factors(node)[data[0]] == 1:
+        return data[0]
+    return node
