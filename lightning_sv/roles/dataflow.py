@@ -19,6 +19,8 @@ from lightning_sv.roles.ops import CHOICES_OF_ROWS, MULTIPLIED, NORMS, PRODUCTS
 
 _ONES = {"ones", "ones_like", "new_ones"}
 _JOINS = {"cat", "stack"}
+#: operations whose results have the values of their first input alone
+_OF_FIRST_INPUT = CHOICES_OF_ROWS | NORMS.keys()
 _NONE = frozenset[str]()
 _SIZE = attrgetter("size")
 
@@ -83,17 +85,17 @@ class Dataflow:
         if operand.op in CHOICES_OF_ROWS:
             return self.is_linear(operand.first)
         if operand.op in _JOINS:
-            is_learned = operand.values == operand.learned_values
-            return is_learned and all(map(self.is_linear, operand.values))
+            return all(map(self.is_linear, operand.values))
         return operand.op == "mul" and self._is_scaled_matrix(operand)
 
     def _is_scaled_matrix(self, product: Node) -> bool:
         """Return True for a matrix that smaller, different parameters multiply."""
+        if not product.is_learned:
+            return False
         matrix = max(product.learned_values, key=_SIZE)
         names = self._names_in(matrix)
         for factor in product.others(matrix):
-            is_smaller = factor.size != matrix.size
-            if not is_smaller or self._names_in(factor) & names:
+            if factor.size == matrix.size or self._names_in(factor) & names:
                 return False
         return self.is_linear(matrix)
 
@@ -115,14 +117,11 @@ class Dataflow:
 
 def _operands(node: Node) -> list[Node]:
     """Return the learned inputs whose values the result has: no index, no bias, no scale vector."""
-    if node.op in CHOICES_OF_ROWS:
-        operands = node.arguments(["self"])
-    elif node.op in NORMS:
-        operands = [node.first]
-    elif node.op in PRODUCTS:
+    operands = node.values
+    if node.op in PRODUCTS:
         operands = node.arguments(PRODUCTS[node.op])
-    else:
-        operands = node.values
+    elif node.op in _OF_FIRST_INPUT:
+        operands = [node.first]
     return [value for value in operands if value.is_learned]
 
 
@@ -136,28 +135,31 @@ def _is_factor(value: Node, product: Node) -> bool:
 
 def _chooses_rows(node: Node) -> bool:
     """Return True for rows of a table, selected by position: table[:, :n] or table[positions]."""
-    if node.op not in CHOICES_OF_ROWS and node.op != "slice":
-        return False
     table, *indices = node.values  # the table is the first input of these operations
-    if not _has_rows_of(node, table):
-        return False
     if node.op == "slice":
-        return node.shape != table.shape
-    return all(index.is_const for index in indices)
+        is_choice = node.shape != table.shape
+    elif node.op in CHOICES_OF_ROWS:
+        is_choice = all(index.is_const for index in indices)
+    else:
+        return False
+    return is_choice and _has_rows_of(node, table)
 
 
 def _has_rows_of(value: Node, table: Node) -> bool:
     """Return True for a value of several rows, each with all columns of a table."""
     columns = table.shape[-1:]
-    has_rows = max(value.shape[:-1], default=0) > 1
-    return has_rows and columns != (1,) and value.shape[-1:] == columns
+    if columns == (1,) or value.shape[-1:] != columns:
+        return False
+    return max(value.shape[:-1], default=0) > 1
 
 
 def _main_source(operand: Node) -> Node:
     """Return the learned input that has as many elements as the result, by default the first."""
     learned = operand.learned_values
-    same_size = [value for value in learned if value.size == operand.size]
-    return (same_size or learned)[0]
+    for value in learned:
+        if value.size == operand.size:
+            return value
+    return learned[0]
 
 
 def _source_axes(source: Node, result: Node, axes: frozenset[int]) -> frozenset[int]:
@@ -171,18 +173,16 @@ def _source_axes(source: Node, result: Node, axes: frozenset[int]) -> frozenset[
 
 def value_at(factor: Node, at: float) -> float | None:
     """Return the factor of a scale vector whose parameter is `at`; None if it is not one number."""
-    operations: list[Node] = []
-    while factor.op != "parameter":
-        learned = factor.learned_values
-        if len(learned) != 1 or not _computes_one_number(factor):
-            return None
-        operations.append(factor)
-        (factor,) = learned
+    if factor.op == "parameter":
+        return at
+    learned = factor.learned_values
+    if len(learned) != 1 or not _computes_one_number(factor):
+        return None
 
-    for operation in reversed(operations):
-        if not _keeps_value(operation):
-            at = _applied(operation, at)
-    return at
+    value = value_at(learned[0], at)
+    if value is None or _keeps_value(factor):
+        return value
+    return _applied(factor, value)
 
 
 def _keeps_value(operation: Node) -> bool:
@@ -201,6 +201,8 @@ def _applied(factor: Node, base: float) -> float:
     """Return a pointwise operation of one number and of ones."""
     numbers = {}
     for use in factor.inputs:
-        number = base if use.value.is_learned else 1.0
+        number = 1.0
+        if use.value.is_learned:
+            number = base
         numbers[use.argument] = torch.tensor(number, dtype=torch.float64)
     return float(factor.call(**numbers, **factor.scalars))

@@ -20,14 +20,16 @@ _KEEPING_LOGITS = ops.LOSSES | ops.NORMS.keys() | ops.ROWS.keys() | {"where", "m
 def is_router(product: Node) -> bool:
     """Return True if a product reaches a selection (top-k, sort, argmax) as scores."""
     scores = follow(product, _keeps_scores)
-    choices = [end for end in scores.ends if _is_choice(end)]
-    return any(choice.argument("self") in scores.values for choice in choices)
+    choices = filter(_is_choice, scores.ends)
+    ranked = {choice.argument("self") for choice in choices}
+    return not scores.values.isdisjoint(ranked)
 
 
 def _is_choice(end: Node) -> bool:
     """Return True for a selection that the model uses; maxima without positions are a pooling."""
-    is_pooled = end.op == "max" and end.output == 0
-    return end.op in ops.CHOICES and not is_pooled and bool(end.users)
+    if end.op == "max" and end.output == 0:
+        return False
+    return end.op in ops.CHOICES and bool(end.users)
 
 
 def _keeps_scores(user: Node, scores: Collection[Node]) -> bool:
