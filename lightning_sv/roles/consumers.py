@@ -101,12 +101,16 @@ class _LinearWalk:
     def _consumers_in(self, user: Node) -> Iterator[Consumer]:
         """Yield what consumes values in one operation; record its result if that is linear."""
         uses = self.linear.uses_in(user)
-        unread = [use for use in uses if use.value in self.unread]
-        for use in unread:
-            if use.matrix is not None:
-                yield Consumer(user, use.matrix, self._is_along_channels(use))
+        reads_as_it_is = False
+        for use in uses:
+            if use.value not in self.unread:
+                continue
+            matrix = use.matrix
+            if matrix is None:
+                reads_as_it_is = True
+            else:
+                yield Consumer(user, matrix, self._is_along_channels(use))
 
-        reads_as_it_is = any(use.matrix is None for use in unread)
         axes = self.linear.axes_after(uses)
         if axes is not None:
             self.linear.axes[user] = axes
@@ -117,11 +121,12 @@ class _LinearWalk:
             yield Consumer(user)
 
     def _check_known(self, user: Node) -> None:
-        is_of_torch = "::" not in user.op
-        is_of_one_tensor = is_of_torch and len(user.inputs) == 1  # such as a pooling
-        is_known = user.pointwise or user.op in _KNOWN or is_of_one_tensor
+        """Refuse an operation of which it is unknown whether it is linear."""
+        is_function_of_torch = "::" not in user.op and len(user.inputs) == 1  # such as a pooling
+        is_known = user.pointwise or user.op in _KNOWN or is_function_of_torch
         if is_known and user.op not in ops.QUANTIZES:
             return
+
         what = f"{self.name} scales a value read by {user.op!r}"
         raise UnknownConsumerError(
             f"{what}, and it is unknown whether that is a linear map; {UNKNOWN_HINT}"
@@ -129,12 +134,10 @@ class _LinearWalk:
 
     def _is_along_channels(self, use: Use) -> bool:
         """Return True if a product sums over a value's channels, and over them alone."""
-        axis = use.contracted_axis
-        allowed = {axis}
-        if use.node.op in ops.BATCHED and len(use.value.shape) == 3:
-            allowed.add(0)  # one vector per matrix
         channels = self.linear.axes[use.value]
-        return axis in channels and channels <= allowed
+        if use.node.op in ops.BATCHED:
+            channels -= {0}  # one vector per matrix
+        return channels == {use.contracted_axis}
 
 
 def _channels(scaled: ScaledValue) -> Axes:
@@ -143,7 +146,9 @@ def _channels(scaled: ScaledValue) -> Axes:
     factor = scaled.factor
     if start.op in ops.CHANNELS_FIRST:
         return frozenset({1})
+
     axes = varying_axes(factor, start)
-    has_rows = plain(factor).op in ops.CHOICES_OF_ROWS  # one expert's vector per row
-    row_axis = len(start.shape) - len(factor.shape)
-    return axes - {row_axis} if has_rows else axes
+    if plain(factor).op in ops.CHOICES_OF_ROWS:  # one expert's vector per row
+        row_axis = len(start.shape) - len(factor.shape)
+        axes -= {row_axis}
+    return axes

@@ -55,18 +55,22 @@ class LinearValues:
 
     def _axes_of_product(self, uses: list[Use]) -> Axes | None:
         """Return the axes in an average of positions, or `MIXED` in the product of a matrix."""
-        first = uses[0]
+        use = uses[0]
         if len(uses) > 1:
             return None
-        if self._is_average(first):
-            return self.axes[first.value]
-        return MIXED if first.node.reads_only(self.axes) else None
+        if self._is_average(use):
+            return self.axes[use.value]
+        if use.node.reads_only(self.axes):
+            return MIXED
+        return None
 
     def _axes_of_rows(self, user: Node, uses: list[Use]) -> Axes | None:
         """Return the axes in rows of linear values; None if one of these is an index."""
-        arguments = {use.argument for use in uses}
-        is_index = not arguments.issubset(ops.ROWS[user.op])
-        return None if is_index else self._shared_axes(uses)
+        rows = ops.ROWS[user.op]
+        for use in uses:
+            if use.argument not in rows:
+                return None
+        return self._shared_axes(uses)
 
     def _is_average(self, use: Use) -> bool:
         """Return True for a sum of a value's positions, with fixed weights."""
@@ -76,9 +80,10 @@ class LinearValues:
 
     def _axes_of_sum(self, user: Node, uses: list[Use]) -> Axes | None:
         axes = self._shared_axes(uses)
-        terms = ops.TERMS[user.op]
-        is_linear = all(self._is_linear_term(user, term, axes) for term in terms)
-        return axes if is_linear else None
+        for term in ops.TERMS[user.op]:
+            if not self._is_linear_term(user, term, axes):
+                return None
+        return axes
 
     def _shared_axes(self, uses: list[Use]) -> Axes:
         """Return the axes of the channels of all values in their result; `MIXED` if they differ."""
@@ -102,27 +107,32 @@ class LinearValues:
         change if it depends on neither the vector nor data. `axes` are those of the vector's
         channels in the result.
         """
-        factors = user.arguments(term.factors)
-        divisors = user.arguments(term.divisors)
-        if not self.axes.keys().isdisjoint(divisors):
+        others = user.arguments(term.divisors)
+        if not self.axes.keys().isdisjoint(others):
             return False
 
-        linear = [value for value in factors if value in self.axes]
-        others = [value for value in factors if value not in self.axes] + divisors
-        if not linear:
+        n_linear = 0
+        for factor in user.arguments(term.factors):
+            if factor in self.axes:
+                n_linear += 1
+            else:
+                others.append(factor)
+        if n_linear == 0:
             return _is_fixed_term(others, condition=user.argument("condition"))
-        return len(linear) == 1 and all(_is_coefficient(each, user, axes) for each in others)
+
+        coefficients = [_is_coefficient(value, user, axes) for value in others]
+        return n_linear == 1 and all(coefficients)
 
 
 def _axes_of_mean(mean: Node, axes: Axes) -> Axes | None:
     """Return the axes of the channels in a mean of other axes; None if it is one of channels."""
-    n_axes = len(mean.first.shape)
-    averaged = {dim % n_axes for dim in mean.scalars.get("dim") or range(n_axes)}
+    all_axes = range(len(mean.first.shape))
+    averaged = {all_axes[dim] for dim in mean.scalars.get("dim") or all_axes}
     if averaged & axes:
         return None
     if mean.scalars.get("keepdim"):
         return axes
-    kept = [axis for axis in range(n_axes) if axis not in averaged]
+    kept = sorted(set(all_axes) - averaged)
     return frozenset(map(kept.index, axes))
 
 
@@ -135,4 +145,6 @@ def _is_coefficient(factor: Node, result: Node, axes: Axes) -> bool:
     """Return True for a fixed factor, and for one that is equal for all channels of a result."""
     if factor.is_fixed:
         return True
-    return bool(axes) and axes.isdisjoint(varying_axes(factor, result))
+    if not axes:
+        return False
+    return axes.isdisjoint(varying_axes(factor, result))
