@@ -29,19 +29,15 @@ class Block(NamedTuple):
 def block_of(part: Node, n: int) -> Block:
     """Return the positions of a part of an axis of size n."""
     scalars = part.scalars
-    if part.op == "unbind":
-        return Block(part.output, part.output + 1)
     if part.op == "select":
         begin = int(scalars["index"]) % n
         return Block(begin, begin + 1)
     if part.op == "slice":
         bounds = slice(scalars.get("start"), scalars.get("end"), scalars.get("step"))
         return Block(*bounds.indices(n))
-    if part.op == "split":
-        size = int(scalars["split_size"])
-        begin = size * part.output
-        return Block(begin, min(n, begin + size))
-    sizes = scalars["split_sizes"]
+
+    size = scalars.get("split_size", 1)  # of split; unbind has parts of one position
+    sizes = scalars.get("split_sizes", [size] * n)
     begin = sum(sizes[: part.output])
     return Block(begin, min(n, begin + sizes[part.output]))
 
@@ -82,7 +78,9 @@ class _Place:
 
     def is_dim_of(self, user: Node) -> bool:
         """Return True if an operation works along the axis."""
-        default = -1 if user.op == "glu" else 0
+        default = 0
+        if user.op == "glu":
+            default = -1
         dim = int(user.scalars.get("dim", default))
         return dim % len(self.value.shape) == self.axis
 
@@ -105,10 +103,10 @@ class _Place:
         axis = frozenset({self.axis})
         if user.op == "cat" or self._is_channels_of(user):
             return axis
-        if not user.moves and not _keeps_values(user, self.value, followed):
+        if not _keeps_values(user, self.value, followed):
             return frozenset()
-        repeated = {i for i, step in enumerate(user.stride) if step == 0}
-        return moved(self.value, user, axis) - repeated  # repeated heads are no channels
+        axes = moved(self.value, user, axis)
+        return frozenset(i for i in axes if user.stride[i] != 0)  # repeated heads are no channels
 
     def _is_channels_of(self, user: Node) -> bool:
         """Return True for a convolution of each channel, a sum over positions."""
@@ -147,9 +145,9 @@ def _place_after(use: UseAlong, place: _Place, length: int) -> _Place | None:
     if use.axis is None:
         return None
     following = _Place(use.user, use.axis, use.begin)
-    keeps_length = following.size in (place.size, length)
-    is_joined = use.user.op == "cat"
-    return following if keeps_length or is_joined else None
+    if use.user.op == "cat" or following.size in (place.size, length):
+        return following
+    return None
 
 
 def _use_by(user: Node, place: _Place, length: int, followed: Collection[Node]) -> UseAlong | None:
@@ -170,16 +168,20 @@ def _use_by(user: Node, place: _Place, length: int, followed: Collection[Node]) 
 
 
 def _takes_block(part: Node, n: int, block: Block) -> bool:
+    """Return True if an operation has exactly these positions of an axis of size n."""
     if part.op == "glu" or part.op in ops.CHOICES_OF_ROWS:
         return False  # two parts at once, or positions that the graph does not have
     return block_of(part, n) == block
 
 
 def _keeps_values(user: Node, value: Node, followed: Collection[Node]) -> bool:
-    if user.op == "masked_fill":
+    """Return True for views, copies, masks and sums, and elementwise operations without data."""
+    if user.moves or user.op == "masked_fill":
         return True
+    if not user.pointwise:
+        return False
     is_sum = user.op in ops.SUMS and user.shape == value.shape  # such as LoRA's product
-    return user.pointwise and (is_sum or user.reads_only(followed))
+    return is_sum or user.reads_only(followed)
 
 
 def head_width(product: Node) -> int | None:
