@@ -7,7 +7,7 @@ state, and mode, buffers, random numbers and settings are restored afterwards, a
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
 from unittest.mock import patch
@@ -35,7 +35,7 @@ class _ModuleState:
         """
         self.module.training = self.training
         buffers = self.module._buffers
-        if _has_same_objects(buffers, self.buffers):
+        if _identities(buffers) == _identities(self.buffers):
             return
         attributes = vars(self.module)
         attributes.clear()
@@ -44,11 +44,9 @@ class _ModuleState:
         buffers.update(self.buffers)
 
 
-def _has_same_objects(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    """Return True for equal keys, in one order, of the same objects."""
-    ids_now = [(name, id(value)) for name, value in now.items()]
-    ids_before = [(name, id(value)) for name, value in before.items()]
-    return ids_now == ids_before
+def _identities(buffers: Mapping[str, Tensor | None]) -> list[tuple[str, int]]:
+    """Return the names of buffers in their order, and which objects they are."""
+    return [(name, id(buffer)) for name, buffer in buffers.items()]
 
 
 @contextmanager
@@ -81,14 +79,9 @@ def _buffers_restored(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        _write_back(before)
-
-
-@torch.no_grad()
-def _write_back(values: list[tuple[Tensor, Tensor]]) -> None:
-    for buffer, value in values:
-        if not torch.equal(buffer, value):
-            buffer.copy_(value)
+        for buffer, value in before:
+            if not torch.equal(buffer, value):
+                buffer.detach().copy_(value)
 
 
 @contextmanager
@@ -107,8 +100,6 @@ def _plain_execution(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def traced_execution(model: nn.Module) -> Iterator[None]:
     """Apply `tracing_state` without kernels for complete layers, in the parameters' fake mode."""
-    modes = (p.fake_mode for p in model.parameters() if isinstance(p, FakeTensor))
-    fake = next(modes, None)
     log = logging.getLogger("torch._subclasses.fake_tensor")  # logs caught exceptions
     unchanged = {"deterministic": None, "allow_tf32": None, "fp32_precision": None}
     with ExitStack() as stack:
@@ -116,7 +107,10 @@ def traced_execution(model: nn.Module) -> Iterator[None]:
         stack.enter_context(tracing_state(model))
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False, **unchanged))
         stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-        stack.enter_context(fake or nullcontext())
+        for parameter in model.parameters():
+            if isinstance(parameter, FakeTensor):
+                stack.enter_context(parameter.fake_mode)
+                break
         yield
 
 
@@ -138,7 +132,9 @@ def copied(example: Any) -> Any:
 
 def strides(tensor: Tensor) -> tuple[int, ...]:
     """Return the strides of a tensor; empty if it has none."""
-    return tuple(tensor.stride()) if tensor.layout == torch.strided else ()
+    if tensor.layout != torch.strided:
+        return ()
+    return tensor.stride()
 
 
 def _is_expanded(tensor: Tensor) -> bool:
@@ -159,6 +155,6 @@ def _plain(out: Any) -> Any:
         return {key: _plain(value) for key, value in out.items()}
     if isinstance(out, list | tuple):
         return [_plain(value) for value in out]
-    if is_dataclass(out) and not isinstance(out, type):
+    if is_dataclass(out):
         return {field.name: _plain(getattr(out, field.name)) for field in fields(out)}
     return out

@@ -12,11 +12,10 @@ gives its storage a new value that depends on the old one:
     x.mul_(2)         a new node; later reads of x, and of its views, find this one
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache, reduce
-from operator import or_
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -44,22 +43,24 @@ class _Operation(NamedTuple):
     """What the schema of a torch operation says."""
 
     name: str
-    arguments: tuple[str, ...]
-    written: tuple[str, ...]  #: arguments that it changes in place
-    recorded: bool
+    arguments: list[str]
+    written: set[str]  #: arguments that it changes in place
 
 
 @cache
 def _operation(func: Any) -> _Operation:
     schema = func._schema
-    namespace, _, name = schema.name.partition("::")
-    aliased = [argument for argument in schema.arguments if argument.alias_info is not None]
-    return _Operation(
-        name=name.rstrip("_") if namespace == "aten" else schema.name,
-        arguments=tuple(argument.name for argument in schema.arguments),
-        written=tuple(argument.name for argument in aliased if argument.alias_info.is_write),
-        recorded=namespace != "prim",  # prim operations query a device or a size
-    )
+    name = schema.name
+    if name.startswith("aten::"):
+        name = name.removeprefix("aten::").rstrip("_")
+
+    arguments = []
+    written = set()
+    for argument in schema.arguments:
+        arguments.append(argument.name)
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written.add(argument.name)
+    return _Operation(name, arguments, written)
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,24 @@ class _Call:
     inputs: list[tuple[str, Node]]
     scalars: dict[str, Any]
     kind: int
+
+    def result(self, tensor: Tensor, order: int, output: int = 0, is_view: bool = False) -> Node:
+        """Return a new node of the call, known to its inputs."""
+        node = Node(
+            op=self.op.name,
+            shape=tuple(tensor.shape),
+            stride=strides(tensor),
+            dtype=tensor.dtype,
+            scalars=self.scalars,
+            output=output,
+            is_view=is_view,
+            kind=self.kind,
+            order=order,
+            call=self.func,
+        )
+        for name, value in self.inputs:
+            node.read(name, value)
+        return node
 
 
 @dataclass
@@ -140,14 +159,13 @@ class Tracer(TorchDispatchMode):
         """Run `func` and record it."""
         kwargs = kwargs or {}
         op = _operation(func)
-        if not op.recorded:
-            return func(*args, **kwargs)
-
         arguments = dict(zip(op.arguments, args, strict=False)) | kwargs
-        tensors = _named_tensors(arguments)
-        call = self._call(func, op, arguments, tensors)  # before the operation writes
-        is_real = not any(isinstance(tensor, FakeTensor) for _, tensor in tensors)
-        with unset_fake_temporarily() if is_real else nullcontext():
+        tensors, scalars = _split_arguments(arguments)
+        inputs = [(name, self.find(tensor)) for name, tensor in tensors]  # before a write
+        call = _Call(func, op, inputs, scalars, _kind_of_result(op.name, inputs))
+
+        has_fake = any(isinstance(tensor, FakeTensor) for _, tensor in tensors)
+        with nullcontext() if has_fake else unset_fake_temporarily():
             out = func(*args, **kwargs)
         self._record(call, tensors, _tensors(out))
         return out
@@ -156,73 +174,55 @@ class Tracer(TorchDispatchMode):
         self, call: _Call, tensors: list[tuple[str, Tensor]], results: list[Tensor]
     ) -> None:
         """Record the new tensors of a call, and those that it wrote."""
-        read = {_storage(tensor) for _, tensor in tensors}
-        written = [(name, tensor) for name, tensor in tensors if name in call.op.written]
-        targets = {id(tensor) for _, tensor in written}  # x.add_(y) returns x itself
-        new = [(i, tensor) for i, tensor in enumerate(results) if id(tensor) not in targets]
-        for i, tensor in new:
-            node = self._result(call, tensor, i, is_view=_storage(tensor) in read)
-            self._record_new(tensor, node)
-        for name, tensor in written:
-            node = self._result(call, tensor)
-            self._record_write(tensor, node, name)
+        read = set()
+        written = {}
+        for name, tensor in tensors:
+            read.add(_storage(tensor))
+            if name in call.op.written:
+                written[id(tensor)] = name, tensor
 
-    def _call(
-        self,
-        func: Any,
-        op: _Operation,
-        arguments: dict[str, Any],
-        tensors: list[tuple[str, Tensor]],
-    ) -> _Call:
-        names = {name for name, _ in tensors}
-        inputs = [(name, self.find(tensor)) for name, tensor in tensors]
-        scalars = {name: value for name, value in arguments.items() if name not in names}
-        return _Call(func, op, inputs, scalars, _kind_of_result(op.name, inputs))
-
-    def _result(self, call: _Call, tensor: Tensor, output: int = 0, is_view: bool = False) -> Node:
-        """Return a new node of a call, known to its inputs."""
-        node = Node(
-            op=call.op.name,
-            shape=tuple(tensor.shape),
-            stride=strides(tensor),
-            dtype=tensor.dtype,
-            scalars=call.scalars,
-            output=output,
-            is_view=is_view,
-            kind=call.kind,
-            order=len(self.nodes),
-            call=call.func,
-        )
-        for name, value in call.inputs:
-            node.read(name, value)
-        return node
+        for i, tensor in enumerate(results):
+            if id(tensor) in written:  # x.add_(y) returns x itself
+                continue
+            is_view = _storage(tensor) in read
+            self._record_new(tensor, call.result(tensor, len(self.nodes), i, is_view))
+        for name, tensor in written.values():
+            self._record_write(tensor, call.result(tensor, len(self.nodes)), name)
 
 
 def _kind_of_result(op: str, inputs: list[tuple[str, Node]]) -> int:
     """Return CONST, PARAM, INPUT or DATA for the result of `op`."""
-    if op.startswith(("new_", "empty", "sym_")) or op.endswith("_like"):
+    if op.startswith("new_") or op.endswith("_like"):
         return CONST
     if op in LOOKUPS:
         return DATA
     if op in CHOICES_OF_ROWS and _chooses_weights(inputs):
         return PARAM  # the weights of a selected expert are still weights
-    kinds = {node.kind for _, node in inputs}
-    return reduce(or_, kinds, CONST)
+    kind = CONST
+    for _, node in inputs:
+        kind |= node.kind
+    return kind
 
 
 def _chooses_weights(inputs: list[tuple[str, Node]]) -> bool:
     """Return True for rows of a learned table that data select, but not the example alone."""
-    (name, table), *indices = inputs
-    is_lookup = any(index.kind == INPUT for _, index in indices)
-    return name == "self" and table.is_learned and not is_lookup
+    (_, table), *indices = inputs
+    kinds = {index.kind for _, index in indices}
+    return table.is_learned and INPUT not in kinds
 
 
-def _named_tensors(arguments: dict[str, Any]) -> list[tuple[str, Tensor]]:
-    """Return (name of the argument, tensor), several for an argument with a list."""
-    found = []
+def _split_arguments(
+    arguments: dict[str, Any],
+) -> tuple[list[tuple[str, Tensor]], dict[str, Any]]:
+    """Return (name, tensor) of the arguments, several for a list, and those without tensors."""
+    named_tensors = []
+    scalars = {}
     for name, value in arguments.items():
-        found += [(name, tensor) for tensor in _tensors(value)]
-    return found
+        tensors = _tensors(value)
+        named_tensors += [(name, tensor) for tensor in tensors]
+        if not tensors:
+            scalars[name] = value
+    return named_tensors, scalars
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -237,8 +237,9 @@ def _storage(tensor: Tensor) -> Any:
 
 
 def _geometry(tensor: Tensor) -> tuple[Any, ...]:
-    offset = tensor.storage_offset() if tensor.layout == torch.strided else 0
-    return (tuple(tensor.shape), strides(tensor), offset, tensor.dtype)
+    if tensor.layout != torch.strided:
+        return tensor.shape, tensor.dtype
+    return tensor.shape, tensor.dtype, tensor.stride(), tensor.storage_offset()
 
 
 def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Graph:
@@ -257,23 +258,17 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
             tracer.source(tensor, "buffer")
         for tensor in _tensors((args, kwargs)):
             tracer.source(tensor, "input")
-        with _failures_reported(model), tracer:
-            out = model(*args, **kwargs)
+        try:
+            with tracer:
+                out = model(*args, **kwargs)
+        except ConfigError:  # a check of ours names its own remedy
+            raise
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise ConfigError(_reads_values(model, error)) from error
+        except Exception as error:
+            raise ConfigError(_failure(error)) from error
         outputs = set(map(tracer.find, _tensors(logits_of(out))))
     return Graph(tracer.nodes, parameters, outputs)
-
-
-@contextmanager
-def _failures_reported(model: nn.Module) -> Iterator[None]:
-    """Raise ConfigError for any error of a model's code."""
-    try:
-        yield
-    except ConfigError:  # a check of ours names its own remedy
-        raise
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise ConfigError(_reads_values(model, error)) from error
-    except Exception as error:
-        raise ConfigError(_failure(error)) from error
 
 
 def _reads_values(model: nn.Module, error: Any) -> str:
