@@ -7,7 +7,7 @@ A parameter can have several uses: a tied embedding is also the head. Its role i
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -95,18 +95,9 @@ class TracedModel:
 
         # one role per parameter; those that the pass does not use get one from others like them
         self.unused: list[ModelParameter] = []
-        self.roles = Roles(self._completed(self._used_parameters()))
+        self.roles = Roles(tuple(self._classified()))
         unused_matrices = [row for row in self.unused if max(row.shape, default=1) < row.size]
         _check_used(unused_matrices)
-
-    def _used_parameters(self) -> dict[str, ModelParameter]:
-        """Return the classification of the parameters that the pass uses, by name."""
-        used: dict[str, ModelParameter] = {}
-        for name in self.named:
-            role = self._role(name)
-            if role is not None:
-                used[name] = self._parameter(name, role)
-        return used
 
     def _note(self, use: LearnedUse) -> None:
         """Record the role that one use gives to the parameters in its value."""
@@ -114,8 +105,9 @@ class TracedModel:
         if rule is None:
             self._check_declared(use)
         elif rule.role == "scale vector":
+            values = [ScaledValue(scaled, use.value) for scaled in use.scaled]
             for name in use.names | use.factors:
-                self.scaled[name] += use.scaled_values
+                self.scaled[name] += values
         elif rule.role is not None:
             self._note_role(use, rule.role)
 
@@ -150,12 +142,26 @@ class TracedModel:
 
     def _parameter(self, name: str, role: ModelRole) -> ModelParameter:
         """Return the classification of a parameter."""
-        parameter = self.named[name]
-        row = ModelParameter(name, tuple(parameter.shape), role, trained=parameter.requires_grad)
+        row = self._row(name, role)
         if role in _VECTORS:
-            return replace(row, redundant=self._redundant(name), decays_to=self._decays_to(name))
+            return self._vector(row)
         if role in WEIGHTS:
             return replace(row, in_axis=self._in_axis(name), head_width=self._head_width(name))
+        return row
+
+    def _row(self, name: str, role: ModelRole) -> ModelParameter:
+        """Return a parameter with what needs no trace."""
+        parameter = self.named[name]
+        return ModelParameter(name, tuple(parameter.shape), role, trained=parameter.requires_grad)
+
+    def _vector(self, row: ModelParameter) -> ModelParameter:
+        """Return a scale vector with what folding and decay do to it."""
+        scaled = self.scaled.get(row.name)
+        if scaled:
+            gamma_at_zero = value_at(scaled[-1].factor, 0.0)
+            return replace(row, redundant=self._folds(row.name), decays_to=gamma_at_zero)
+        if row.name in self._scales_matrix:
+            return replace(row, redundant=True)
         return row
 
     def _role(self, name: str) -> ModelRole | None:
@@ -165,22 +171,14 @@ class TracedModel:
         roles = set(self.use_roles.get(name, ()))
         if self.scaled.get(name):
             roles.add(self._role_of_vector(name))
-        return next((role for role in MODEL_ROLES if role in roles), None)
+        return min(roles, key=MODEL_ROLES.index, default=None)
 
     def _role_of_vector(self, name: str) -> ModelRole:
         """Return 'input' for the paper's Input-Norm: only matrices read it."""
         matrices = [consumer.matrix for consumer in self.consumers_of(name)]
-        only_matrices = bool(matrices) and None not in matrices
-        return "input" if only_matrices else "output"
-
-    def _decays_to(self, name: str) -> float | None:
-        scaled = self.scaled.get(name)
-        return value_at(scaled[-1].factor, 0.0) if scaled else None
-
-    def _redundant(self, name: str) -> bool | None:
-        if self.scaled.get(name):
-            return self._folds(name)
-        return True if name in self._scales_matrix else None
+        if not matrices or None in matrices:
+            return "output"
+        return "input"
 
     def _folds(self, name: str) -> bool:
         """Return True if the matrices that read the vector's values can absorb it.
@@ -189,25 +187,24 @@ class TracedModel:
         """
         matrices: set[str] = set()
         products: set[Node] = set()
-        for consumer in self._consumers_and_output(name):
-            if consumer.matrix is None or not self._absorbs(consumer.matrix, consumer):
+        for product, matrix, along_channels in self._consumers_and_output(name):
+            if matrix is None or not along_channels:
                 return False
-            matrices |= self.flow.sources[consumer.matrix]
-            products.add(consumer.node)
+            if not self.flow.is_linear(matrix):
+                return False
+            matrices |= self.flow.sources[matrix]
+            products.add(product)
         return bool(products) and self._multiply_only(matrices, products)
-
-    def _absorbs(self, matrix: Node, consumer: Consumer) -> bool:
-        """Return True if a factor of the channels that a matrix reads is a factor of it."""
-        return consumer.along_channels and self.flow.is_linear(matrix)
 
     def _multiply_only(self, matrices: set[str], products: set[Node]) -> bool:
         """Return True if all products of some matrices are these, and none is also a table."""
-        found: set[Node] = set()
+        of_matrices: set[Node] = set()
         for matrix in matrices:
-            found.update(product.node for product in self.products[matrix])
             if "embedding" in self.use_roles[matrix]:
                 return False
-        return found == products
+            for product in self.products[matrix]:
+                of_matrices.add(product.node)
+        return of_matrices == products
 
     def _consumers_and_output(self, name: str) -> list[Consumer]:
         """Return the consumers of a vector's values, also the output; none if one is unknown."""
@@ -225,30 +222,41 @@ class TracedModel:
         """Return the width of a matrix's heads; None if its products disagree."""
         return agreed({head_width(product.node) for product in self.products.get(name, ())})
 
-    def _completed(self, used: Mapping[str, ModelParameter]) -> tuple[ModelParameter, ...]:
-        """Return all parameters; those without tokens get the role of their siblings."""
+    def _classified(self) -> list[ModelParameter]:
+        """Return all parameters; those that the pass does not use get the role of siblings."""
+        used: dict[str, ModelParameter] = {}
         siblings: dict[str, list[ModelParameter]] = defaultdict(list)
-        for name, parameter in used.items():
-            siblings[family(name)].append(parameter)
+        for name in self.named:
+            role = self._role(name)
+            if role is not None:
+                used[name] = self._parameter(name, role)
+                siblings[family(name)].append(used[name])
+
         rows = []
-        for name, tensor in self.named.items():
-            row = used.get(name) or _of_siblings(name, tensor, siblings[family(name)])
-            if row is None:
-                shape = tuple(tensor.shape)
-                row = ModelParameter(name, shape, "other", trained=tensor.requires_grad)
-                if row.trained:
-                    self.unused.append(row)
+        for name in self.named:
+            row = used.get(name) or self._of_siblings(name, siblings[family(name)])
             rows.append(row)
-        return tuple(rows)
+        return rows
+
+    def _of_siblings(self, name: str, siblings: list[ModelParameter]) -> ModelParameter:
+        """Return the classification that all siblings of an unused parameter have."""
+        row = self._row(name, "other")
+        if len({(sibling.role, sibling.redundant, sibling.decays_to) for sibling in siblings}) == 1:
+            return replace(siblings[0], name=name, shape=row.shape, trained=row.trained)
+        if row.trained:
+            self.unused.append(row)
+        return row
 
 
-def _check_used(unused: Iterable[ModelParameter]) -> None:
+def _check_used(unused: list[ModelParameter]) -> None:
     """Refuse trained parameters without a role."""
-    for row in unused:
-        why = "is not used in the traced forward pass, and its siblings have no common role"
-        roles = f"give weight_decay_roles its role in known={{{row.name!r}: ...}}"
-        remedies = f"pass an example that reaches it, freeze it for apply_strategy, or {roles}."
-        raise MissingExampleError(f"parameter {row.name} {why}; {remedies}")
+    if not unused:
+        return
+    name = unused[0].name
+    why = "is not used in the traced forward pass, and its siblings have no common role"
+    roles = f"give weight_decay_roles its role in known={{{name!r}: ...}}"
+    remedies = f"pass an example that reaches it, freeze it for apply_strategy, or {roles}."
+    raise MissingExampleError(f"parameter {name} {why}; {remedies}")
 
 
 def _given_roles(
@@ -259,21 +267,11 @@ def _given_roles(
     Raises:
         ConfigError: there is no such parameter, or no such role
     """
-    if not isinstance(known, Mapping | None):
-        raise ConfigError(f"known is {known}; expected a dict of roles by parameter name.")
-    given = known or {}
-    wanted = f"a parameter of the model and one of: {' '.join(MODEL_ROLES)}."
-    for name, role in given.items():
+    if known is None:
+        return {}
+    expect(isinstance(known, Mapping), "known", known, "a dict of roles by parameter name.")
+    expected = f"a parameter of the model and one of: {' '.join(MODEL_ROLES)}."
+    for name, role in known.items():
         is_usable = name in named and role in MODEL_ROLES
-        expect(is_usable, f"known[{name!r}]", repr(role), wanted)
-    return dict(given)
-
-
-def _of_siblings(
-    name: str, parameter: nn.Parameter, siblings: list[ModelParameter]
-) -> ModelParameter | None:
-    """Return the classification that all siblings of a parameter have."""
-    if len({(row.role, row.redundant, row.decays_to) for row in siblings}) != 1:
-        return None
-    shape = tuple(parameter.shape)
-    return replace(siblings[0], name=name, shape=shape, trained=parameter.requires_grad)
+        expect(is_usable, f"known[{name!r}]", repr(role), expected)
+    return dict(known)

@@ -12,14 +12,12 @@ in which they matter; the first that applies gives the role:
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import Literal, NamedTuple
 
 import lightning_sv.roles.ops as ops
 from lightning_sv.roles.dataflow import Dataflow
 from lightning_sv.roles.destinations import is_head, is_router
 from lightning_sv.roles.graph import Node, Use, plain
-from lightning_sv.roles.norms import ScaledValue
 from lightning_sv.roles.types import ModelRole
 
 
@@ -45,8 +43,9 @@ class LearnedUse(Use):
         if not self.node.is_learned or self.node.op not in ops.PRODUCTS:
             return False
         _, matrix = ops.PRODUCTS[self.node.op]
-        is_parameter = plain(self.value).op == "parameter"
-        return self.argument == matrix and is_parameter
+        if self.argument != matrix:
+            return False
+        return plain(self.value).op == "parameter"
 
     @property
     def is_learned_scale(self) -> bool:
@@ -66,10 +65,11 @@ class LearnedUse(Use):
     @property
     def is_addend(self) -> bool:
         """True for what a sum, a product or a norm adds."""
+        if self.node.op in ops.SUMS:
+            return True
         if self.node.op in ops.PRODUCTS:
             return self.argument in ops.ADDENDS and not self.is_operand
-        is_bias_of_norm = self.argument == ops.NORMS.get(self.node.op, ops.NO_NORM).bias
-        return is_bias_of_norm or self.node.op in ops.SUMS
+        return self.argument == ops.NORMS.get(self.node.op, ops.NO_NORM).bias
 
     @property
     def is_factor(self) -> bool:
@@ -104,21 +104,19 @@ class LearnedUse(Use):
     @cached_property
     def scaled(self) -> list[Node]:
         """Scaled outputs of norms, if the value is a scale vector; otherwise empty."""
-        if self.is_norm_weight:
-            is_statistic = self.node.output > 0
-            return [] if is_statistic else [self.node]
+        if self.is_norm_weight and self.node.output == 0:
+            return [self.node]
         if not self.is_factor or not self.has_channels:
             return []
+
         norms = self.flow.norms
         others = self.node.others(self.value)
         if norms.normalized.intersection(others):
             return [self.node]
-        return list(chain.from_iterable(norms.late_norms(self.node, other) for other in others))
-
-    @property
-    def scaled_values(self) -> list[ScaledValue]:
-        """Scaled outputs of norms, each with the value as its factor."""
-        return [ScaledValue(scaled, self.value) for scaled in self.scaled]
+        scaled = []
+        for other in others:
+            scaled += norms.late_norms(self.node, other)
+        return scaled
 
     @property
     def is_mask(self) -> bool:
