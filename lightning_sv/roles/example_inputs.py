@@ -35,10 +35,12 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
     _check_tensors(model)
     if example is not None:
         return _given(example)
+
     model = uncompiled(model)
     if isinstance(model, Backbone):
         ids = token_ids(model.config.vocab_size)
         return (ids.to(next(model.parameters()).device),), {}
+
     kwargs = _from_config(model)
     if not kwargs:
         what = f"{type(model).__name__} has no config that describes its inputs"
@@ -58,14 +60,15 @@ def _given(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _check_tensors(model: nn.Module) -> None:
     """Check that all parameters are plain or fake tensors."""
+    expected = "a plain tensor. Find roles and apply strategies before you shard or quantize."
     for name, parameter in model.named_parameters():
+        if is_fake(parameter):
+            continue
         kind = type(parameter.data)
-        is_plain = kind is Tensor
-        if is_plain and parameter.is_meta:
+        expect(kind is Tensor, name, f"a {kind.__name__}", expected)
+        if parameter.is_meta:
             hint = "build it with fake_model(lambda: ...)."
             raise ConfigError(f"the model is on the meta device, without a trace; {hint}")
-        wanted = "a plain tensor. Find roles and apply strategies before you shard or quantize."
-        expect(is_plain or is_fake(parameter), name, f"a {kind.__name__}", wanted)
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
@@ -84,16 +87,16 @@ def check_module(model: object) -> None:
     name = type(model).__name__
     if not isinstance(model, nn.Module):
         found = model if isinstance(model, str | type) else f"a {name}"
-        wanted = "an nn.Module, not its class or its name."
-        raise ConfigError(f"model is {found}; expected {wanted}")
+        raise ConfigError(f"model is {found}; expected an nn.Module, not its class or its name.")
+
     parameters = list(model.parameters())
     if any(map(is_lazy, parameters)):
-        wanted = "one without lazy modules. Run a forward pass first."
-        raise ConfigError(f"model is {name} with lazy modules; expected {wanted}")
+        expected = "one without lazy modules. Run a forward pass first."
+        raise ConfigError(f"model is {name} with lazy modules; expected {expected}")
     if not parameters:
         hint = "A LightningModule may create them in configure_model(); call it first."
-        wanted = f"a model with parameters. {hint}"
-        raise ConfigError(f"model is {name} without parameters; expected {wanted}")
+        expected = f"a model with parameters. {hint}"
+        raise ConfigError(f"model is {name} without parameters; expected {expected}")
 
 
 def _from_config(model: nn.Module) -> dict[str, Any]:
@@ -105,6 +108,7 @@ def _from_config(model: nn.Module) -> dict[str, Any]:
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "get_text_config"):
         return {}
+
     accepted = _accepted_names(model)
     device = next(model.parameters()).device
     inputs: dict[str, Any] = {}
@@ -113,6 +117,7 @@ def _from_config(model: nn.Module) -> dict[str, Any]:
         if name in accepted and isinstance(vocabulary, int):
             inputs[name] = token_ids(vocabulary).to(device)
     _check_main_input(model, accepted, inputs)
+
     if inputs and _takes_cache(config, accepted):
         inputs["use_cache"] = False
     return inputs
@@ -133,8 +138,9 @@ def _takes_cache(config: Any, accepted: set[str]) -> bool:
 
 def _accepted_names(model: nn.Module) -> set[str]:
     """Return the names of the arguments of a model's forward."""
-    unwrap: Any = getattr(model, "get_base_model", None)  # PEFT's forward takes anything
-    inner: Any = model if unwrap is None else unwrap()
+    inner: Any = model
+    if hasattr(model, "get_base_model"):  # PEFT's forward takes anything
+        inner = inner.get_base_model()
     return set(inspect.signature(inner.forward).parameters)
 
 

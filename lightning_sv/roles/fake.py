@@ -40,9 +40,9 @@ def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None)
         ConfigError: `build` reads the values of a tensor
     """
     before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype or before)
     try:
         with _no_initialization(), FakeTensorMode(allow_non_fake_inputs=True):
-            torch.set_default_dtype(dtype or before)
             model = build()
             tie = getattr(model, "tie_weights", None)  # usually called after initialization
             if callable(tie):
@@ -95,14 +95,18 @@ def model_from_config(folder: Path, *, trust_remote_code: bool = False) -> nn.Mo
     written = read_json(file, "expected a folder written by save_pretrained.")
     _check_depth(written, str(file))
     module = transformers()
+    source = file
+    options: dict[str, Any] = {}
     kind = str(written.get("model_type"))
-    is_foreign = kind not in module.CONFIG_MAPPING
-    if is_foreign and "auto_map" in written and not trust_remote_code:
-        why = f"model type {kind!r} needs custom code, which is not run"
-        raise ConfigError(f"{file}: {why}; read that code, then pass --trust_remote_code.")
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code} if is_foreign else {}
+    if kind not in module.CONFIG_MAPPING:  # its code may be in the folder
+        if "auto_map" in written and not trust_remote_code:
+            why = f"model type {kind!r} needs custom code, which is not run"
+            raise ConfigError(f"{file}: {why}; read that code, then pass --trust_remote_code.")
+        source = folder
+        options["trust_remote_code"] = trust_remote_code
+
     try:
-        config = module.AutoConfig.from_pretrained(folder if is_foreign else file, **options)
+        config = module.AutoConfig.from_pretrained(source, **options)
         build = _builder(module, written, config)
         return fake_model(lambda: build(config, dtype=torch.bfloat16, **options))
     except Exception as error:  # model code can raise anything
@@ -113,20 +117,25 @@ def model_from_config(folder: Path, *, trust_remote_code: bool = False) -> nn.Mo
 def _check_depth(section: dict[str, Any], where: str) -> None:
     """Refuse a number of layers that would take hours to build, also in parts of a model."""
     for key, value in section.items():
+        place = f"{where}: {key}"
         if isinstance(value, dict):
-            _check_depth(value, f"{where}: {key}")
+            _check_depth(value, place)
         elif isinstance(value, int) and key.endswith(("layer", "layers")):
-            expect(value <= MAX_LAYERS, f"{where}: {key}", value, f"at most {MAX_LAYERS:,}.")
+            expect(value <= MAX_LAYERS, place, value, f"at most {MAX_LAYERS:,}.")
 
 
 def _builder(module: Any, written: dict[str, Any], config: Any) -> Callable[..., nn.Module]:
     """Return the builder of the model: the class in the configuration, or its code's auto_map."""
+    name = ""
     names = written.get("architectures")
-    name = str(names[0]) if isinstance(names, list) and names else ""
+    if isinstance(names, list) and names:
+        name = str(names[0])
+
     model: Any = getattr(module, name, None)
     config_class = getattr(model, "config_class", None)
     if config_class is not None and isinstance(config, config_class):
         return model._from_config  # type: ignore[no-any-return]
+
     for auto, code in (written.get("auto_map") or {}).items():
         if auto.startswith("AutoModel") and code.endswith(f".{name}"):
             return getattr(module, auto).from_config  # type: ignore[no-any-return]

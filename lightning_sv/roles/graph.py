@@ -53,14 +53,14 @@ class Use:
     @property
     def contracted_axis(self) -> int:
         """Axis of the value that the product sums over."""
-        n_axes = len(self.value.shape)
         if self.node.op in CONVOLUTIONS:
             return 1
+
+        last = len(self.value.shape) - 1
         _, matrix = PRODUCTS[self.node.op]
-        is_in_out = self.argument == matrix and self.node.op not in TRANSPOSED
-        if is_in_out and n_axes > 1:
-            return n_axes - 2
-        return n_axes - 1
+        if self.argument != matrix or self.node.op in TRANSPOSED:
+            return last
+        return max(last - 1, 0)  # the first axis of (in, out), or the only one of a vector
 
 
 @dataclass(slots=True, eq=False)
@@ -151,8 +151,11 @@ class Node:
 
     def users_by_order(self) -> dict[int, "Node"]:
         """Return position in the pass -> operation that reads the value and depends on it."""
-        users = [use.node for use in self.users if not use.node.is_const]
-        return {user.order: user for user in users}
+        users = {}
+        for use in self.users:
+            if not use.node.is_const:
+                users[use.node.order] = use.node
+        return users
 
     def reads_only(self, known: Collection["Node"]) -> bool:
         """Return True if all inputs of the operation are fixed or `known` values."""

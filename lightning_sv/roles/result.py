@@ -17,10 +17,6 @@ class Roles:
     def _by_name(self) -> dict[str, ModelParameter]:
         return {parameter.name: parameter for parameter in self.parameters}
 
-    @property
-    def _trained(self) -> list[ModelParameter]:
-        return [parameter for parameter in self.parameters if parameter.trained]
-
     def __str__(self) -> str:
         """Return a table with one row per kind of parameter, and its decay under 'iwd'."""
         return parameter_table(self.parameters)
@@ -31,8 +27,15 @@ class Roles:
 
     def decayed(self, policy: str = "iwd") -> list[str]:
         """Return the names of the trained parameters that decay under `policy`."""
-        return [parameter.name for parameter in self._trained if parameter.decays(policy)]
+        return self._trained_names(policy, decays=True)
 
     def undecayed(self, policy: str = "iwd") -> list[str]:
         """Return the names of the trained parameters that do not decay under `policy`."""
-        return [parameter.name for parameter in self._trained if not parameter.decays(policy)]
+        return self._trained_names(policy, decays=False)
+
+    def _trained_names(self, policy: str, *, decays: bool) -> list[str]:
+        names = []
+        for parameter in self.parameters:
+            if parameter.trained and parameter.decays(policy) == decays:
+                names.append(parameter.name)
+        return names

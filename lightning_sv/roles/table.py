@@ -28,9 +28,11 @@ def parameter_table(parameters: Iterable[ModelParameter]) -> str:
 def _row(parameter: ModelParameter) -> tuple[str, ...]:
     """Return the cells of a parameter, equal for those of the same kind."""
     shape = "x".join(map(str, parameter.shape))
-    to = "" if parameter.decays_to is None else f"{parameter.decays_to:g}"
     folds = _FOLDS[parameter.redundant]
-    return (family(parameter.name), shape, parameter.role, folds, to, _decay(parameter))
+    decays_to = ""
+    if parameter.decays_to is not None:
+        decays_to = f"{parameter.decays_to:g}"
+    return (family(parameter.name), shape, parameter.role, folds, decays_to, _decay(parameter))
 
 
 def _decay(parameter: ModelParameter) -> str:

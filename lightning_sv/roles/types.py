@@ -66,12 +66,15 @@ def agreed(values: Collection[T]) -> T | None:
 
     `values` has each different value once.
     """
-    return next(iter(values)) if len(values) == 1 else None
+    if len(values) != 1:
+        return None
+    return next(iter(values))
 
 
 @cache
 def decayed_roles(policy: str) -> frozenset[str]:
     """Return the roles that take part in weight decay under 'wd', 'iwd', 'owd' or 'nowd'."""
-    of_vectors = ScaleStrategy(decay=policy).decayed_roles
-    multipliers = {"multiplier"} if "output" in of_vectors else set()
-    return WEIGHTS | of_vectors | multipliers
+    roles = WEIGHTS | ScaleStrategy(decay=policy).decayed_roles
+    if "output" in roles:
+        roles |= {"multiplier"}
+    return roles
