@@ -22,8 +22,9 @@ from lightning_sv.roles.norms import ScaledValue
 _KNOWN = ops.MIXING | ops.PRODUCTS.keys() | ops.ROWS.keys() | ops.TERMS.keys()
 #: what helps if an operation is unknown
 UNKNOWN_HINT = (
-    "trace a plain model (no quantization, no fused kernel), "
-    "or give weight_decay_roles its role in known."
+    "trace a plain model (no quantization, no fused kernel), or add the operation to "
+    "lightning_sv.roles.ops. weight_decay_roles also accepts the role in known; "
+    "apply_strategy does not."
 )
 
 
