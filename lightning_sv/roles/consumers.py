@@ -95,9 +95,7 @@ class _LinearWalk:
             if not start.users:
                 yield Consumer(start)
         for user in users_in_order(self.linear.axes):  # inputs are decided first
-            is_statistic = user.output > 0 and user.op in ops.NORMS
-            if not is_statistic:
-                yield from self._consumers_in(user)
+            yield from self._consumers_in(user)
 
     def _consumers_in(self, user: Node) -> Iterator[Consumer]:
         """Yield what consumes values in one operation; record its result if that is linear."""
@@ -106,11 +104,10 @@ class _LinearWalk:
         for use in uses:
             if use.value not in self.unread:
                 continue
-            matrix = use.matrix
-            if matrix is None:
+            if use.matrix is None:
                 reads_as_it_is = True
             else:
-                yield Consumer(user, matrix, self._is_along_channels(use))
+                yield Consumer(user, use.matrix, self._is_along_channels(use))
 
         axes = self.linear.axes_after(uses)
         if axes is not None:
