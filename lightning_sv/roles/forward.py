@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -116,30 +117,14 @@ def traced_execution(model: nn.Module) -> Iterator[None]:
 
 def copied(example: Any) -> Any:
     """Return an example with copies of its tensors, because models can write into their inputs."""
-    copies: dict[int, Tensor] = {}  # the same tensor stays the same: attention compares its inputs
 
+    @cache  # the same tensor stays the same: attention compares its inputs
     def copy(tensor: Tensor) -> Tensor:
-        if _is_expanded(tensor):
-            return tensor  # torch refuses writes, and a copy would need the memory
-        if id(tensor) not in copies:
-            clone = tensor.detach().clone()
-            copies[id(tensor)] = clone.requires_grad_(tensor.requires_grad)
-        return copies[id(tensor)]
+        clone = tensor.detach().clone()
+        return clone.requires_grad_(tensor.requires_grad)
 
     with torch.inference_mode(False), unset_fake_temporarily():
         return tree_map_only(Tensor, copy, example)
-
-
-def strides(tensor: Tensor) -> tuple[int, ...]:
-    """Return the strides of a tensor; empty if it has none."""
-    if tensor.layout != torch.strided:
-        return ()
-    return tensor.stride()
-
-
-def _is_expanded(tensor: Tensor) -> bool:
-    steps = zip(strides(tensor), tensor.shape, strict=False)
-    return any(step == 0 and size > 1 for step, size in steps)
 
 
 def logits_of(out: Any) -> Any:

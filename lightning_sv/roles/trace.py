@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.roles.forward import copied, logits_of, strides, traced_execution
+from lightning_sv.roles.forward import copied, logits_of, traced_execution
 from lightning_sv.roles.graph import CONST, DATA, INPUT, PARAM, Graph, Node
 from lightning_sv.roles.ops import CHOICES_OF_ROWS, LOOKUPS
 
@@ -78,7 +78,7 @@ class _Call:
         node = Node(
             op=self.op.name,
             shape=tuple(tensor.shape),
-            stride=strides(tensor),
+            stride=_strides(tensor),
             dtype=tensor.dtype,
             scalars=self.scalars,
             output=output,
@@ -118,7 +118,7 @@ class Tracer(TorchDispatchMode):
     def source(self, tensor: Tensor, op: str) -> Node:
         """Return the node of a tensor that exists before the pass."""
         kind = _SOURCES.get(op, CONST)
-        node = Node(op, tuple(tensor.shape), strides(tensor), tensor.dtype, kind=kind)
+        node = Node(op, tuple(tensor.shape), _strides(tensor), tensor.dtype, kind=kind)
         self._record_new(tensor, node)
         return node
 
@@ -234,6 +234,13 @@ def _storage(tensor: Tensor) -> Any:
         return StorageWeakRef(tensor.untyped_storage())
     except (NotImplementedError, RuntimeError):  # a subclass without storage
         return tensor
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    """Return the strides of a tensor; empty if it is sparse."""
+    if tensor.layout != torch.strided:
+        return ()
+    return tensor.stride()
 
 
 def _geometry(tensor: Tensor) -> tuple[Any, ...]:
