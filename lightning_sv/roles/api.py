@@ -146,7 +146,7 @@ class TracedModel:
         if role in _VECTORS:
             return self._vector(row)
         if role in WEIGHTS:
-            return replace(row, in_axis=self._in_axis(name), head_width=self._head_width(name))
+            return self._matrix(row)
         return row
 
     def _row(self, name: str, role: ModelRole) -> ModelParameter:
@@ -163,6 +163,15 @@ class TracedModel:
         if row.name in self._scales_matrix:
             return replace(row, redundant=True)
         return row
+
+    def _matrix(self, row: ModelParameter) -> ModelParameter:
+        """Return a weight with the axis and the heads on which all its products agree."""
+        in_axes = set()
+        head_widths = set()
+        for product in self.products.get(row.name, ()):
+            in_axes.add(self.flow.in_axis(product))
+            head_widths.add(head_width(product.node))
+        return replace(row, in_axis=agreed(in_axes), head_width=agreed(head_widths))
 
     def _role(self, name: str) -> ModelRole | None:
         """Return the role of a parameter; None if the pass does not use it."""
@@ -214,14 +223,6 @@ class TracedModel:
         except UnknownConsumerError:  # of a vector whose role is given
             return []
 
-    def _in_axis(self, name: str) -> int | None:
-        """Return the axis of a matrix's contractions; None if its products disagree."""
-        return agreed({self.flow.in_axis(product) for product in self.products.get(name, ())})
-
-    def _head_width(self, name: str) -> int | None:
-        """Return the width of a matrix's heads; None if its products disagree."""
-        return agreed({head_width(product.node) for product in self.products.get(name, ())})
-
     def _classified(self) -> list[ModelParameter]:
         """Return all parameters; those that the pass does not use get the role of siblings."""
         used: dict[str, ModelParameter] = {}
@@ -241,7 +242,8 @@ class TracedModel:
     def _of_siblings(self, name: str, siblings: list[ModelParameter]) -> ModelParameter:
         """Return the classification that all siblings of an unused parameter have."""
         row = self._row(name, "other")
-        if len({(sibling.role, sibling.redundant, sibling.decays_to) for sibling in siblings}) == 1:
+        kinds = {(sibling.role, sibling.redundant, sibling.decays_to) for sibling in siblings}
+        if len(kinds) == 1:
             return replace(siblings[0], name=name, shape=row.shape, trained=row.trained)
         if row.trained:
             self.unused.append(row)

@@ -74,9 +74,9 @@ class LinearValues:
 
     def _is_average(self, use: Use) -> bool:
         """Return True for a sum of a value's positions, with fixed weights."""
-        sums_positions = use.contracted_axis not in self.axes[use.value]
-        is_product = use.node.op in ("mm", "bmm")
-        return is_product and sums_positions and use.other_operand.kind != DATA
+        if use.node.op not in ("mm", "bmm") or use.other_operand.kind == DATA:
+            return False
+        return use.contracted_axis not in self.axes[use.value]
 
     def _axes_of_sum(self, user: Node, uses: list[Use]) -> Axes | None:
         axes = self._shared_axes(uses)
