@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_sv import PretrainModule, apply_strategy
+from lightning_sv import PretrainModule, apply_strategy, weight_decay_roles
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.claims.claim_types import KINDS as CLAIM_KINDS
 from lightning_sv.experiments.kinds.base import KINDS, LoadedPanel
@@ -182,6 +182,21 @@ def test_traced_operation_block_scales_the_output_side() -> None:
     gamma = 1 + torch.rand(8)
     scale.set_gamma(gamma)
     torch.testing.assert_close(model(x), gamma * before)
+
+
+class FusedScores(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return fused_linear(self.norm(x), x)
+
+
+def test_traced_operation_block_may_multiply_two_activations() -> None:
+    run("fused_linear")
+    roles = weight_decay_roles(FusedScores(), torch.randn(4, 8))
+    assert roles["norm.weight"].role == "output"
 
 
 @pytest.mark.parametrize(("claim", "is_decided"), [("less", True), ("slope", False)])

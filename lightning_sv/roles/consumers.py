@@ -19,7 +19,7 @@ from lightning_sv.roles.graph import Node, Use, plain, users_in_order
 from lightning_sv.roles.linear import Axes, LinearValues
 from lightning_sv.roles.norms import ScaledValue
 
-_KNOWN = ops.MIXING | ops.PRODUCTS.keys() | ops.ROWS.keys() | ops.TERMS.keys()
+_TABLES = (ops.MIXING, ops.PRODUCTS, ops.ROWS, ops.TERMS)
 #: what helps if an operation is unknown
 UNKNOWN_HINT = (
     "trace a plain model (no quantization, no fused kernel), or add the operation to "
@@ -121,7 +121,8 @@ class _LinearWalk:
     def _check_known(self, user: Node) -> None:
         """Refuse an operation of which it is unknown whether it is linear."""
         is_function_of_torch = "::" not in user.op and len(user.inputs) == 1  # such as a pooling
-        is_known = user.pointwise or user.op in _KNOWN or is_function_of_torch
+        is_in_table = any(user.op in table for table in _TABLES)
+        is_known = user.pointwise or is_in_table or is_function_of_torch
         if is_known and user.op not in ops.QUANTIZES:
             return
 
