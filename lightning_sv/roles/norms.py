@@ -16,7 +16,6 @@ gamma * x * rsqrt(mean(x^2)) is a norm, too.
 
 from collections import Counter
 from collections.abc import Callable, Collection
-from functools import reduce
 from typing import NamedTuple
 
 from lightning_sv.roles.graph import Graph, Node, follow, plain
@@ -50,10 +49,6 @@ class Powers(NamedTuple):
     def raised(self, exponent: float) -> "Powers":
         """Return a power of it."""
         return self._replace(own=self.own * exponent, size=self.size * exponent)
-
-    def times(self, other: "Powers") -> "Powers":
-        """Return its product with other powers of the same x."""
-        return self._replace(own=self.own + other.own, size=self.size + other.size)
 
     @property
     def exponents(self) -> tuple[float, float]:
@@ -146,13 +141,17 @@ class Norms:
 
     def _powers_of_product(self, node: Node) -> Powers:
         """Return the product of powers of one x."""
-        factors = []
+        bases = set()
+        own = 0.0
+        size = 0.0
         for value, exponent in _factors(node).items():
-            factors.append(self.powers[value].raised(exponent))
-        different_x = {powers.x for powers in factors}
-        if len(different_x) != 1:
+            powers = self.powers[value].raised(exponent)
+            bases.add(powers.x)
+            own += powers.own
+            size += powers.size
+        if len(bases) != 1:
             return Powers(node)
-        return reduce(Powers.times, factors)
+        return Powers(bases.pop(), own, size)
 
     def _powers_of_limit(self, node: Node) -> Powers:
         """Return |x| again, of |x| + eps or of the larger of |x| and eps."""
