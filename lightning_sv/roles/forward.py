@@ -20,21 +20,29 @@ from torch.utils._pytree import tree_map_only
 
 
 class _ModuleState:
-    """Mode, attributes and buffers of a module before a pass."""
+    """Mode, attributes, buffers and their values of a module before a pass."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.training = module.training
         self.attributes = dict(vars(module))
         self.buffers = dict(module._buffers)
+        self.values = []
+        for buffer in module.buffers(recurse=False):
+            if not isinstance(buffer, FakeTensor):
+                self.values.append((buffer, buffer.clone()))
 
     def restore(self) -> None:
-        """Restore the mode, and all attributes if a buffer was replaced or added.
+        """Restore mode and values, and all attributes if a buffer was replaced or added.
 
         Some attributes describe a buffer, such as the length of a cache. Otherwise attributes stay:
         in one of them transformers records that its hooks are registered.
         """
         self.module.training = self.training
+        for buffer, value in self.values:
+            if not torch.equal(buffer, value):
+                buffer.detach().copy_(value)
+
         buffers = self.module._buffers
         if _identities(buffers) == _identities(self.buffers):
             return
@@ -53,36 +61,15 @@ def _identities(buffers: Mapping[str, Tensor | None]) -> list[tuple[str, int]]:
 @contextmanager
 def tracing_state(model: nn.Module) -> Iterator[None]:
     """Set eval mode with gradients, without autocast or compiled code; restore all afterwards."""
-    with _modules_restored(model), _buffers_restored(model), _plain_execution(model):
-        for module in model.modules():
-            module.training = False
-        yield
-
-
-@contextmanager
-def _modules_restored(model: nn.Module) -> Iterator[None]:
-    """Restore mode and buffers of all modules."""
     before = [_ModuleState(module) for module in model.modules()]
     try:
-        yield
+        with _plain_execution(model):
+            for module in model.modules():
+                module.training = False
+            yield
     finally:
         for state in before:
             state.restore()
-
-
-@contextmanager
-def _buffers_restored(model: nn.Module) -> Iterator[None]:
-    """Restore the values of all real buffers."""
-    before = []
-    for buffer in model.buffers():
-        if not isinstance(buffer, FakeTensor):
-            before.append((buffer, buffer.clone()))
-    try:
-        yield
-    finally:
-        for buffer, value in before:
-            if not torch.equal(buffer, value):
-                buffer.detach().copy_(value)
 
 
 @contextmanager
