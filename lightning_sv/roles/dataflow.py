@@ -19,8 +19,6 @@ from lightning_sv.roles.ops import CHOICES_OF_ROWS, MULTIPLIED, NORMS, PRODUCTS
 
 _ONES = {"ones", "ones_like", "new_ones"}
 _JOINS = {"cat", "stack"}
-#: operations whose results have the values of their first input alone
-_OF_FIRST_INPUT = CHOICES_OF_ROWS | NORMS.keys()
 _NONE = frozenset[str]()
 _SIZE = attrgetter("size")
 
@@ -120,7 +118,7 @@ def _operands(node: Node) -> list[Node]:
     operands = node.values
     if node.op in PRODUCTS:
         operands = node.arguments(PRODUCTS[node.op])
-    elif node.op in _OF_FIRST_INPUT:
+    elif node.op in CHOICES_OF_ROWS or node.op in NORMS:
         operands = [node.first]
     return [value for value in operands if value.is_learned]
 
@@ -176,25 +174,19 @@ def value_at(factor: Node, at: float) -> float | None:
     if factor.op == "parameter":
         return at
     learned = factor.learned_values
-    if len(learned) != 1 or not _computes_one_number(factor):
+    if len(learned) != 1:
+        return None
+
+    keeps_value = factor.moves and factor.op != "neg"
+    others = {value.op for value in factor.outside(learned)}
+    is_of_one_number = factor.pointwise and others <= _ONES
+    if not keeps_value and not is_of_one_number:
         return None
 
     value = value_at(learned[0], at)
-    if value is None or _keeps_value(factor):
+    if value is None or keeps_value:
         return value
     return _applied(factor, value)
-
-
-def _keeps_value(operation: Node) -> bool:
-    return operation.moves and operation.op != "neg"
-
-
-def _computes_one_number(operation: Node) -> bool:
-    """Return True for a function of one number and of ones, or of this number alone."""
-    if _keeps_value(operation):
-        return True
-    others = {value.op for value in operation.outside(operation.learned_values)}
-    return operation.pointwise and others <= _ONES
 
 
 def _applied(factor: Node, base: float) -> float:
