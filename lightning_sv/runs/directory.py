@@ -7,6 +7,7 @@ train.log  command.json  progress.json (if `compare` or `paper` started the run)
 """
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -119,11 +120,16 @@ def run_of(checkpoint: Path) -> Path | None:
     A name such as `{epoch}-{val/loss:.2f}` makes ModelCheckpoint write into a folder below
     `checkpoints`. The path may be relative to a folder inside the run.
     """
-    for folder in checkpoint.absolute().parents:
+    for folder in without_dots(checkpoint).parents:
         run_dir = folder.parent
         if folder == run_dir / LAST.parent and is_begun(run_dir):
             return run_dir
     return None
+
+
+def without_dots(path: str | Path) -> Path:
+    """Return an absolute path, with its links, because checkpoints may be on a different disk."""
+    return Path(os.path.abspath(path))  # noqa: PTH100
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from filelock import FileLock, Timeout
 
 from lightning_sv.atomic import acquire_lock
 from lightning_sv.errors import ConfigError
-from lightning_sv.runs.directory import CONFIG, LAST, LOCK, event_files, run_of
+from lightning_sv.runs.directory import CONFIG, LAST, LOCK, event_files, run_of, without_dots
 
 #: environment variable with the run directory, from rank 0 for the processes of other ranks
 RUN_DIR_VARIABLE = "LIGHTNING_SV_RUN_DIR"
@@ -67,7 +67,7 @@ def run_dir_of_first_rank(given: str | None) -> Path:
 
 
 def _resumed_dir(ckpt_path: str) -> Path:
-    run = run_of(_absolute(ckpt_path))
+    run = run_of(Path(ckpt_path))
     if run is None:
         hint = (
             "Add --run_dir with a new folder. "
@@ -105,16 +105,11 @@ def _check_free(path: Path, ckpt_path: str | None, again: bool) -> None:
         return
     found = f"run_dir {path} already contains a run"
     if ckpt_path is not None:
-        if _absolute(ckpt_path).is_relative_to(_absolute(path)):
+        if without_dots(ckpt_path).is_relative_to(without_dots(path)):
             return
         found += f", and {ckpt_path} is not its checkpoint"
     hint = "choose a different one, or resume it with --ckpt_path last."
     raise ConfigError(f"{found}; {hint}")
-
-
-def _absolute(path: str | Path) -> Path:
-    # keep links, because checkpoints may be on a different disk
-    return Path(os.path.abspath(path))  # noqa: PTH100
 
 
 def find_last_checkpoint(run_dir: str | None) -> str | None:

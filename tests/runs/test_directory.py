@@ -201,3 +201,4 @@ def test_run_of_checkpoint_in_a_folder_of_its_own_is_the_run(
     (run / "checkpoints").mkdir(exist_ok=True)
     monkeypatch.chdir(run / "checkpoints")
     assert run_of(Path("last.ckpt")) == run
+    assert run_of(Path("../../other_run")) is None

@@ -33,7 +33,6 @@ _JOINS = frozenset({"cat", "stack", "copy"})
 _SINGLES = frozenset({"unbind", "select"})
 #: operations that take blocks of an axis
 _BLOCKS = frozenset({"split", "split_with_sizes", "slice"})
-_PRODUCTS = ATTENTION | (PRODUCTS.keys() - set(CONVOLUTIONS))
 _MEETING = SUMS | _JOINS
 _KEEPING_PARTS = _JOINS | ATTENTION | SOFTMAX
 
@@ -207,12 +206,19 @@ def _meets_itself(product: Node) -> bool:
             continue
         read = values.intersection(user.values)
         reads_part = not parts.isdisjoint(read)
-        if reads_part and len(read) > 1 and user.op in _PRODUCTS:
+        if reads_part and len(read) > 1 and _is_product(user):
             return True
         if reads_part or _takes_part(user, read):
             parts.add(user)
         values.add(user)
     return False
+
+
+def _is_product(node: Node) -> bool:
+    """Return True for attention, and for a product of matrices, also one that a user has added."""
+    if node.op in ATTENTION:
+        return True
+    return node.op in PRODUCTS and node.op not in CONVOLUTIONS
 
 
 def _takes_part(user: Node, values: Collection[Node]) -> bool:
@@ -228,7 +234,7 @@ def _stays_one(user: Node, values: set[Node]) -> bool:
     A factor, such as a gate, counts as one matrix; so do channels joined with others.
     """
     kinds_of_others = user.kinds_outside(values)
-    if user.op in _PRODUCTS:
+    if _is_product(user):
         return PARAM not in kinds_of_others
     if DATA not in kinds_of_others:
         return True
