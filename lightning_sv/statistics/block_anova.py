@@ -150,21 +150,14 @@ class BlockDesign:
             NotTestableError: the two arms share no seed
         """
         alone = self._pairs_alone(a, b, confidence)
-        if a in self.left_out or b in self.left_out:
-            return self._unpooled_difference(a, b, alone)
-        return self._difference_of_pairs(a, b, alone)
+        p = min(self.left_out.get(a, 1.0), self.left_out.get(b, 1.0))
+        if p < UNEQUAL:
+            reason = f"an arm scatters more than {len(self.pooled.replicated)} others"
+            scatter = f"their own scatter, because {reason} (F test, p {p:.2g})"
+            return replace(alone, scatter=scatter)
 
-    @property
-    def _pools_several_arms(self) -> bool:
-        """True if the scatter is not that of the two compared arms alone."""
-        return len(self.pooled.replicated) > 2
-
-    def _difference_of_pairs(
-        self, a: Hashable, b: Hashable, alone: PairedDifference
-    ) -> PairedDifference:
-        """Return the pooled difference of arms with pairs, given that by their pairs alone."""
-        is_scatter_unknown = self.pooled.df == 0 or self._has_single_run(a, b)
-        if is_scatter_unknown:
+        has_single_run = min(len(self._losses[a]), len(self._losses[b])) == 1
+        if has_single_run or self.pooled.df == 0:
             return alone
         if alone.mean == alone.se == 0.0:
             return replace(alone, scatter="their own scatter: the losses are equal")
@@ -174,17 +167,10 @@ class BlockDesign:
             return replace(pooled, alone=alone)
         return pooled
 
-    def _unpooled_difference(
-        self, a: Hashable, b: Hashable, alone: PairedDifference
-    ) -> PairedDifference:
-        """Return the difference by the pairs alone, with the reason and its p value."""
-        p = min(self.left_out[arm] for arm in (a, b) if arm in self.left_out)
-        others = len(self.pooled.replicated)
-        reason = f"an arm scatters more than {others} others (F test, p {p:.2g})"
-        return replace(alone, scatter=f"their own scatter, because {reason}")
-
-    def _has_single_run(self, a: Hashable, b: Hashable) -> bool:
-        return min(len(self._losses[a]), len(self._losses[b])) == 1
+    @property
+    def _pools_several_arms(self) -> bool:
+        """True if the scatter is not that of the two compared arms alone."""
+        return len(self.pooled.replicated) > 2
 
     def _pooled_difference(
         self, a: Hashable, b: Hashable, alone: PairedDifference

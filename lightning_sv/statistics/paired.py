@@ -70,7 +70,9 @@ class PairedDifference:
 
     def negated(self) -> "PairedDifference":
         """Return B - A with its interval."""
-        alone = None if self.alone is None else self.alone.negated()
+        alone = self.alone
+        if alone is not None:
+            alone = alone.negated()
         return replace(self, mean=-self.mean, low=-self.high, high=-self.low, alone=alone)
 
     def exponentiated(self) -> "PairedDifference":

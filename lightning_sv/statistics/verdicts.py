@@ -50,9 +50,11 @@ def verdict_below(d: PairedDifference, bound: float = 0.0) -> VerdictWord:
 
 def verdict_inside(d: PairedDifference, margin: float) -> VerdictWord:
     """Return the verdict on "d is within +-margin", by its interval."""
-    if -margin < d.low and d.high < margin:
+    is_inside = -margin < d.low and d.high < margin
+    is_outside = d.low > margin or d.high < -margin
+    if is_inside:
         return HOLDS
-    if d.low > margin or d.high < -margin:
+    if is_outside:
         return CONTRADICTED
     return NOT_RESOLVED
 
@@ -93,10 +95,12 @@ def opposite(outcome: Outcome) -> Outcome:
 def interval(d: PairedDifference, what: str, unit: str = "nats per token") -> str:
     """`unified - llama is -0.086 nats per token (95% interval -0.132 to -0.041, 3 pairs)`."""
     unit = f" {unit}" if unit else ""
-    if not d.has_interval and d.n == 1:
-        return f"{what} is {d.mean:+.3f}{unit} in the only pair, which gives no interval"
     if not d.has_interval:
-        return f"{what} is {d.mean:+.3f}{unit} over {d.n} pairs, without an interval"
+        where = f"over {d.n} pairs, without an interval"
+        if d.n == 1:
+            where = "in the only pair, which gives no interval"
+        return f"{what} is {d.mean:+.3f}{unit} {where}"
+
     n = decimals(d.smallest_resolvable)
     ends = f"{percent(d.confidence)} interval {d.low:+.{n}f} to {d.high:+.{n}f}"
     return f"{what} is {d.mean:+.{n}f}{unit} ({ends}, {pairs_words(d)})"
@@ -129,6 +133,13 @@ def count_pairs(n: int) -> str:
 def times(ratio: float) -> str:
     """Return a ratio with two decimals, or with two significant digits if it is small."""
     return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
+
+
+def ratio_interval_text(low: float, high: float) -> str:
+    """`1.02 to 1.30`; `no interval` if its ends are NaN."""
+    if math.isnan(low):
+        return "no interval"
+    return f"{times(low)} to {times(high)}"
 
 
 def decimals(scale: float) -> int:
@@ -183,6 +194,7 @@ def tokens_words(a: str, b: str, e: TokenEfficiency, confidence: float) -> str:
     """`llama needs 1.24 times the tokens of unified to reach the higher final loss (...)`."""
     within = "one pair, no interval"
     if e.has_interval:
-        within = f"{percent(confidence)} interval {times(e.low)} to {times(e.high)}, {e.n} pairs"
+        ends = ratio_interval_text(e.low, e.high)
+        within = f"{percent(confidence)} interval {ends}, {e.n} pairs"
     needs = f"{a} needs {times(e.factor)} times the tokens of {b}"
     return f"{needs} to reach the higher final loss ({within})"

@@ -39,6 +39,7 @@ from lightning_sv.statistics.verdicts import (
     interval,
     opposite,
     pairs_words,
+    ratio_interval_text,
     times,
     tokens_words,
     verdict_below,
@@ -70,7 +71,9 @@ def _difference_name(claim: ClaimSpec) -> str:
 
 def branch_of(tag: str) -> str:
     """Return `q_proj` of `branch_norm/mean/q_proj/effective`; other tags are their own names."""
-    return tag.split("/")[-2] if tag.count("/") > 1 else tag
+    if tag.count("/") < 2:
+        return tag
+    return tag.split("/")[-2]
 
 
 def _series_of(claim: ClaimSpec, panel: LoadedPanel) -> tuple[Series, Series]:
@@ -83,7 +86,9 @@ def loss(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     a, b = _paired_arms(claim, panel)
     d = panel.difference(a, b, LossAt(claim.until))
     detail = interval(d, _difference_name(claim))
-    share = _token_share(a, b)
+    tokens_a = [run.tokens for run in a.runs]
+    tokens_b = [run.tokens for run in b.runs]
+    share = np.divide(tokens_a, tokens_b).mean()  # over the pairs
     if abs(share - 1) > 0.01:
         detail = f"with {share:.2f} times the tokens {detail}"
     if claim.until < 1:
@@ -95,12 +100,6 @@ def loss(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     return Estimate(d, detail)
 
 
-def _token_share(a: Arm, b: Arm) -> float:
-    """Return the mean over the pairs of the tokens of A over those of B."""
-    shares = [one.tokens / other.tokens for one, other in zip(a.runs, b.runs, strict=True)]
-    return float(np.mean(shares))
-
-
 def change(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """Change of A - B between two shares of the tokens."""
     a, b = _paired_arms(claim, panel)
@@ -108,7 +107,9 @@ def change(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     d = panel.difference(a, b, LossAt(claim.until, since=claim.at))
     early = panel.difference(a, b, LossAt(claim.at)).mean
     late = early + d.mean
-    end = "the end" if claim.until == 1 else f"{claim.until:.0%}"
+    end = f"{claim.until:.0%}"
+    if claim.until == 1:
+        end = "the end"
     shares = f"from {claim.at:.0%} of the tokens to {end}"
     return Estimate(d, interval(d, f"the change of {name} {shares}, {early:+.3f} to {late:+.3f},"))
 
@@ -292,7 +293,7 @@ def ratio(
     shown = d.exponentiated()
     ends = "the only pair, no interval"
     if shown.has_interval:
-        bounds = f"{times(shown.low)} to {times(shown.high)}"
+        bounds = ratio_interval_text(shown.low, shown.high)
         ends = f"{percent(d.confidence)} interval {bounds}, {pairs_words(d)}"
     detail = f"{what} of {a.label} is {times(shown.mean)} times that of {b.label} ({ends})"
     return Estimate(shown, detail, "times", tested=d)
@@ -300,7 +301,9 @@ def ratio(
 
 def _log_scalar(run: Run, tag: str, *, last: bool) -> float:
     values = run.curve(tag).values
-    value = values[-1] if last else np.median(values[len(values) // 2 :])
+    value = values[-1]
+    if not last:
+        value = np.median(values[len(values) // 2 :])
     return math.log(_positive(value, run, tag))
 
 
@@ -358,18 +361,23 @@ class ClaimType(NamedTuple):
 
 
 def _needs_two_branches(claim: ClaimSpec, panel: PanelSpec) -> str | None:
-    depths = [tag.count("/") for tag in claim.tags]
-    if len(depths) != 2 or min(depths) < 2:
-        return f"two tags, e.g. branch_norm/mean/q_proj/effective; it has {claim.tags}"
-    return _needs_margin(claim, panel)
+    branches = [tag for tag in claim.tags if tag.count("/") > 1]
+    are_two = len(claim.tags) == len(branches) == 2
+    if are_two:
+        return _needs_margin(claim, panel)
+    return f"two tags, e.g. branch_norm/mean/q_proj/effective; it has {claim.tags}"
 
 
 def _needs_margin(claim: ClaimSpec, panel: PanelSpec) -> str | None:
-    return None if claim.margin > 0 else "a margin above 0"
+    if claim.margin > 0:
+        return None
+    return "a margin above 0"
 
 
 def _needs_rates_alone(claim: ClaimSpec, panel: PanelSpec) -> str | None:
-    return None if [*panel.axes] == ["model.optim.lr"] else "the axis model.optim.lr alone"
+    if [*panel.axes] == ["model.optim.lr"]:
+        return None
+    return "the axis model.optim.lr alone"
 
 
 def _lower(claim: ClaimSpec, share: float) -> ClaimSpec:

@@ -7,7 +7,13 @@ import pandas as pd
 from lightning_sv.experiments.arms import Arm, baseline_first
 from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Drawing, LoadedPanel, PanelKind
 from lightning_sv.experiments.pairs import Pair
-from lightning_sv.statistics.verdicts import count_pairs, direction, interval_text, times
+from lightning_sv.statistics.verdicts import (
+    count_pairs,
+    direction,
+    interval_text,
+    ratio_interval_text,
+    times,
+)
 
 #: heading of a ratio; above 1, the baseline needs more tokens than the arm
 TOKEN_FACTOR = "tokens of the baseline / own tokens"
@@ -95,7 +101,7 @@ def _token_factor(pair: Pair) -> str:
     factor = times(efficiency.factor)
     if not efficiency.has_interval:
         return factor
-    return f"{factor} ({times(efficiency.low)} to {times(efficiency.high)})"
+    return f"{factor} ({ratio_interval_text(efficiency.low, efficiency.high)})"
 
 
 def _late_train_loss(arm: Arm) -> str:

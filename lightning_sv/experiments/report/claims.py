@@ -7,7 +7,12 @@ import pandas as pd
 
 from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.statistics.paired import percent
-from lightning_sv.statistics.verdicts import count_pairs, interval_text, times
+from lightning_sv.statistics.verdicts import (
+    count_pairs,
+    interval_text,
+    ratio_interval_text,
+    times,
+)
 
 
 def verdict_frame(figures: Sequence[Figure]) -> pd.DataFrame:
@@ -55,13 +60,8 @@ def estimate_text(verdict: Verdict) -> str:
         basis += f"; by their own scatter {interval_text(verdict.own_low, verdict.own_high)}"
 
     if verdict.unit == "times":
-        return f"{times(verdict.estimate)} times ({_ratio_interval(verdict)}; {basis})"
+        interval = ratio_interval_text(verdict.low, verdict.high)
+        return f"{times(verdict.estimate)} times ({interval}; {basis})"
     unit = "" if verdict.unit == "nats per token" else f" {verdict.unit}"
     interval = interval_text(verdict.low, verdict.high)
     return f"{verdict.estimate:+.4f}{unit} ({interval}; {basis})"
-
-
-def _ratio_interval(verdict: Verdict) -> str:
-    if isnan(verdict.low):
-        return "no interval"
-    return f"{times(verdict.low)} to {times(verdict.high)}"
