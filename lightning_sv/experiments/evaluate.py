@@ -1,7 +1,7 @@
 """Evaluation of figures: load runs, pool their scatter, decide claims, correct their number."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -18,22 +18,20 @@ from lightning_sv.runs.job import Job
 
 def evaluate(figures: Sequence[PlannedFigure], runs: RunStore) -> list[Figure]:
     """Load the runs of figures and decide their claims together."""
-    return decide_claims([load_figure(figure, runs) for figure in figures])
-
-
-def load_figure(planned: PlannedFigure, runs: RunStore) -> Figure:
-    """Load the runs of a figure, whose panels share their scatter."""
-    panels = load_panels(planned.panels, runs)
-    warnings = dict.fromkeys(chain.from_iterable(map(panel_warnings, panels)))
-    return planned.with_runs(panels, warnings)
+    loaded = []
+    for figure in figures:
+        panels = load_panels(figure.panels, runs)
+        warnings = dict.fromkeys(chain.from_iterable(map(panel_warnings, panels)))
+        loaded.append(figure.with_runs(panels, warnings))
+    return decide_claims(loaded)
 
 
 def load_panels(planned: Sequence[PlannedPanel], runs: RunStore) -> tuple[LoadedPanel, ...]:
-    """Load the runs of the panels of one figure."""
+    """Load the runs of the panels of one figure, which share their scatter."""
     shared = Pool()
     read = []
     for panel in planned:
-        all_arms = _read_arms(panel, runs)
+        all_arms = tuple(_read_arm(arm, runs) for arm in panel.arms)
         pool = Pool() if panel.kind.has_own_pool else shared
         add_to_pool(pool, all_arms)
         read.append((panel, all_arms, pool))
@@ -41,18 +39,14 @@ def load_panels(planned: Sequence[PlannedPanel], runs: RunStore) -> tuple[Loaded
     return tuple(_load_panel(panel, all_arms, pool, runs) for panel, all_arms, pool in read)
 
 
-def _read_arms(planned: PlannedPanel, runs: RunStore) -> tuple[Arm, ...]:
-    unfinished = {job.name for job in runs.missing(planned.requests)}
-    return tuple(_read_arm(arm, runs, unfinished) for arm in planned.arms)
-
-
-def _read_arm(planned: PlannedArm, runs: RunStore, unfinished: Collection[str]) -> Arm:
+def _read_arm(planned: PlannedArm, runs: RunStore) -> Arm:
     """Return an arm with its runs that ended, and those that diverged."""
     ended = {}
     diverged = []
     for request in planned.requests:
-        if request.name in unfinished:
+        if not runs.has_ended(request):
             continue
+
         run = runs.read(request)
         if math.isfinite(run.val_loss):
             ended[request.seed] = run
@@ -111,31 +105,32 @@ def _changed_source(panel: PlannedPanel, runs: RunStore) -> list[str]:
 
 def _training_notes(arms: Sequence[Arm]) -> tuple[str, ...]:
     """Return sentences on the training of arms, one for all that differ only in their strategy."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
+    labels: dict[str, list[str]] = {}
     notes = dict[str, None]()
     for arm in arms:
         spec = arm.run_spec
-        if spec is None:
-            continue
+        assert spec is not None  # the arms are planned
         per_param = f"{spec.tokens_per_param:.1f} tokens per parameter"
         length = f"{spec.steps:,} steps, {per_param}, {count_seeds(len(arm.seeds))}"
-        groups.setdefault((spec.model, spec.details, length), []).append(arm.label)
+        training = f"{spec.model}, {spec.details}, {length}"
+        labels.setdefault(training, []).append(arm.label)
         if spec.note:
             notes[spec.note] = None
-    sentences = [f"{', '.join(common)}: {'; '.join(labels)}." for common, labels in groups.items()]
+    sentences = [f"{training}: {'; '.join(trained)}." for training, trained in labels.items()]
     return (*sentences, *notes)
 
 
 def decide_claims(figures: Sequence[Figure]) -> list[Figure]:
-    """Decide each claim of figures with runs, and correct the verdicts for their number."""
-    return correct_verdicts([_decided(figure) for figure in figures])
+    """Decide each claim of figures with runs, and correct the verdicts for their number.
 
-
-def _decided(figure: Figure) -> Figure:
-    """Return a figure with its verdicts, and with the panels that its report shows."""
-    results = []
-    for panel in figure.panels:
-        for claim in panel.spec.claims:
-            results.append((claim, evaluate_claim(claim, panel, figure)))
-    shown = tuple(panel for panel in figure.panels if panel.is_shown)
-    return replace(figure, panels=shown, verdicts=mark_primary(results))
+    The figures keep the panels that a report shows.
+    """
+    decided = []
+    for figure in figures:
+        results = []
+        for panel in figure.panels:
+            for claim in panel.spec.claims:
+                results.append((claim, evaluate_claim(claim, panel, figure)))
+        shown = tuple(panel for panel in figure.panels if panel.is_shown)
+        decided.append(replace(figure, panels=shown, verdicts=mark_primary(results)))
+    return correct_verdicts(decided)

@@ -63,16 +63,22 @@ class RunStore:
         """Return True if a recording replaces the run, whose directory has no complete run."""
         return request.name in self.recorded and not is_complete(self.dir(request))
 
-    def missing(self, requests: Sequence[RunRequest]) -> list[Job]:
-        """Return the runs that are neither complete, diverged nor recorded."""
-        jobs = [self.job(request) for request in requests if not self.is_recorded(request)]
-        return [job for job in jobs if not self._has_ended(job)]
-
-    def _has_ended(self, job: Job) -> bool:
-        """Return True if a run is complete or diverged, and was trained in this context."""
+    def has_ended(self, request: RunRequest) -> bool:
+        """Return True if a run is recorded, or complete or diverged in this context."""
+        if self.is_recorded(request):
+            return True
+        job = self.job(request)
         if self.context is not None:
             job.state()  # refuses a run of a different context
         return is_complete(job.run_dir) or is_diverged(job.run_dir)
+
+    def missing(self, requests: Sequence[RunRequest]) -> list[Job]:
+        """Return the runs that have not ended."""
+        jobs = []
+        for request in requests:
+            if not self.has_ended(request):
+                jobs.append(self.job(request))
+        return jobs
 
     def changed_modules(self, request: RunRequest) -> set[str]:
         """Return the own modules of a run whose source was different, or is not recorded."""
@@ -88,8 +94,7 @@ class RunStore:
 
         hashes_then = read_json(command, "train the run again.").get("files", {})
         hashes_now = job.record()["files"]
-        as_now = {name for name in modules if hashes_then.get(name, "") == hashes_now.get(name)}
-        return modules - as_now
+        return {name for name in modules if hashes_then.get(name, "") != hashes_now.get(name)}
 
     def read(self, request: RunRequest) -> Run:
         """Read a run that is complete, recorded or diverged.
@@ -155,8 +160,11 @@ def train_missing(
         hint = "The same command reuses them and resumes the others."
         console.print(f"Stopped. Finished runs are kept. {hint}")
         raise
-    failures = [job for job in jobs if job.name in failed]
-    return {job.name: failed[job.name] for job in failures if not is_diverged(job.run_dir)}
+    failures = {}
+    for job in jobs:
+        if job.name in failed and not is_diverged(job.run_dir):
+            failures[job.name] = failed[job.name]
+    return failures
 
 
 def _print_state(
