@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
@@ -16,24 +17,22 @@ def correct_verdicts(figures: Sequence[Figure]) -> list[Figure]:
     Holm for the primary ones: with probability 0.95, none that remains is false.
     Benjamini-Hochberg for the others: of those that remain, one in twenty is expected to be false.
     """
-    p_values = _corrected(_tested(figures, primary=True), holm)
-    p_values |= _corrected(_tested(figures, primary=False), benjamini_hochberg)
+    primary = []
+    others = []
+    for verdict in chain.from_iterable(figure.verdicts for figure in figures):
+        if math.isnan(verdict.p):
+            continue
+        if verdict.primary:
+            primary.append(verdict)
+        else:
+            others.append(verdict)
+    p_values = _corrected(primary, holm) | _corrected(others, benjamini_hochberg)
+
     corrected = []
     for figure in figures:
         verdicts = [_with_p(verdict, p_values) for verdict in figure.verdicts]
         corrected.append(replace(figure, verdicts=tuple(verdicts)))
     return corrected
-
-
-def _tested(figures: Sequence[Figure], *, primary: bool) -> list[Verdict]:
-    """Return the verdicts with a p value, on the primary claims or on the others."""
-    tested = []
-    for figure in figures:
-        for verdict in figure.verdicts:
-            is_tested = not math.isnan(verdict.p)
-            if is_tested and verdict.primary == primary:
-                tested.append(verdict)
-    return tested
 
 
 def _corrected(
@@ -76,6 +75,8 @@ def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
     Y. Benjamini and Y. Hochberg, Controlling the false discovery rate, J. R. Statist. Soc. B 57
     (1995).
     """
+    if not p_values:
+        return []
     from scipy.stats import false_discovery_control  # the import takes a second
 
-    return [float(p) for p in false_discovery_control(p_values)] if p_values else []
+    return [float(p) for p in false_discovery_control(p_values)]

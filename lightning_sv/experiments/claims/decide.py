@@ -144,21 +144,19 @@ def _decide(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool) -> Verdict:
 
 def _outcome(claim: ClaimSpec, estimate: Estimate) -> Outcome:
     """Test an estimate; p is scaled so that ALPHA is its threshold for any coverage."""
-    d = estimate.d
+    d = estimate.tested or estimate.d
     if math.isnan(d.se):  # one pair gives no verdict
         return Outcome(NOT_RESOLVED, math.nan)
-    outcome = _test(claim, estimate)
+
+    margin = claim.margin
+    is_ratio = estimate.unit == "times"
+    if is_ratio and margin > 0:  # without a margin, the bound is log(1) = 0
+        margin = math.log(margin)
+    outcome = KINDS[claim.kind].test(d, margin)
+
     error_of_each_end = (1 - d.confidence) / 2
     p = outcome.p * (ALPHA / error_of_each_end)
     return outcome._replace(p=min(1.0, p))
-
-
-def _test(claim: ClaimSpec, estimate: Estimate) -> Outcome:
-    """Test an estimate, or its logarithms, with the margin of the claim."""
-    margin = claim.margin
-    if estimate.unit == "times" and margin > 0:  # without a margin, the bound is log(1) = 0
-        margin = math.log(margin)
-    return KINDS[claim.kind].test(estimate.tested or estimate.d, margin)
 
 
 def _diverged_sentences(claim: ClaimSpec, panel: LoadedPanel) -> list[str]:
