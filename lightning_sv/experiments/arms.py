@@ -112,7 +112,9 @@ class Arm(_ArmPlace):
     @property
     def key(self) -> str:
         """Key in a pool; arms of one configuration are one arm."""
-        return self.label if self.run_spec is None else self.run_spec.identity
+        if self.run_spec is None:
+            return self.label
+        return self.run_spec.identity
 
     @property
     def has_ended(self) -> bool:
@@ -122,8 +124,9 @@ class Arm(_ArmPlace):
     @property
     def why_no_runs(self) -> str:
         """Sentence on an arm without a complete run."""
-        fate = "diverged" if self.diverged else "are missing"
-        return f"all runs of {self.label} {fate}"
+        if self.diverged:
+            return f"all runs of {self.label} diverged"
+        return f"all runs of {self.label} are missing"
 
     @property
     def losses(self) -> NDArray[np.float64]:
@@ -182,11 +185,10 @@ def on_shared_seeds(arms: Sequence[Arm]) -> tuple[Arm, ...]:
     """
     if not arms:
         return ()
-    seeds_of_arms = [set(arm.by_seed) for arm in arms]
-    shared = sorted(set.intersection(*seeds_of_arms))
+    shared = set(arms[0].seeds).intersection(*(arm.seeds for arm in arms))
     if not shared:
         return ()
-    return tuple(arm.on(shared) for arm in arms)
+    return tuple(arm.on(sorted(shared)) for arm in arms)
 
 
 @dataclass(frozen=True)
@@ -219,11 +221,6 @@ class Series:
     def values(self) -> list[float]:
         """First values of the points."""
         return [point[0] for point in self.points]
-
-    @property
-    def sizes(self) -> list[str]:
-        """Names of the points of sizes or lengths."""
-        return [arm.size for arm in self.arms]
 
     @property
     def losses(self) -> NDArray[np.float64]:

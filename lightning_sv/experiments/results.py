@@ -122,7 +122,9 @@ class Figure:
 def tokens_per_param(run: Run) -> float | None:
     """Return training tokens per activated parameter; None if the summary has no parameters."""
     parameters = run.summary.get("activated_parameters") or run.summary.get("parameters")
-    return run.tokens / parameters if parameters else None
+    if not parameters:
+        return None
+    return run.tokens / parameters
 
 
 def panels_of(figures: Sequence[Figure]) -> Iterator[tuple[Figure, LoadedPanel]]:

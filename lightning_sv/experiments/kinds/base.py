@@ -6,7 +6,7 @@ No stage changes another. A kind of your own is a subclass of `PanelKind` with a
 (docs/extend.md).
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -285,7 +285,12 @@ class LoadedPanel(_Panel):
             return [], []
         pairs: list[Pair] = []
         lost: list[str] = []
-        for a, b in self._arms_with_baselines():
+        baselines = {arm.size: arm for arm in self.arms if arm.baseline}
+        for b in self.arms:
+            a = baselines.get(b.size, b)
+            if a is b:
+                continue
+
             try:
                 difference = self.difference(b, a, confidence=TWO_SIDED)
             except NotTestableError as error:
@@ -293,13 +298,6 @@ class LoadedPanel(_Panel):
             else:
                 pairs.append(Pair(*self.paired(a, b), difference))
         return pairs, lost
-
-    def _arms_with_baselines(self) -> Iterator[tuple[Arm, Arm]]:
-        """Yield the baseline of its size and the arm, for each other arm."""
-        baselines = {arm.size: arm for arm in self.arms if arm.baseline}
-        for arm in self.arms:
-            if arm.size in baselines and not arm.baseline:
-                yield baselines[arm.size], arm
 
 
 def by_size(arms: Sequence[AnyArm]) -> list[list[AnyArm]]:

@@ -35,7 +35,9 @@ class GridKind(PanelKind):
 
     def why_not(self, panel: "BudgetedPanel") -> str | None:
         """Return a sentence if the budget has no values."""
-        return None if panel.axes else "no grid is given for it"
+        if panel.axes:
+            return None
+        return "no grid is given for it"
 
     def first_seed(self, panel: "BudgetedPanel") -> int:
         """Return the first tuning seed."""
@@ -46,9 +48,11 @@ class GridKind(PanelKind):
         budget = panel.budget.name
         own = values_under(budget, arm.axes)
         axes = {key: own.get(key, values) for key, values in panel.axes.items()}
-        points_of = cross_points if budget in panel.spec.one_at_a_time else grid_points
+        points = grid_points(axes)
+        if budget in panel.spec.one_at_a_time:
+            points = cross_points(axes)
         arms = []
-        for point in points_of(axes):
+        for point in points:
             run_spec = panel.resolve(arm, panel.spec.model, point)
             arms.append(grid_arm(label, point, run_spec))
         return arms

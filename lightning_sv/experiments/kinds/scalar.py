@@ -1,4 +1,4 @@
-"""A logged scalar against tokens."""
+"""Logged scalars against tokens: any one above 0, or the norms of the branches."""
 
 import numpy as np
 import pandas as pd
@@ -25,9 +25,11 @@ class ScalarKind(PanelKind):
         tag = panel.spec.tag
         rows = []
         for arm in baseline_first(panel.arms):
-            ends = [run.curve(tag).values[-1] for run in arm.runs if tag in run.curves]
-            if not ends or min(ends) <= 0:
+            logged = [run.curves[tag] for run in arm.runs if tag in run.curves]
+            ends = [curve.values[-1] for curve in logged]
+            if min(ends, default=0.0) <= 0:
                 continue
+
             mean = np.exp(np.log(ends).mean())
             rows.append(
                 {
@@ -44,3 +46,16 @@ class ScalarKind(PanelKind):
         from lightning_sv.experiments.report.scalar_plots import scalar_plots
 
         return scalar_plots(panel)
+
+
+class NormsKind(PanelKind):
+    """Growth of the norms of Q, K and V, which the callback `BranchNorms` logs."""
+
+    claims = ("apart",)
+
+    def draw(self, panel: LoadedPanel) -> Drawing:
+        """Draw one plot per arm."""
+        # matplotlib is slow to import
+        from lightning_sv.experiments.report.scalar_plots import branch_plots
+
+        return branch_plots(panel)
