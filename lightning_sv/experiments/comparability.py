@@ -20,8 +20,8 @@ from lightning_sv.settings.sections import leaves, retired_values
 
 #: keys of `data` that define the validation sets
 VALIDATION_KEYS = ("val_sequences", "seq_len", "full_last_validation")
-# keys that differ between the runs of each comparison
-_OWN_KEYS = ("model.scale", "seed_everything", "run_dir")
+# keys that differ between the runs of each comparison, and sections of them
+_OWN_KEYS = ("model.scale.", "seed_everything.", "run_dir.")
 # seeds that are the seed of the run, unless they are set
 _SEEDS = ("model.seed", "data.seed")
 
@@ -36,29 +36,20 @@ def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> No
     Raises:
         ConfigError: names the key and two of the runs
     """
+    validation_keys = VALIDATION_KEYS if validation else ()
     facts = {}
     for name, run in runs.items():
-        facts[name] = _corpus_facts(run)
-        if validation:
-            facts[name] |= _validation_facts(run)
+        facts[name] = {key: run.summary.get(key) for key in CORPUS_KEYS}
+        for key, value in facts[name].items():
+            if value is None:
+                found = f"{run.dir / SUMMARY} has no {key}: its corpus is unknown"
+                raise ConfigError(f"{found}. Train the run again.")
+        for key in validation_keys:
+            facts[name][f"data.{key}"] = _validation_setting(run, key)
     check_same_data(facts)
 
 
-def _corpus_facts(run: Run) -> dict[str, Any]:
-    facts = {}
-    for key in CORPUS_KEYS:
-        facts[key] = run.summary.get(key)
-        if facts[key] is None:
-            found = f"{run.dir / SUMMARY} has no {key}: its corpus is unknown"
-            raise ConfigError(f"{found}. Train the run again.")
-    return facts
-
-
-def _validation_facts(run: Run) -> dict[str, Any]:
-    return {f"data.{key}": validation_setting(run, key) for key in VALIDATION_KEYS}
-
-
-def validation_setting(run: Run, key: str) -> Any:
+def _validation_setting(run: Run, key: str) -> Any:
     """Return a setting of `VALIDATION_KEYS`."""
     if key == "full_last_validation":
         return run.full_last_validation
@@ -86,10 +77,10 @@ def comparability_warnings(runs: Mapping[str, Run]) -> list[str]:
     in its directory, count as equal. Runs of a plan need `training_warnings` alone, because their
     names have the hash of their settings.
     """
+    configs = pd.DataFrame(list(map(_other_leaves, runs.values())), list(runs), dtype=object)
     warnings = []
-    for key, values in _differences(_configs(runs)):
-        if not _is_allowed(key, _OWN_KEYS):
-            warnings.append(f"The configs differ in {key}: {values}.")
+    for key, values in _differences(configs.fillna("the default")):  # an absent key is null
+        warnings.append(f"The configs differ in {key}: {values}.")
     tokens = pd.DataFrame({"tokens": [str(run.tokens) for run in runs.values()]}, list(runs))
     for _, values in _differences(tokens):
         warnings.append(f"The runs end at different tokens: {values}.")
@@ -109,8 +100,7 @@ def training_warnings(runs: Mapping[str, Run]) -> list[str]:
 
 def settings_key(run: Run) -> str:
     """Return a text that is equal for runs whose configs differ in strategy and seed alone."""
-    values = {key: value for key, value in _leaves(run).items() if not _is_allowed(key, _OWN_KEYS)}
-    return json.dumps(values, sort_keys=True, default=str)
+    return json.dumps(_other_leaves(run), sort_keys=True, default=str)
 
 
 def _differences(table: pd.DataFrame) -> Iterator[tuple[str, str]]:
@@ -192,24 +182,13 @@ def _size_warnings(arms: Sequence[Arm]) -> Iterator[str]:
     runs = {str(run.dir): run for run in runs_of(arms)}
     check_same_corpus(runs, validation=False)
     for key in VALIDATION_KEYS:
-        values = dict.fromkeys(str(validation_setting(run, key)) for run in runs.values())
+        values = dict.fromkeys(str(_validation_setting(run, key)) for run in runs.values())
         if len(values) > 1:
             yield f"the sizes of one law have data.{key} {' and '.join(values)}."
 
 
-def _configs(runs: Mapping[str, Run]) -> pd.DataFrame:
-    """Return the configs by run and key."""
-    leaves_of_runs = {name: _leaves(run) for name, run in runs.items()}
-    configs = pd.DataFrame(list(leaves_of_runs.values()), list(leaves_of_runs), dtype=object)
-    return configs.fillna("the default")  # a key that a config lacks is null
-
-
-def _is_allowed(key: str, allowed: Sequence[str]) -> bool:
-    return any(key == section or key.startswith(f"{section}.") for section in allowed)
-
-
-def _leaves(run: Run) -> dict[str, Any]:
-    """Return the config of a run by dotted keys; lists as JSON.
+def _other_leaves(run: Run) -> dict[str, Any]:
+    """Return the config of a run by dotted keys, without its own ones; lists as JSON.
 
     `<run_dir>` stands for its directory, and null for its seed.
     """
@@ -223,8 +202,14 @@ def _leaves(run: Run) -> dict[str, Any]:
     for key in _SEEDS:
         if values.get(key) == values.get("seed_everything"):
             values[key] = None
+
     directory = _directory_pattern(run.dir)
-    return {key: _without_directory(value, directory) for key, value in values.items()}
+    others = {}
+    for key, value in values.items():
+        is_own = f"{key}.".startswith(_OWN_KEYS)
+        if not is_own:
+            others[key] = _without_directory(value, directory)
+    return others
 
 
 def _without_directory(value: Any, directory: re.Pattern[str]) -> Any:
