@@ -63,17 +63,13 @@ class BudgetedPanel:
         name = self.budget.name
         if name in arm.skip_under:
             return arm.skip_under[name]
-        if not self._has_rate(arm):
-            return f"no learning rate of its own is tuned under {name}"
+        if self.spec.lr is not None:
+            rates = arm.lr or self.spec.lr
+            if name not in rates:
+                return f"no learning rate of its own is tuned under {name}"
         if arm.model is None:
             return None
         return self.resolver.why_no_model(arm.model)
-
-    def _has_rate(self, arm: ArmSpec) -> bool:
-        """Return False if the panel gives rates, but none for the arm under the budget."""
-        if self.spec.lr is None:
-            return True
-        return self.budget.name in (arm.lr or self.spec.lr)
 
     @cached_property
     def why_untuned(self) -> list[str]:

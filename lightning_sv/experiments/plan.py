@@ -1,6 +1,6 @@
 """Plans of figures under a budget: the runs of their panels."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from lightning_sv.errors import ConfigError, expect
@@ -20,19 +20,18 @@ def plan_figure(figure: FigureSpec, resolver: RunResolver) -> PlannedFigure:
     Raises:
         ConfigError: names the figure, the panel and the key that is wrong
     """
-    panels = [_checked_plan(BudgetedPanel(spec, figure.name, resolver)) for spec in figure.panels]
+    panels = []
+    for spec in figure.panels:
+        try:
+            check_panel(spec)
+            panels.append(_plan(BudgetedPanel(spec, figure.name, resolver)))
+        except ConfigError as error:
+            place = f"{figure.name}: panel {spec.title!r}"
+            raise ConfigError(f"{place}: {error}") from error
+
     budget = resolver.budget
     paper_scale = budget.paper_scale or figure.papers_protocol
     return PlannedFigure(figure, tuple(panels), budget.name, paper_scale)
-
-
-def _checked_plan(panel: BudgetedPanel) -> PlannedPanel:
-    try:
-        check_panel(panel.spec)
-        return _plan(panel)
-    except ConfigError as error:
-        place = f"{panel.figure}: panel {panel.spec.title!r}"
-        raise ConfigError(f"{place}: {error}") from error
 
 
 def _plan(panel: BudgetedPanel) -> PlannedPanel:
@@ -43,8 +42,12 @@ def _plan(panel: BudgetedPanel) -> PlannedPanel:
     if why_untrained is not None:
         return PlannedPanel(panel.spec, skipped=panel.skipped, why_not=why_untrained)
     arms = tuple(_plan_arms(panel))
-    warnings = tuple(_warnings(panel))
-    return PlannedPanel(panel.spec_of_budget, arms, skipped=panel.skipped, warnings=warnings)
+    warnings = [*KINDS[panel.spec.kind].warnings(panel)]
+    have_one = "all arms have one learning rate and initial std"
+    for reason in panel.why_untuned:
+        warnings.append(f"{panel.spec.title}: {have_one}: {reason}.")
+    spec = panel.spec_of_budget
+    return PlannedPanel(spec, arms, skipped=panel.skipped, warnings=tuple(warnings))
 
 
 def _why_left_out(panel: BudgetedPanel) -> str | None:
@@ -71,13 +74,6 @@ def _why_untrained(panel: BudgetedPanel) -> str | None:
     return KINDS[panel.spec.kind].why_not(panel)
 
 
-def _warnings(panel: BudgetedPanel) -> Iterator[str]:
-    yield from KINDS[panel.spec.kind].warnings(panel)
-    for reason in panel.why_untuned:
-        have_one = "all arms have one learning rate and initial std"
-        yield f"{panel.spec.title}: {have_one}: {reason}."
-
-
 def _plan_arms(panel: BudgetedPanel) -> list[PlannedArm]:
     """Resolve the arms that the budget trains, at all of their points, with their seeds."""
     for claim in panel.spec.claims:
@@ -96,18 +92,13 @@ def _plan_arms(panel: BudgetedPanel) -> list[PlannedArm]:
         for arm in kind.points(panel, label, spec):
             arms.append(replace(arm, seeds=seeds, ours=spec.not_in_paper, baseline=spec.baseline))
     check_arms(arms)
-    for group in by_size(arms):
-        _check_validation(group)
+    for group in by_size(arms):  # losses on different validation sets differ by that too
+        facts = {}
+        for arm in group:
+            data = arm.run_spec.settings["data"]
+            facts[arm.label] = {f"data.{key}": data.get(key) for key in VALIDATION_KEYS}
+        check_same_data(facts, "arms")
     return arms
-
-
-def _check_validation(arms: Sequence[PlannedArm]) -> None:
-    """Refuse arms of one size with different validation sets, whose losses differ by that too."""
-    facts = {}
-    for arm in arms:
-        data = arm.run_spec.settings["data"]
-        facts[arm.label] = {f"data.{key}": data.get(key) for key in VALIDATION_KEYS}
-    check_same_data(facts, "arms")
 
 
 def _check_seeds(claim: ClaimSpec, panel: BudgetedPanel) -> None:

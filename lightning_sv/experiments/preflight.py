@@ -21,16 +21,12 @@ def check_trainable(figures: Sequence[PlannedFigure]) -> None:
             that tunes it
     """
     for figure in figures:
-        has_panel = any(panel.why_not is None for panel in figure.panels)
-        if not has_panel:
-            _refuse_unless_left_out(figure)
-
-
-def _refuse_unless_left_out(figure: PlannedFigure) -> None:
-    for panel in figure.panels:
-        is_left_out = figure.budget in panel.spec.skip_under
-        if not is_left_out:
-            raise ConfigError(f"--fig {figure.spec.name}: {panel.why_not}.")
+        if any(panel.why_not is None for panel in figure.panels):
+            continue
+        for panel in figure.panels:
+            is_left_out = figure.budget in panel.spec.skip_under
+            if not is_left_out:
+                raise ConfigError(f"--fig {figure.spec.name}: {panel.why_not}.")
 
 
 def check_corpora(figures: Sequence[PlannedFigure]) -> None:
@@ -68,8 +64,7 @@ def _prepare_args(args: Sequence[str]) -> Iterator[str]:
         is_data_file = name == "--config" and Path(value).parent.name == "data"
         is_corpus_key = name.startswith("--data.corpus.")
         if is_data_file or is_corpus_key:
-            yield name
-            yield value
+            yield from (name, value)
 
 
 def check_recorded(
@@ -86,10 +81,10 @@ def check_recorded(
         ConfigError: no run of the figures is recorded
     """
     needed = {request.name for request in requests_of(figures)}
-    if not recorded or not needed:
-        return
-    names = " ".join(figure.spec.name for figure in figures)
-    runs = f"runs of {names} under budget {figures[0].budget}"
-    expected = f"a recording with {runs}. Omit it, or change --fig."
-    is_used = not needed.isdisjoint(recorded)
-    expect(is_used, "--results_from", " ".join(map(str, paths)), expected)
+    is_of_others = bool(recorded) and bool(needed) and needed.isdisjoint(recorded)
+    if is_of_others:
+        names = " ".join(figure.spec.name for figure in figures)
+        runs = f"runs of {names} under budget {figures[0].budget}"
+        found = " ".join(map(str, paths))
+        expected = f"a recording with {runs}. Omit it, or change --fig."
+        raise ConfigError(f"--results_from is {found}; expected {expected}")

@@ -110,10 +110,12 @@ class RunResolver:
 
         None if they do, or if the panel sets values.
         """
-        if not model.tuned and panel.needs_own_optima:
+        if panel.needs_own_optima and not model.tuned:
             return f"the optimum of each arm is not known for {model.config}"
-        if not _uses_tuned(panel, model) or self._tuned(panel, model) is not None:
+        is_tuned = self._tuned(panel, model) is not None
+        if is_tuned or not _uses_tuned(panel, model):
             return None
+
         file = f"conf/paper/tuned/{model.tuned}.yaml"
         command = f"lightning-sv paper --budget {self.budget.name} --fig tuning"
         return f"{file} does not exist yet; `{command}` writes it, to be copied there"
@@ -143,21 +145,15 @@ class RunResolver:
         tuned = self._tuned(panel, model)
         if tuned is None or (tuned.optim, tuned.schedule) != (panel.optim, panel.schedule):
             return TunedKeys({}, "")
-        if panel.shares_optimum:
-            return self._shared_optimum(tuned, replace(config, scale=panel.tuned_as))
-        return self._own_optimum(tuned, config)
+        if not panel.shares_optimum:
+            run = self._parse(config)
+            own = ScaleStrategy.parse(run.strategy)
+            return tuned_keys(tuned, own, run.label, run.model.backbone.d_model)
 
-    def _own_optimum(self, tuned: Tuned, config: RunConfig) -> TunedKeys:
-        run = self._parse(config)
-        strategy = ScaleStrategy.parse(run.strategy)
-        return tuned_keys(tuned, strategy, run.label, run.model.backbone.d_model)
-
-    def _shared_optimum(self, tuned: Tuned, config: RunConfig) -> TunedKeys:
-        """Return the values of the strategy of `config`, whatever exceptions the arm has."""
-        run = self._parse(config)
-        strategy = run.model.plan.canonical
-        values = tuned_keys(tuned, strategy, str(strategy), run.model.backbone.d_model)
-        note = f"All arms have the learning rate and the initial std of {strategy}."
+        run = self._parse(replace(config, scale=panel.tuned_as))
+        shared = run.model.plan.canonical  # whatever exceptions the arm has
+        values = tuned_keys(tuned, shared, str(shared), run.model.backbone.d_model)
+        note = f"All arms have the learning rate and the initial std of {shared}."
         return values._replace(note=note)
 
     def _steps(self, panel: PanelSpec, arm: ArmSpec, role: str) -> int:
@@ -175,20 +171,20 @@ class RunResolver:
         return round(steps * arm.longer)
 
     def _cost(self, run: ParsedRun, steps: int, panel: PanelSpec, model: ModelSpec) -> float:
-        """Return the time of a run, in the unit of `RunSpec.cost`."""
+        """Return the time of a run, in the unit of `RunSpec.cost`.
+
+        It is that at `MFU`, or the measured time of llama with the factors of slower steps.
+
+        Raises:
+            ConfigError: the budget has neither a GPU nor a measured time
+        """
+        startup = self.budget.startup_seconds
         if self.budget.gpu is not None:
-            return self._gpu_hours(run, steps, self.budget.gpu)
-        return self._seconds(run, steps, panel, model)
+            peak = find_gpu(self.budget.gpu).peak(str(run.trainer["precision"]))
+            flops = run.model.plan.flops_per_token(run.data.seq_len)
+            hours = train_hours(steps * run.data.tokens_per_step, flops, 1, peak, MFU)
+            return hours + startup / 3600
 
-    def _gpu_hours(self, run: ParsedRun, steps: int, gpu: str) -> float:
-        """Return GPU-hours at `MFU`."""
-        peak = find_gpu(gpu).peak(str(run.trainer["precision"]))
-        flops = run.model.plan.flops_per_token(run.data.seq_len)
-        hours = train_hours(steps * run.data.tokens_per_step, flops, 1, peak, MFU)
-        return hours + self.budget.startup_seconds / 3600
-
-    def _seconds(self, run: ParsedRun, steps: int, panel: PanelSpec, model: ModelSpec) -> float:
-        """Return seconds by the measured time of llama, and by the factors of slower steps."""
         if model.seconds_per_1000_steps is None:
             found = f"model {model.config} has no seconds_per_1000_steps"
             hint = "add those of one core for 1,000 steps of llama."
@@ -196,8 +192,7 @@ class RunResolver:
         factors = self.budget.relative_step_time
         names = (run.model.strategy.placement, panel.optim, panel.probes)
         slower = math.prod(factors.get(name, 1.0) for name in names)
-        seconds = model.seconds_per_1000_steps * steps / 1000 * slower
-        return seconds + self.budget.startup_seconds
+        return model.seconds_per_1000_steps * steps / 1000 * slower + startup
 
 
 def _uses_tuned(panel: PanelSpec, model: ModelSpec) -> bool:

@@ -44,14 +44,13 @@ def _tuned_arm(tuned: Tuned, strategy: ScaleStrategy, label: str) -> str:
         return label
     if label in tuned.same_as:
         return tuned.same_as[label]
-    return _arm_of_placement(strategy)
 
-
-def _arm_of_placement(strategy: ScaleStrategy) -> str:
-    """Return the arm that stands for all strategies with scale vectors at the same places."""
+    # one arm stands for all strategies with scale vectors at the same places
     placement = strategy.placement_row
     if placement.norm_out:
         return "hg+dnp+or+iwd"
     if placement.scale_out:
         return "hg+dp+or"
-    return "llama" if placement.scale_in else "nop"
+    if placement.scale_in:
+        return "llama"
+    return "nop"
