@@ -49,7 +49,7 @@ def output_of(
     """
     default = _default_out(figure, run, command)
     runs = RunStore(out or default.parent, context_of(run.data), launcher)
-    return out or _free_out(default, figure, runs), runs
+    return out or _free_out(default, figure), runs
 
 
 def _default_out(figure: PlannedFigure, run: ParsedRun, command: str) -> Path:
@@ -65,24 +65,18 @@ def _file_name(label: str) -> str:
     return re.sub(r"[^\w.+=-]+", "-", label)
 
 
-def _free_out(base: Path, figure: PlannedFigure, runs: RunStore) -> Path:
-    """Return `base`, with a number if it has a report that the figure does not extend."""
-    out = base
-    numbers = count(2)
-    while _has_other_runs(out, figure, runs):
-        out = base.with_name(f"{base.name}-{next(numbers)}")
-    return out
-
-
-def _has_other_runs(out: Path, figure: PlannedFigure, runs: RunStore) -> bool:
-    """Return whether a folder has a report of a run that the figure lacks.
+def _free_out(base: Path, figure: PlannedFigure) -> Path:
+    """Return `base`, with a number if it has a report of a run that the figure lacks.
 
     Settings of all arms, such as the optimizer, are not in the name of the folder. The arms can
     have a run in common, so one equal run does not make the report one of this figure.
     """
-    reported = {run.name for run in reported_runs(out)}
     requested = {request.name for request in figure.requests()}
-    return not reported <= requested
+    out = base
+    numbers = count(2)
+    while not requested.issuperset(run.name for run in reported_runs(out)):
+        out = base.with_name(f"{base.name}-{next(numbers)}")
+    return out
 
 
 def _train(

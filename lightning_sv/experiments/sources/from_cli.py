@@ -1,7 +1,7 @@
 """Figures of one panel from strategies on the command line."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -16,7 +16,7 @@ from lightning_sv.experiments.kinds.grid import TUNING_SEED, grid_arm, grid_poin
 from lightning_sv.experiments.panel_checks import check_axes
 from lightning_sv.experiments.plan import check_arms
 from lightning_sv.experiments.results import PlannedFigure, count_seeds
-from lightning_sv.experiments.run_spec import ParsedRun, RunConfig, RunSpec, without_preset
+from lightning_sv.experiments.run_spec import ParsedRun, RunConfig, without_preset
 from lightning_sv.experiments.spec import ArmSpec, FigureSpec, PanelSpec
 from lightning_sv.plan.plan import plan_steps
 from lightning_sv.scale import ScaleOptions, ScaleStrategy, expand_preset
@@ -51,7 +51,7 @@ class RequestedArm:
 
 
 def parse_arm(scale: str, text: str = "", label: str | None = None) -> NamedArm:
-    """Parse a strategy and its own arguments of `fit`; by default they are its label."""
+    """Parse a strategy and its own arguments of `fit`; its default label is `unified,lr=0.01`."""
     words, _ = expand_preset(scale, ScaleOptions())
     ScaleStrategy.parse(words)  # before the configs, which may be incomplete
     try:
@@ -64,13 +64,11 @@ def parse_arm(scale: str, text: str = "", label: str | None = None) -> NamedArm:
     for file in files:
         overrides |= read_leaves(file)
     overrides |= keys
-    return NamedArm(label or _default_label(scale, args), ArmSpec(scale, overrides=overrides))
-
-
-def _default_label(scale: str, args: Sequence[str]) -> str:
-    """Return the strategy with its own arguments: `unified,lr=0.01`."""
-    changes = [f"{key.rpartition('.')[2]}={value}" for key, value in option_pairs(args, "compare")]
-    return ",".join([scale, *changes])
+    if not label:
+        label = scale
+        for key, value in option_pairs(args, "compare"):
+            label += f",{key.rpartition('.')[2]}={value}"
+    return NamedArm(label, ArmSpec(scale, overrides=overrides))
 
 
 def request_arms(
@@ -171,7 +169,9 @@ def check_data(arms: Sequence[RequestedArm]) -> None:
         data.check(arm.run.model.backbone.vocab_size, checksums=is_new)
         hashed.add(corpus)
         _check_devices(arm.run)
-        facts[arm.label] = dict(_data_facts(arm.run))
+        facts[arm.label] = {key: getattr(data.manifest, key) for key in CORPUS_KEYS}
+        for key in VALIDATION_KEYS:
+            facts[arm.label][f"data.{key}"] = getattr(data, key)
     check_same_data(facts, "arms")
 
 
@@ -182,13 +182,6 @@ def _check_devices(run: ParsedRun) -> None:
     if isinstance(devices, int) and devices > 0 and isinstance(nodes, int):
         run.data.share(devices * nodes)
         run.data.check_validation(devices * nodes)
-
-
-def _data_facts(run: ParsedRun) -> Iterator[tuple[str, Any]]:
-    for key in CORPUS_KEYS:
-        yield key, getattr(run.data.manifest, key)
-    for key in VALIDATION_KEYS:
-        yield f"data.{key}", getattr(run.data, key)
 
 
 def compared_figure(arms: Sequence[RequestedArm], seeds: int) -> PlannedFigure:
@@ -227,7 +220,9 @@ def swept_figure(
     seed_range = tuple(range(TUNING_SEED, TUNING_SEED + seeds))
     planned = []
     for arm, point in product(arms, points):
-        run_spec = _run_at(point, arm)
+        config = arm.run.config
+        at_point = replace(config, keys={**config.keys, **point})
+        run_spec = at_point.parse().spec(arm.steps)
         planned.append(replace(grid_arm(arm.label, point, run_spec), seeds=seed_range))
     check_arms(planned)
 
@@ -246,9 +241,3 @@ def swept_figure(
     title = f"{names} of {labels}"
     spec = FigureSpec("sweep", title, summary, [panel], section="A sweep of your own")
     return PlannedFigure(spec, (PlannedPanel(panel, tuple(planned)),))
-
-
-def _run_at(point: Mapping[str, float], arm: RequestedArm) -> RunSpec:
-    """Return the configuration of an arm at a point of the grid."""
-    config = arm.run.config
-    return replace(config, keys={**config.keys, **point}).parse().spec(arm.steps)

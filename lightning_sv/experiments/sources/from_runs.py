@@ -70,7 +70,7 @@ def own_figure(
     panel = LoadedPanel.of_arms(PanelSpec("Validation loss"), arms)
     warnings = [
         *comparability_warnings(runs_by_name),
-        *_seed_warnings(runs_by_arm, baseline),
+        *_seed_warnings(arms),
         *_left_out(incomplete),
         *panel.unpaired,
     ]
@@ -87,8 +87,10 @@ def _check_one_seed(run: Run) -> None:
     """
     seeds = []
     for key in ("model.seed", "data.seed"):
-        own = config_value(run.config, key)
-        seeds.append(run.config.get("seed_everything") if own is None else own)
+        seed = config_value(run.config, key)
+        if seed is None:
+            seed = run.config.get("seed_everything")
+        seeds.append(seed)
     weights, data = seeds
     if weights != data:
         found = f"{run.dir} has initial weights of seed {weights} and data of seed {data}"
@@ -139,7 +141,8 @@ def _own_labels(runs: Sequence[Run]) -> list[str]:
     Runs of one strategy are one arm, unless two of them have the same seed. Then those with the
     settings of the first are, and those with other settings are named after their first directory.
     """
-    repeated = _strategies_that_repeat_a_seed(runs)
+    counts = Counter((run.label, run.summary["seed"]) for run in runs)
+    repeated = {strategy for (strategy, _), count in counts.items() if count > 1}
     label_of_arm: dict[tuple[str, str], str] = {}  # strategy and settings -> label
     labels: list[str] = []
     taken = set[tuple[str, int]]()
@@ -157,11 +160,6 @@ def _own_labels(runs: Sequence[Run]) -> list[str]:
         taken.add((label, seed))
         labels.append(label)
     return labels
-
-
-def _strategies_that_repeat_a_seed(runs: Iterable[Run]) -> set[str]:
-    counts = Counter((run.label, run.summary["seed"]) for run in runs)
-    return {strategy for (strategy, _), count in counts.items() if count > 1}
 
 
 def _runs_by_arm(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, dict[int, Run]]:
@@ -194,21 +192,22 @@ def _arms(runs_by_arm: Mapping[str, Mapping[int, Run]], baseline: str) -> list[A
     return arms
 
 
-def _seed_warnings(runs_by_arm: Mapping[str, Mapping[int, Run]], baseline: str) -> Iterator[str]:
-    """Yield warnings about arms and the baseline that have different seeds.
+def _seed_warnings(arms: Sequence[Arm]) -> Iterator[str]:
+    """Yield warnings about arms and the baseline, the first one, that have different seeds.
 
     Raises:
         ConfigError: an arm shares no seed with the baseline
     """
-    seeds_of_baseline = runs_by_arm[baseline].keys()
-    for label, runs in runs_by_arm.items():
-        shared = sorted(runs.keys() & seeds_of_baseline)
+    baseline, *others = arms
+    for arm in others:
+        both = f"{arm.label} and {baseline.label}"
+        shared = sorted(arm.by_seed.keys() & baseline.by_seed.keys())
         if not shared:
-            found = f"{label} and {baseline} share no seed, so there are no pairs"
+            found = f"{both} share no seed, so there are no pairs"
             raise ConfigError(f"{found}. Train them on the same seeds.")
-        alone = sorted(runs.keys() ^ seeds_of_baseline)
+        alone = sorted(arm.by_seed.keys() ^ baseline.by_seed.keys())
         if alone:
-            pairs = f"{label} and {baseline} are paired on {_seed_list(shared)}"
+            pairs = f"{both} are paired on {_seed_list(shared)}"
             yield f"{pairs}; only one of them has {_seed_list(alone)}."
 
 
@@ -228,8 +227,13 @@ def _summary(arms: Sequence[Arm]) -> str:
 
 def _left_out(runs: Sequence[Path]) -> Iterator[str]:
     """Yield a sentence on the runs that are not complete, and one on those that diverged."""
-    diverged = list(filter(is_diverged, runs))
-    unfinished = [run for run in runs if run not in diverged]
+    diverged = []
+    unfinished = []
+    for run in runs:
+        if is_diverged(run):
+            diverged.append(run)
+        else:
+            unfinished.append(run)
     if unfinished:
         yield f"Left out because they are not complete: {', '.join(map(str, unfinished))}."
     if diverged:
