@@ -46,14 +46,16 @@ def head_facts(
     facts = {"experiments": what}
     if caution:
         facts["read with it"] = caution
-    facts |= _claim_facts(_verdicts_of(figures))
+    facts |= _claim_facts(figures)
     facts |= _run_facts(runs_of_figures(figures))
     facts["report written"] = f"{made.date}, at commit {made.commit}, on {made.machine}"
     return facts
 
 
-def _claim_facts(verdicts: pd.DataFrame) -> dict[str, str]:
+def _claim_facts(figures: Sequence[Figure]) -> dict[str, str]:
     """Return the verdicts and the number of false ones; nothing for fewer than two claims."""
+    every = list(chain.from_iterable(figure.verdicts for figure in figures))
+    verdicts = pd.DataFrame(every, columns=["verdict", "corrected", "primary"])
     judged = verdicts[verdicts.verdict != NOT_TESTABLE]
     if len(judged) < 2:
         return {}
@@ -73,16 +75,14 @@ def _run_facts(runs: Sequence[Run]) -> dict[str, str]:
     return facts
 
 
-def _verdicts_of(figures: Sequence[Figure]) -> pd.DataFrame:
-    """Return one row per claim."""
-    verdicts = list(chain.from_iterable(figure.verdicts for figure in figures))
-    return pd.DataFrame(verdicts, columns=["verdict", "corrected", "primary"])
-
-
 def _values(runs: Sequence[Run], key: str) -> list[str]:
     """Return the different values of a key of the summaries, sorted."""
-    values = [run.summary.get(key) for run in runs]
-    return sorted({str(value) for value in values if value})
+    values = set[str]()
+    for run in runs:
+        value = run.summary.get(key)
+        if value:
+            values.add(str(value))
+    return sorted(values)
 
 
 def _period(runs: Sequence[Run]) -> str:

@@ -73,7 +73,9 @@ def _mean_end(arm: Arm, tag: str) -> float:
 
 def _time_formed(run: Run) -> str:
     tokens = tokens_to_reach(*run.curve(GAIN), FORMED)
-    return "never" if tokens is None else f"{tokens / 1e6:.2f}"
+    if tokens is None:
+        return "never"
+    return f"{tokens / 1e6:.2f}"
 
 
 def _shares_of_loss(arm: Arm, kind: str) -> list[float]:

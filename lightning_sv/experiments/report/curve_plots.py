@@ -42,22 +42,22 @@ def _loss_plot(panel: LoadedPanel) -> Plot:
     # the y axis leaves out the losses of the first fifth of the shortest run
     style.set_limits(axes, curves, from_share=0.2 * min(ends) / max(ends))
     style.set_token_axis(axes)
-    title = "Which ends lowest?" if len(panel.arms) > 1 else "How low does the loss get?"
+    title = "How low does the loss get?"
+    if len(panel.arms) > 1:
+        title = "Which ends lowest?"
     axes.set(title=title, ylabel="validation loss, nats per token")
-    legend = f"at the end, {_seeds_text(panel.arms)}"
-    return finished("loss", _loss_alt(panel.title), axes, legend)
-
-
-def _loss_alt(title: str) -> str:
-    """Return an alternative text that names the loss once."""
-    loss = "validation loss"
-    return title if loss in title.lower() else f"{title}: {loss}"
+    alt = panel.title
+    if "validation loss" not in alt.lower():
+        alt += ": validation loss"
+    return finished("loss", alt, axes, f"at the end, {_seeds_text(panel.arms)}")
 
 
 def _seeds_text(arms: Sequence[Arm]) -> str:
     """Return `one seed`, `mean of 3 seeds` or `mean of 2 to 3 seeds`."""
     counts = [len(arm.runs) for arm in arms]
-    return "one seed" if max(counts) == 1 else f"mean of {_count_range(counts)} seeds"
+    if max(counts) == 1:
+        return "one seed"
+    return f"mean of {_count_range(counts)} seeds"
 
 
 def _count_range(counts: Sequence[int]) -> str:
@@ -157,7 +157,9 @@ def _bands(lines: Sequence[_Line]) -> str:
     counts = [line.curve.n for line in lines]
     if max(counts) == 1:
         return "one pair: no interval, no verdict"
-    mark = "bar" if all(line.is_point for line in lines) else "band"
+    mark = "band"
+    if all(line.is_point for line in lines):
+        mark = "bar"
     return f"{mark}: 95% interval of {_count_range(counts)} pairs"
 
 

@@ -23,8 +23,8 @@ def difference_frame(figures: Sequence[Figure]) -> pd.DataFrame:
     rows: list[Row] = []
     for figure, panel in panels_of(figures):
         place = {"figure": figure.spec.name, "panel": panel.title}
-        differences = (*_losses(panel), *_token_factors(panel), *_parts(panel), *_lines(panel))
-        rows += [place | row for row in differences]
+        for row in (*_losses(panel), *_token_factors(panel), *_parts(panel), *_lines(panel)):
+            rows.append(place | row)
     if not rows:
         return pd.DataFrame()
     return pd.DataFrame(rows, columns=COLUMNS, dtype=object)

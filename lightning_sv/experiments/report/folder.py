@@ -23,7 +23,10 @@ def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
     """
     check_writable(out)
     if not _has_report(out):
-        _check_no_other_file(out)
+        for name in (RESULTS, MARKDOWN, HTML):
+            if (out / name).exists():
+                what = f"a {name} that lightning-sv did not write"
+                raise ConfigError(f"{out} contains {what}; choose a different --out.")
         return
 
     runs = reported_runs(out)
@@ -32,13 +35,6 @@ def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
     if runs and places.isdisjoint(path.resolve() for path in ours):
         what = f"a report of other runs ({runs[0]})"
         raise ConfigError(f"{out} contains {what}; choose a different --out.")
-
-
-def _check_no_other_file(out: Path) -> None:
-    for name in (RESULTS, MARKDOWN, HTML):
-        if (out / name).exists():
-            what = f"a {name} that lightning-sv did not write"
-            raise ConfigError(f"{out} contains {what}; choose a different --out.")
 
 
 def _has_report(out: Path) -> bool:

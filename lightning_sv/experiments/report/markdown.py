@@ -31,8 +31,9 @@ def markdown_report(
         sections: sections of each figure
         facts: name -> value, at the head
     """
-    blocks = [f"# {markdown_text(report_title(figures))}", _facts(facts)]
-    claims = _all_claims(figures)
+    blocks = [f"# {markdown_text(report_title(figures))}", _lines(["", ""], facts.items())]
+    claims = pd.concat(map(claim_table, figures)).drop(columns=_DETAILS, errors="ignore")
+    claims = without_empty_columns(claims)
     if not claims.empty:
         blocks += ["## Claims", _table(claims)]
     has_title_of_page = len(figures) == 1 and claims.empty
@@ -41,11 +42,6 @@ def markdown_report(
             blocks.append(f"## {markdown_text(figure.spec.title)}")
         blocks += _figure_blocks(figure, own_sections)
     return "\n\n".join(blocks) + "\n"
-
-
-def _all_claims(figures: Sequence[Figure]) -> pd.DataFrame:
-    claims = pd.concat(map(claim_table, figures))
-    return without_empty_columns(claims.drop(columns=_DETAILS, errors="ignore"))
 
 
 def _figure_blocks(figure: Figure, sections: Sequence[Section]) -> list[str]:
@@ -85,10 +81,6 @@ def _code_block(command: str) -> str:
     longest = max(map(len, re.findall("`+", command)), default=0)
     fence = "`" * max(3, 1 + longest)
     return f"{fence}sh\n{command}\n{fence}"
-
-
-def _facts(facts: Mapping[str, str]) -> str:
-    return _lines(["", ""], facts.items())
 
 
 def _table(table: pd.DataFrame) -> str:

@@ -44,34 +44,38 @@ def html_page(title: str, markdown: str, root: Path) -> str:
 
 
 def _embed_pictures(tokens: Sequence[Token], root: Path) -> None:
+    """Embed pictures as images, because ids of inline SVG elements of two would collide."""
     for token in tokens:
         for image in token.children or ():
-            if image.type == "image":
-                _embed_picture(image, root)
+            if image.type != "image":
+                continue
 
-
-def _embed_picture(image: Token, root: Path) -> None:
-    """Embed a picture as an image, because ids of inline SVG elements of two would collide."""
-    picture = root / unquote(str(image.attrGet("src")))
-    svg = b64encode(picture.with_suffix(".svg").read_bytes()).decode()
-    image.attrSet("src", f"data:image/svg+xml;base64,{svg}")
+            picture = root / unquote(str(image.attrGet("src")))
+            svg = b64encode(picture.with_suffix(".svg").read_bytes()).decode()
+            image.attrSet("src", f"data:image/svg+xml;base64,{svg}")
 
 
 def _mark_verdicts(tokens: Sequence[Token]) -> None:
     """Give each cell that is a verdict its colour: `equal within 0.01` has class `equal-within`."""
     for cell, text in pairwise(tokens):
-        if cell.type == "td_open" and text.content in _VERDICTS:
-            cell.attrSet("class", "-".join(text.content.split()[:2]))
+        is_verdict = cell.type == "td_open" and text.content in _VERDICTS
+        if is_verdict:
+            first_words = text.content.split()[:2]
+            cell.attrSet("class", "-".join(first_words))
 
 
 def _link_headings(tokens: Sequence[Token]) -> dict[str, str]:
     """Give each heading of a figure an id; return id -> heading as HTML."""
     links: dict[str, str] = {}
     for heading, text in pairwise(tokens):
-        if heading.type == "heading_open" and heading.tag == "h2":
-            name = f"section-{len(links) + 1}"
-            heading.attrSet("id", name)
-            links[name] = "".join(escape(part.content) for part in text.children or ())
+        is_of_figure = heading.type == "heading_open" and heading.tag == "h2"
+        if not is_of_figure:
+            continue
+
+        name = f"section-{len(links) + 1}"
+        heading.attrSet("id", name)
+        parts = text.children or ()
+        links[name] = "".join(escape(part.content) for part in parts)
     return links
 
 

@@ -66,21 +66,25 @@ def draw_losses(
 def with_looks(arms: Sequence[_ArmOrSeries]) -> list[tuple[_ArmOrSeries, style.Look]]:
     """Return each arm, the baseline first, with its look; a baseline has that of llama."""
     ordered = baseline_first(arms)
-    base = ordered[0].label if ordered[0].baseline else "llama"
+    base = "llama"
+    if ordered[0].baseline:
+        base = ordered[0].label
     others = [arm.label for arm in ordered if arm.label != base]
-    looks = {base: _LLAMA} | _looks_of(others)
+    looks = {base: _LLAMA, **_looks_of(others)}
     return [(arm, looks[arm.label]) for arm in ordered]
 
 
 def _looks_of(labels: Sequence[str]) -> dict[str, style.Look]:
     """Return the looks of arms other than the baseline; some have a colour in all pictures."""
-    taken = {_FIXED[label] for label in labels if label in _FIXED}
+    taken = set(map(_FIXED.get, labels))
     free = cycle([colour for colour in _FREE if colour not in taken])
     lines = cycle(style.LINES[1:])
 
     looks: dict[str, style.Look] = {}
     for label in labels:
-        colour = _FIXED[label] if label in _FIXED else next(free)
+        colour = _FIXED.get(label)
+        if colour is None:
+            colour = next(free)
         look = style.Look(colour, next(lines))
         if look in looks.values():  # cycles of one length repeat their pairs
             look = look._replace(line=next(lines))

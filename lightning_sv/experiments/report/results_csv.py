@@ -22,7 +22,6 @@ from lightning_sv.atomic import atomic_path
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.results import Figure, panels_of, tokens_per_param
-from lightning_sv.experiments.spec import PanelSpec
 from lightning_sv.runs.directory import SUMMARY_TYPES, printable
 from lightning_sv.runs.events import LATE_TRAIN_LOSS, Curve, Run, contradiction
 from lightning_sv.runs.tags import COPYING, VAL_LOSS
@@ -58,21 +57,12 @@ def run_frame(figures: Sequence[Figure], out: Path) -> pd.DataFrame:
     rows = []
     for figure, panel in panels_of(figures):
         place = {"figure": figure.spec.name, "panel": panel.title, "kind": panel.spec.kind}
-        tags = {*panel.kind.scalars, *_named_tags(panel.spec)}
+        tags = {*panel.kind.scalars, panel.spec.tag}
+        tags.update(*(claim.tags for claim in panel.spec.claims))
         for arm in panel.all_arms:
             for run in (*arm.runs, *arm.diverged):
                 rows.append(place | _run_cells(arm, run, out) | _curve_cells(run, tags))
     return pd.DataFrame(rows, dtype=object)
-
-
-def _named_tags(panel: PanelSpec) -> set[str]:
-    """Return the scalars that a panel and its claims name."""
-    tags: set[str] = set()
-    if panel.tag:
-        tags.add(panel.tag)
-    for claim in panel.claims:
-        tags.update(claim.tags)
-    return tags
 
 
 def _curve_cells(run: Run, tags: Collection[str]) -> dict[str, str]:
@@ -86,7 +76,7 @@ def _curve_cells(run: Run, tags: Collection[str]) -> dict[str, str]:
 
 def _run_cells(arm: Arm, run: Run, out: Path) -> dict[str, Any]:
     """Return the cells of one run, by column."""
-    return {
+    cells = {
         "arm": arm.label,
         "ours": arm.ours,
         "baseline": arm.baseline,
@@ -96,17 +86,15 @@ def _run_cells(arm: Arm, run: Run, out: Path) -> dict[str, Any]:
         "epochs": run.summary.get("epochs"),
         "val_loss": "nan" if isnan(run.val_loss) else run.val_loss,  # nan alone is an empty cell
         LATE_TRAIN_LOSS: run.late_train_loss,
-        **_clipped_cell(run),
-        **{key: run.summary.get(key) for key in _SUMMARY},
-        "run": os.path.relpath(run.dir, out),
-        "curve": curve_text(run.curve(VAL_LOSS)),
     }
-
-
-def _clipped_cell(run: Run) -> dict[str, float]:
-    """Return the share of clipped steps; nothing if it is unknown, so that no column is empty."""
     share = clipped_share(run)
-    return {} if share is None else {CLIPPED: share}
+    if share is not None:  # so that no column is empty
+        cells[CLIPPED] = share
+    for key in _SUMMARY:
+        cells[key] = run.summary.get(key)
+    cells["run"] = os.path.relpath(run.dir, out)
+    cells["curve"] = curve_text(run.curve(VAL_LOSS))
+    return cells
 
 
 def clipped_share(run: Run) -> float | None:
@@ -114,7 +102,9 @@ def clipped_share(run: Run) -> float | None:
     if CLIPPED in run.curves:
         return float(run.curves[CLIPPED].values.mean())
     recorded = run.summary.get(CLIPPED)
-    return None if recorded is None else float(recorded)
+    if recorded is None:
+        return None
+    return float(recorded)
 
 
 def write_csv(path: Path, frame: pd.DataFrame) -> None:
@@ -180,7 +170,9 @@ def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict
     """
     recorded: dict[str, Run] = {}
     for given in paths:
-        path = given if given.is_file() else given / RESULTS
+        path = given
+        if not given.is_file():
+            path /= RESULTS
         for run in _read_report(path):
             _check_corpus(path, run, corpus_hash)
             earlier = recorded.setdefault(run.dir.name, run)
@@ -199,10 +191,10 @@ def _read_report(path: Path) -> Iterator[Run]:
         expected = "the folder of a report, e.g. results/cpu."
         raise ConfigError(f"--results_from is {path}, which does not exist; expected {expected}")
     table = read_csv(path)
-    lacking = [name for name in _NEEDED if name not in table]
-    if lacking:
-        found = f"{path} has no column {lacking[0]}"
-        raise ConfigError(f"--results_from: {found}; expected the {RESULTS} of a report.")
+    for name in _NEEDED:
+        if name not in table:
+            found = f"{path} has no column {name}"
+            raise ConfigError(f"--results_from: {found}; expected the {RESULTS} of a report.")
     for line, row in table.to_dict("index").items():
         yield _run(row, f"--results_from: {path}, line {line}")
 

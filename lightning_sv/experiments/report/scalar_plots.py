@@ -48,8 +48,10 @@ def _branch_plot(title: str, arm: Arm, number: int) -> Plot:
     figure = style.new_figure(panels=1)
     axes = figure.subplots()
     draw_branches(axes, means)
-    question = f"{arm.name}: do Q, K and V grow together?"
-    axes.set_title(question if len(arm.name) < _LONG_NAME else arm.name)
+    question = arm.name
+    if len(arm.name) < _LONG_NAME:
+        question += ": do Q, K and V grow together?"
+    axes.set_title(question)
     style.set_token_axis(axes)
     style.set_style(axes)
     ends = "; ".join(axes.get_legend_handles_labels()[1])
@@ -82,9 +84,9 @@ def scalar_plots(panel: LoadedPanel) -> Drawing:
 
 def _why_not_drawn(arm: Arm, tag: str) -> str:
     """Return why an arm has no line on logarithmic axes; empty if it has one."""
-    lacking = [run for run in arm.runs if tag not in run.curves]
-    if lacking:
+    if not all(tag in run.curves for run in arm.runs):
         return f"{arm.name} has no {tag} in its event files."
+
     tokens, values = on_one_grid([run.curve(tag) for run in arm.runs])
     has_logarithms = tokens.max() > 0 and values.min() > 0  # NaN has none
     if not has_logarithms:

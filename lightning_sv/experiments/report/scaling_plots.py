@@ -23,17 +23,13 @@ def scaling_plots(panel: LoadedPanel) -> Drawing:
         plots.append(gap_plot(panel))
     notes: list[str] = []
     for size in panel.sizes:
-        drawn, lacking = curve_plots(_panel_of_size(panel, size))
+        # its arms, named by their series, as a panel of curves
+        arms = tuple(replace(arm, label=arm.series) for arm in panel.arms if arm.size == size)
+        spec = replace(panel.spec, title=f"{panel.title}, {size}", kind="curves")
+        drawn, lacking = curve_plots(LoadedPanel(spec, arms, arms, panel.pool))
         plots += [plot._replace(name=f"{plot.name}-{size}") for plot in drawn]
         notes += lacking
     return Drawing(plots, notes)
-
-
-def _panel_of_size(panel: LoadedPanel, size: str) -> LoadedPanel:
-    """Return the arms of one size, named by their series, as a panel of curves."""
-    arms = tuple(replace(arm, label=arm.series) for arm in panel.arms if arm.size == size)
-    spec = replace(panel.spec, title=f"{panel.title}, {size}", kind="curves")
-    return LoadedPanel(spec, arms, arms, panel.pool)
 
 
 def _loss_plot(panel: LoadedPanel) -> Plot:
@@ -75,7 +71,9 @@ def gap_plot(
     axes.set_title(f"The difference by {by}\n{panel.title}")
     axes.set(xlabel=points, ylabel=f"difference to {baseline.label}, nats per token")
     count = len(baseline.arms[0].runs)
-    legend = "one pair: no interval" if count == 1 else f"95% interval of {count} pairs"
+    legend = f"95% interval of {count} pairs"
+    if count == 1:
+        legend = "one pair: no interval"
     return finished(name, f"{panel.title}, difference to {baseline.label}", axes, legend)
 
 

@@ -63,7 +63,9 @@ def _tuned(figure: Figure, panel: LoadedPanel, run_spec: "RunSpec") -> Tuned:
 def _source(figure: Figure, panel: LoadedPanel) -> str:
     """Return the command, the seeds and the commits of a grid."""
     seeds = panel.arms[0].seeds
-    seeds_text = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    seeds_text = f"seed {seeds[0]}"
+    if len(seeds) > 1:
+        seeds_text = f"seeds {seeds[0]} to {seeds[-1]}"
     commits = {str(run.summary.get("commit"))[:10] for run in runs_of(panel.arms)}
     return f"{figure.command}; {seeds_text}, commit {', '.join(sorted(commits))}"
 
