@@ -45,21 +45,16 @@ def draw_vectors(
     roles = [role for role in _PANELS if role in found]
     figure = new_figure(len(roles), 1)
     every_axes = figure.subplots(1, len(roles), squeeze=False).flat
-    for axes, role in zip(every_axes, roles, strict=True):
-        _draw_panel(axes, role, families, _layer_count(vectors))
-    figure.suptitle(name, x=0.012, ha="left", fontsize=10, color=GREY)
-    legend_below(figure, _legend_title(vectors))
-    write_picture(figure, path)
-
-
-def _legend_title(vectors: Sequence[VectorStatistics]) -> str:
-    has_others = any(vector.depth is None for vector in vectors)
-    return "after the last layer: vectors outside the layers" if has_others else ""
-
-
-def _layer_count(vectors: Sequence[VectorStatistics]) -> int:
     depths = [vector.depth for vector in vectors if vector.depth is not None]
-    return max(depths, default=-1) + 1
+    n_layers = max(depths, default=-1) + 1
+    for axes, role in zip(every_axes, roles, strict=True):
+        _draw_panel(axes, role, families, n_layers)
+    figure.suptitle(name, x=0.012, ha="left", fontsize=10, color=GREY)
+    legend = ""
+    if len(depths) < len(vectors):
+        legend = "after the last layer: vectors outside the layers"
+    legend_below(figure, legend)
+    write_picture(figure, path)
 
 
 def _draw_panel(

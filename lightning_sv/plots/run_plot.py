@@ -48,8 +48,12 @@ def draw_run(run: Run, path: str | Path) -> None:
 
 def branch_curves(run: Run) -> dict[str, Curve]:
     """Return the logged norms of the effective q, k and v weights, averaged over the layers."""
-    tags = {name: f"branch_norm/mean/{name}/effective" for name in _PROJECTIONS}
-    return {name: run.curve(tag) for name, tag in tags.items() if tag in run.curves}
+    branches = {}
+    for name in _PROJECTIONS:
+        tag = f"branch_norm/mean/{name}/effective"
+        if tag in run.curves:
+            branches[name] = run.curve(tag)
+    return branches
 
 
 def _draw_losses(axes: Axes, run: Run) -> None:

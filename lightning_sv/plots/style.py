@@ -105,7 +105,9 @@ def legend_below(figure: Figure, title: str) -> None:
         for line, name in zip(*axes.get_legend_handles_labels(), strict=True):
             lines.setdefault(name, line)
     width = figure.get_figwidth()
-    columns = 2 if max(map(len, lines)) <= 4.5 * width else 1
+    columns = 1
+    if max(map(len, lines)) <= 4.5 * width:
+        columns = 2
     # a name that is longer than the width would be cut off, with the number at its end
     fitting = TextWrapper(round(10 * width), break_on_hyphens=False)
     names = list(map(fitting.fill, lines))
@@ -126,7 +128,10 @@ def set_style(axes: Axes) -> None:
     figure = axes.get_figure(root=True)
     assert figure is not None
     spec = axes.get_subplotspec()
-    rows, columns = spec.get_gridspec().get_geometry() if spec else (1, 1)
+    rows = 1
+    columns = 1
+    if spec is not None:
+        rows, columns = spec.get_gridspec().get_geometry()
     _fit(title, 0.8 * figure.bbox.width / columns)
     _fit(axes.yaxis.label, 0.8 * figure.bbox.height / rows)
 
@@ -172,7 +177,7 @@ def draw_seeds(
 def set_log_axis(axes: Axes, which: Literal["x", "y"], words: Callable[[float], str]) -> None:
     """Make an axis logarithmic, with labels at 1, 2 and 5 of each decade."""
     axes.set(**{f"{which}scale": "log"})  # it replaces the locator
-    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis = {"x": axes.xaxis, "y": axes.yaxis}[which]
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(lambda x, _: words(x)))
     axis.set_minor_formatter(NullFormatter())
@@ -186,7 +191,9 @@ def set_token_axis(axes: Axes) -> None:
     size, unit = fitting_units[0] if fitting_units else (1.0, "")
 
     def tick_label(tokens: float, _: int | None) -> str:
-        return f"{tokens / size:g}{unit}" if tokens else "0"
+        if tokens == 0:
+            return "0"
+        return f"{tokens / size:g}{unit}"
 
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(tick_label))
