@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,19 @@ from lightning_sv.corpus.manifest import (
     FORMAT_VERSION,
     SPLITS,
     Manifest,
+    Shard,
     SplitInfo,
     corpus_hash,
 )
-from lightning_sv.corpus.progress import in_threads
+from lightning_sv.corpus.parts import grouped
+from lightning_sv.corpus.progress import phase
 from lightning_sv.corpus.selection import Selection
-from lightning_sv.corpus.split_writer import SplitWriter
+from lightning_sv.corpus.shards import index_of, write_shard
 from lightning_sv.corpus.validate import check_corpus
 from lightning_sv.errors import expect
 
 
-def publish(job: Job, selection: Selection, target: Path, workers: int, *, shown: bool) -> Manifest:
+def publish(job: Job, selection: Selection, target: Path, *, shown: bool) -> Manifest:
     """Write the corpus of the selected documents and rename it to `target`.
 
     The parts are removed, unless the corpus can grow.
@@ -32,7 +35,7 @@ def publish(job: Job, selection: Selection, target: Path, workers: int, *, shown
     _check_max_tokens(job.config, selection)
     folder = job.folder / "corpus"
     remove(folder)  # of a start that was interrupted
-    splits = _write_splits(job, selection, folder, workers, shown=shown)
+    splits = _write_splits(job, selection, folder, shown=shown)
     manifest = _manifest(job, selection, splits)
     job.tokenizer.save(folder)
     _write_layer(job.config, job.tokenizer.vocab_size, folder)
@@ -65,20 +68,38 @@ def _check_max_tokens(config: CorpusConfig, selection: Selection) -> None:
 
 
 def _write_splits(
-    job: Job, selection: Selection, folder: Path, workers: int, *, shown: bool
+    job: Job, selection: Selection, folder: Path, *, shown: bool
 ) -> dict[str, SplitInfo]:
-    writers = {split: SplitWriter(job, selection, split, folder) for split in SPLITS}
-    shards: list[tuple[SplitWriter, int]] = []
-    for writer in writers.values():
-        shards += [(writer, number) for number in range(len(writer.plan))]
-
-    def write(shard: tuple[SplitWriter, int]) -> int:
-        writer, number = shard
-        return writer.write(number)
-
     total = job.tokenizer.dtype.itemsize * selection.n_tokens
-    in_threads("writing shards", write, shards, total, shown=shown, threads=workers)
-    return {split: writer.finish() for split, writer in writers.items()}
+    with phase("writing shards", total, shown=shown) as advance:
+        return {split: _write_split(job, selection, split, folder, advance) for split in SPLITS}
+
+
+def _write_split(
+    job: Job, selection: Selection, split: str, folder: Path, advance: Callable[[int], None]
+) -> SplitInfo:
+    """Write the shards of a split and their index; call `advance` with the bytes of each."""
+    dtype = job.tokenizer.dtype
+    chunk_bytes = job.config.chunk_size
+    documents = selection.tokens(split, dtype)
+    shards: list[Shard] = []
+    largest = 0
+    for chunk in grouped(documents, lambda tokens: tokens.nbytes, chunk_bytes):
+        name = f"{split}/chunk-0-{len(shards)}.bin"
+        shard, largest_token = write_shard(folder, name, chunk)
+        shards.append(shard)
+        largest = max(largest, largest_token)
+        advance(shard.bytes)
+
+    index = index_of(shards, chunk_bytes, dtype.name)
+    (folder / split / "index.json").write_text(json.dumps(index, sort_keys=True))
+    return SplitInfo(
+        documents=sum(shard.documents for shard in shards),
+        tokens=sum(shard.tokens for shard in shards),
+        bytes=selection.text_bytes(split),
+        largest_token=largest,
+        shards=tuple(shards),
+    )
 
 
 def _manifest(job: Job, selection: Selection, splits: dict[str, SplitInfo]) -> Manifest:

@@ -58,9 +58,8 @@ class Job:
     @cached_property
     def parts(self) -> list[Part]:
         """All parts of the source in order."""
-        slices = list(self.source.slices)
         limit = self.config.limit
-        return plan_parts(self.folder, slices, self.encoding, limit, self.part_bytes)
+        return plan_parts(self.folder, self.source.slices, self.encoding, limit, self.part_bytes)
 
     def save(self) -> None:
         """Write the plan and the tokenizer."""

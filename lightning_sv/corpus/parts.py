@@ -17,11 +17,10 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import Lock
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
@@ -46,9 +45,7 @@ DOCUMENT = np.dtype(
 )  # fmt: skip
 # Text that is encoded at once.
 _BATCH_BYTES = 1 << 22
-#: numpy parses a header with `ast`, which fails in two threads at once: "AST constructor recursion
-#: depth mismatch" in CPython 3.11 (its issue 106905)
-_HEADERS = Lock()
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -104,8 +101,7 @@ class Part:
 
     def documents(self) -> np.ndarray:
         """Return the documents of a complete part, mapped from the disk."""
-        with _HEADERS:
-            return np.load(self.path / "documents.npy", mmap_mode="r")
+        return np.load(self.path / "documents.npy", mmap_mode="r")
 
     def tokens(self, split: str, dtype: np.dtype) -> np.ndarray:
         """Return the tokens of a split of a complete part, mapped from the disk."""
@@ -115,19 +111,30 @@ class Part:
         return np.memmap(path, dtype, mode="r")
 
 
+def grouped(items: Iterable[_T], size_of: Callable[[_T], int], most: int) -> Iterator[list[_T]]:
+    """Yield lists of consecutive items of at most this size; a larger item is alone."""
+    group: list[_T] = []
+    size = 0
+    for item in items:
+        if group and size + size_of(item) > most:
+            yield group
+            group = []
+            size = 0
+        group.append(item)
+        size += size_of(item)
+    if group:
+        yield group
+
+
 def plan_parts(
-    folder: Path, slices: list[Slice], encoding: Encoding, max_bytes: int | None, part_bytes: int
+    folder: Path,
+    slices: Sequence[Slice],
+    encoding: Encoding,
+    max_bytes: int | None,
+    part_bytes: int,
 ) -> list[Part]:
     """Group consecutive slices into parts of about `part_bytes` of text."""
-    groups: list[list[Slice]] = [[]]
-    n_bytes = 0
-    for piece in slices:
-        if groups[-1] and n_bytes + piece.n_bytes > part_bytes:
-            groups.append([])
-            n_bytes = 0
-        groups[-1].append(piece)
-        n_bytes += piece.n_bytes
-
+    groups = grouped(slices, lambda piece: piece.n_bytes, part_bytes)
     parts = []
     for number, group in enumerate(groups):
         limit = None if number else max_bytes
@@ -153,10 +160,11 @@ def encode_part(
     """
     with atomic_path(part.path) as folder:
         folder.mkdir()
+        documents = _documents(part, source.reader)
         tables = [np.empty(0, DOCUMENT)]
         with (folder / "train.bin").open("wb") as train, (folder / "val.bin").open("wb") as val:
             writer = _TokenWriter(encoding, train, val)
-            for batch in _batches(_documents(part, source.reader)):
+            for batch in grouped(documents, lambda read: read[0].n_bytes, _BATCH_BYTES):
                 tables.append(writer.write(batch))
                 if step is not None:
                     step(sum(document.n_bytes for document, _ in batch))
@@ -198,21 +206,6 @@ def _documents(part: Part, reader: Reader) -> Iterator[_Read]:
                 yield document, False
                 return
             yield document, True
-
-
-def _batches(documents: Iterator[_Read]) -> Iterator[list[_Read]]:
-    """Yield lists of documents of about `_BATCH_BYTES`."""
-    batch: list[_Read] = []
-    n_bytes = 0
-    for document, is_encoded in documents:
-        batch.append((document, is_encoded))
-        n_bytes += document.n_bytes
-        if n_bytes >= _BATCH_BYTES:
-            yield batch
-            batch = []
-            n_bytes = 0
-    if batch:
-        yield batch
 
 
 @dataclass(frozen=True, slots=True)

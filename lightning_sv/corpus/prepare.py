@@ -78,7 +78,7 @@ def _prepare(
             return manifest
         job = open_job(config, target, part_bytes, shown=shown)
         selection = _encode(job, workers, shown=shown)
-        return publish(job, selection, target, workers, shown=shown)
+        return publish(job, selection, target, shown=shown)
 
 
 def _encode(job: Job, workers: int, *, shown: bool) -> Selection:

@@ -54,10 +54,9 @@ def in_threads(
     total: int,
     *,
     shown: bool = True,
-    threads: int = 8,
 ) -> None:
-    """Call `work` with each item, on some threads, with a progress bar of the bytes it returns."""
-    with ThreadPoolExecutor(threads) as pool, phase(name, total, shown=shown) as advance:
+    """Call `work` with each item, on eight threads, with a progress bar of the bytes it returns."""
+    with ThreadPoolExecutor(8) as pool, phase(name, total, shown=shown) as advance:
         try:
             for done in pool.map(work, items):
                 advance(done)

@@ -55,7 +55,7 @@ def encode_enough(job: Job, workers: int, *, shown: bool) -> Selection:
             if selection is not None:
                 return selection
             advance(0, total=min(size.needed_bytes(job.config), all_bytes))
-    return Selection.of_first(job, len(job.parts))
+    return Selection.of(job.parts, job.config)
 
 
 @dataclass
@@ -94,7 +94,7 @@ def _limited(job: Job, count: int, size: _Size) -> Selection | None:
     """Return the documents of the first `count` parts if they reach a limit, or None."""
     if size.share(job.config) <= 1:  # without the search for duplicates, which takes longer
         return None
-    selection = Selection.of_first(job, count)
+    selection = Selection.of(job.parts[:count], job.config)
     return selection if selection.is_limited else None
 
 

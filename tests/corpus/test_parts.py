@@ -206,10 +206,11 @@ def test_selection_is_a_set_that_is_filled_in_order() -> None:
         parts: list[Any] = [Table(draw.choices(range(20), k=size)) for size in sizes]
         limit = draw.choice([math.inf, 15, 60, 10_000])
         expected = filled(parts, limit)
-        limits = (None if limit == math.inf else limit, None)
-        for max_bytes, max_tokens in (limits, limits[::-1]):
-            kept = Selection.of_parts(parts, max_bytes=max_bytes, max_tokens=max_tokens)
-            rows = np.concatenate([part.rows for part in kept.parts]).tolist()
+        value = None if limit == math.inf else int(limit)
+        for key in ("max_bytes", "max_tokens"):
+            config = CorpusConfig(source="installed", **{key: value})
+            kept = Selection.of(parts, config)
+            rows = np.concatenate(kept.rows).tolist()
             assert (rows, kept.duplicates, kept.is_limited) == expected
 
 
