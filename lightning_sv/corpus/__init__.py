@@ -8,11 +8,11 @@ existing        a corpus that exists already: is it the one of these settings?
 sources         documents from files, a hub, or installed packages, in slices; their split
 tokenizer       trained on the text, or given
 job             the plan, in the folder of the parts: source, tokenizer, parts
+parts           a part: its slices of the source, then its tokens
 work            encoding of as many parts as the limit of the corpus needs, in processes
-parts           the encoding of one part
+encode          the encoding of one part
 selection       the documents of a corpus, without duplicates, up to its limit
 assemble        from parts to a corpus: shards, manifest, and its folder
-split_writer    the shards of one split
 shards          litdata's format
 manifest        what the corpus contains
 

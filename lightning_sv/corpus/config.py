@@ -118,6 +118,11 @@ class CorpusConfig:
         del settings["dir"]
         return settings
 
+    def changed(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings that differ from stored ones."""
+        settings = self.settings()
+        return {key: now for key, now in settings.items() if stored.get(key) != now}
+
 
 def without_retired(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return stored settings of a corpus without those that only earlier versions have."""

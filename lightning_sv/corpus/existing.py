@@ -2,9 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
-from lightning_sv.atomic import file_sha256
 from lightning_sv.corpus.config import LAYER, CorpusConfig
 from lightning_sv.corpus.job import FILENAME as JOB
 from lightning_sv.corpus.job import GROWING, parts_folder
@@ -29,12 +27,11 @@ def existing_corpus(config: CorpusConfig, target: Path) -> Manifest | None:
         raise ConfigError(f"dir is {found}; expected {expected}")
 
     manifest = Manifest.load(target)
-    changed = _changed_settings(config, manifest)
     has_parts = (parts_folder(target) / JOB).is_file()
-    if has_parts and changed.keys() == {GROWING}:
+    if has_parts and config.changed(manifest.settings).keys() == {GROWING}:
         _check_text(config, manifest)
         return None
-    _check_settings(config, changed)
+    _check_settings(config, manifest)
     check_corpus(manifest, target, checksums=False)
     _check_tokenizer(config, manifest)
     _check_text(config, manifest)
@@ -48,20 +45,11 @@ def _is_vacant(target: Path) -> bool:
     return target.is_dir() and not any(target.iterdir())
 
 
-def _changed_settings(config: CorpusConfig, manifest: Manifest) -> dict[str, tuple[Any, Any]]:
-    """Return key -> (value of the prepared corpus, value of the config) where they differ."""
-    changed = {}
-    for key, now in config.settings().items():
-        then = manifest.settings.get(key)
-        if then != now:
-            changed[key] = (then, now)
-    return changed
-
-
-def _check_settings(config: CorpusConfig, changed: dict[str, tuple[Any, Any]]) -> None:
+def _check_settings(config: CorpusConfig, manifest: Manifest) -> None:
     settings = []
-    for key, (then, now) in changed.items():
-        settings.append(f"{key}={json.dumps(then)}, expected {json.dumps(now)}")
+    for key, now in config.changed(manifest.settings).items():
+        then = json.dumps(manifest.settings.get(key))
+        settings.append(f"{key}={then}, expected {json.dumps(now)}")
     if settings:
         raise _different(config, f"with other settings ({'; '.join(settings)})")
 
@@ -71,8 +59,8 @@ def _check_tokenizer(config: CorpusConfig, manifest: Manifest) -> None:
     file = tokenizer_file(config.tokenizer)
     if file is None or not file.is_file():
         return
-    has_changed = file_sha256(file) != manifest.tokenizer_sha256
-    if has_changed or open_tokenizer(config.tokenizer, config.eot).eot != manifest.eot:
+    tokenizer = open_tokenizer(config.tokenizer, config.eot)
+    if tokenizer.sha256 != manifest.tokenizer_sha256 or tokenizer.eot != manifest.eot:
         found = f"whose tokenizer {file}, or its end-of-text token, has changed since"
         raise _different(config, found)
 

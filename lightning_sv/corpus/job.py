@@ -4,19 +4,20 @@
 part, and the shards of the corpus until they are all written and renamed to NAME.
 """
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, astuple, dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 from lightning_sv.atomic import read_json, remove, write_atomically
 from lightning_sv.corpus.config import CorpusConfig, without_retired
-from lightning_sv.corpus.parts import Encoding, Part, plan_parts
+from lightning_sv.corpus.parts import PART_VERSION, Part, grouped
 from lightning_sv.corpus.progress import phase
 from lightning_sv.corpus.sources.document import Slice, Source
-from lightning_sv.corpus.sources.kinds import READERS, SOURCES
+from lightning_sv.corpus.sources.kinds import SOURCES, read_slices
 from lightning_sv.corpus.sources.split import SplitDocuments
 from lightning_sv.corpus.tokenizer import END_OF_TEXT, Tokenizer, bpe_size, open_tokenizer
 from lightning_sv.errors import ConfigError
@@ -50,24 +51,31 @@ class Job:
     cuts: bool
     part_bytes: int
 
-    @property
-    def encoding(self) -> Encoding:
-        """Settings of the encoding of all parts."""
-        return Encoding(self.config, self.tokenizer, self.cuts)
-
     @cached_property
     def parts(self) -> list[Part]:
-        """All parts of the source in order."""
-        limit = self.config.limit
-        return plan_parts(self.folder, self.source.slices, self.encoding, limit, self.part_bytes)
+        """All parts in order, of consecutive slices with about `part_bytes` of text each."""
+        token = [self.tokenizer.sha256, self.tokenizer.eot]
+        settings = [self.config.val_fraction, self.cuts, self.config.text_field]
+        groups = grouped(self.source.slices, lambda piece: piece.n_bytes, self.part_bytes)
+        max_bytes = self.config.limit
+        parts = []
+        for number, slices in enumerate(groups):
+            pieces = [asdict(piece) for piece in slices]
+            content = [PART_VERSION, *token, *settings, max_bytes, pieces]
+            key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
+            parts.append(Part(self.folder / f"{number:05}-{key}", slices, max_bytes))
+            max_bytes = None  # how much the other parts may have depends on those before
+        return parts
 
     def save(self) -> None:
-        """Write the plan and the tokenizer."""
+        """Write the plan and the tokenizer; remove parts that are not in the plan.
+
+        They are of a text that has changed since they were encoded, or of an earlier version.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer.save(self.folder)
         source = dict(vars(self.source))
-        del source["slices"]
-        del source["reader"]
+        slices = source.pop("slices")
         plan = {
             "settings": self.config.settings(),
             "tokenizer_sha256": self.tokenizer.sha256,
@@ -75,9 +83,14 @@ class Job:
             "cuts": self.cuts,
             "part_bytes": self.part_bytes,
             "source": source,
-            "slices": [astuple(piece) for piece in self.source.slices],
+            "slices": [astuple(piece) for piece in slices],
         }
         write_atomically(self.folder / FILENAME, json.dumps(plan))
+
+        planned = {part.path for part in self.parts}
+        for path in set(self.folder.glob("[0-9]*-*")) - planned:
+            log.warning("%s is a part of a different text or version; it is removed", path)
+            remove(path)
 
     @classmethod
     def load(cls, folder: Path) -> "Job":
@@ -88,26 +101,13 @@ class Job:
             slices = [Slice(*values) for values in plan["slices"]]
             stored = plan["source"]  # in earlier versions with more keys
             source = Source(
-                slices,
-                READERS[config.kind](config),
-                licence=stored["licence"],
-                packages=stored["packages"],
-                left_out=stored["left_out"],
-                files=stored["files"],
+                slices, stored["licence"], stored["packages"], stored["left_out"], stored["files"]
             )
             content = (folder / Tokenizer.filename).read_bytes()
             tokenizer = Tokenizer(content, str(folder), plan["eot"])
             return cls(config, folder, source, tokenizer, plan["cuts"], plan["part_bytes"])
         except (KeyError, TypeError, FileNotFoundError) as error:
             raise ConfigError(f"{folder} is damaged ({error!r}); delete it.") from None
-
-    def remove_other_parts(self) -> None:
-        """Remove parts of text that has changed since they were encoded, or of earlier versions."""
-        planned = {part.path.name for part in self.parts}
-        for path in self.folder.glob("[0-9]*-*"):
-            if path.name not in planned:
-                log.warning("%s is a part of a different text or version; it is removed", path)
-                remove(path)
 
 
 def parts_folder(target: Path) -> Path:
@@ -124,24 +124,21 @@ def open_job(config: CorpusConfig, target: Path, part_bytes: int, *, shown: bool
     """
     folder = parts_folder(target)
     given = _given_tokenizer(config)  # checked before any reading
-    open_source = SOURCES[config.kind]
+    open_source = SOURCES[config.kind].open
     if not (folder / FILENAME).is_file():
         source = open_source(config, None, part_bytes)
         return _new_job(config, folder, source, given, part_bytes, shown=shown)
 
     started = Job.load(folder)
-    _check_settings(config, started)
-    if given is not None:
-        _check_tokenizer(config, given, started)
-    part_bytes = started.part_bytes
-    source = open_source(config, started.source, part_bytes)
-    _check_files(source, folder)
+    _check_settings(config, given, started)
+    source = open_source(config, started.source, started.part_bytes)
+    since = f"since {folder} was started. Restore it, or delete that folder."
+    source.check_unchanged(source.files, since)
     if source.slices != started.source.slices:
         log.warning("the text of %s has changed; its changed parts are encoded again", folder)
-        return _new_job(config, folder, source, given, part_bytes, shown=shown)
+        return _new_job(config, folder, source, given, started.part_bytes, shown=shown)
     job = replace(started, config=config, source=source)
     job.save()
-    job.remove_other_parts()
     return job
 
 
@@ -155,24 +152,30 @@ def _new_job(
     shown: bool,
 ) -> Job:
     """Plan a preparation, with a tokenizer that is given or trained on the text."""
+    read = partial(read_slices, source.slices, config)
     try:
-        documents = SplitDocuments(source.read, config.limit, config.val_fraction)
+        documents = SplitDocuments(read, config.limit, config.val_fraction)
     except ConfigError as error:
         raise ConfigError(f"source={config.source}: {error}") from None
     tokenizer = given or _train_bpe(documents, config.tokenizer, shown)
     job = Job(config, folder, source, tokenizer, documents.cuts, part_bytes)
     job.save()
-    job.remove_other_parts()
     return job
 
 
-def _check_settings(config: CorpusConfig, started: Job) -> None:
+def _check_settings(config: CorpusConfig, given: Tokenizer | None, started: Job) -> None:
+    """Check that a preparation was started with the same settings and tokenizer."""
     then = started.config.settings()
-    for key, value in config.settings().items():
-        if key != GROWING and then[key] != value:
+    hint = "Restore it, delete that folder, or use a different dir."
+    for key, value in config.changed(then).items():
+        if key != GROWING:
             expected = f"{then[key]}, with which {started.folder} was started"
-            hint = "Delete that folder, or use a different dir."
             raise ConfigError(f"{key} is {value}; expected {expected}. {hint}")
+    before = started.tokenizer
+    if given is not None and (given.sha256, given.eot) != (before.sha256, before.eot):
+        found = f"{config.tokenizer}, which has changed"
+        expected = f"the tokenizer with which {started.folder} was started"
+        raise ConfigError(f"tokenizer is {found}; expected {expected}. {hint}")
 
 
 def _given_tokenizer(config: CorpusConfig) -> Tokenizer | None:
@@ -183,24 +186,6 @@ def _given_tokenizer(config: CorpusConfig) -> Tokenizer | None:
         expected = f"null, because tokenizer is {config.tokenizer}, no file"
         raise ConfigError(f"eot is {config.eot!r}; expected {expected}.")
     return None
-
-
-def _check_tokenizer(config: CorpusConfig, given: Tokenizer, started: Job) -> None:
-    before = started.tokenizer
-    if given.sha256 != before.sha256 or given.eot != before.eot:
-        expected = f"the tokenizer with which {started.folder} was started"
-        hint = "Restore it, or delete that folder."
-        found = f"{config.tokenizer}, which has changed"
-        raise ConfigError(f"tokenizer is {found}; expected {expected}. {hint}")
-
-
-def _check_files(source: Source, folder: Path) -> None:
-    """Check that no file has changed since its slices were planned, at an earlier start."""
-    for name in source.files:
-        if source.has_changed(name):
-            expected = f"the text with which {folder} was started"
-            hint = "Restore it, or delete that folder."
-            raise ConfigError(f"{name} has changed; expected {expected}. {hint}")
 
 
 def _train_bpe(documents: SplitDocuments, spec: str, shown: bool) -> Tokenizer:
@@ -214,10 +199,10 @@ def _train_bpe(documents: SplitDocuments, spec: str, shown: bool) -> Tokenizer:
 def _sample(documents: SplitDocuments, step: Callable[[int], None]) -> Iterator[str]:
     """Yield the first training texts; `step` is called with the bytes of each."""
     n_bytes = 0
-    for document, is_held_out in documents:
+    for document, split in documents:
         if n_bytes >= BPE_SAMPLE_BYTES:
             return
-        if not is_held_out:
+        if split == "train":
             step(document.n_bytes)
             n_bytes += document.n_bytes
             yield document.text[:BPE_SAMPLE_BYTES]

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from lightning_sv.corpus import CorpusConfig, Tokenizer, prepare
-from lightning_sv.corpus import parts as parts_module
+from lightning_sv.corpus import CorpusConfig, Tokenizer, encode, prepare
 from lightning_sv.corpus.job import Job, parts_folder
-from lightning_sv.corpus.sources.document import Slice, Source
+from lightning_sv.corpus.sources.document import Source
 from lightning_sv.errors import ConfigError, RunError
 from tests.conftest import file_size_limit, is_running
 from tests.corpus.conftest import write_rows
@@ -66,7 +65,7 @@ Failure = Callable[[Preparation, pytest.MonkeyPatch], None]
 
 def after_two_parts(monkeypatch: pytest.MonkeyPatch, fail: Callable[[], None]) -> None:
     """Call `fail` before the third part is written."""
-    check = parts_module.sync
+    check = encode.sync_files
     calls = []
 
     def count(folder: Path) -> None:
@@ -75,7 +74,7 @@ def after_two_parts(monkeypatch: pytest.MonkeyPatch, fail: Callable[[], None]) -
             fail()
         check(folder)
 
-    monkeypatch.setattr(parts_module, "sync", count)
+    monkeypatch.setattr(encode, "sync_files", count)
 
 
 def full_disk(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,10 +90,10 @@ def changed_text(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> N
     after_two_parts(monkeypatch, lambda: None)
     unchanged = Source.check_unchanged
 
-    def touch(source: Source, slices: tuple[Slice, ...]) -> None:
-        if slices[0].name.endswith("b.jsonl"):
+    def touch(source: Source, names: list[str], since: str) -> None:
+        if names[0].endswith("b.jsonl"):
             os.utime(preparation.folder / "b.jsonl", (1, 1))
-        unchanged(source, slices)
+        unchanged(source, names, since)
 
     monkeypatch.setattr(Source, "check_unchanged", touch)
 

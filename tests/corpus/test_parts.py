@@ -21,8 +21,7 @@ import pytest
 
 from lightning_sv.cli.names import resolve_names
 from lightning_sv.cli.prepare import prepare_for_run
-from lightning_sv.corpus import CorpusConfig, Manifest, prepare, work
-from lightning_sv.corpus import parts as parts_module
+from lightning_sv.corpus import CorpusConfig, Manifest, encode, prepare, work
 from lightning_sv.corpus.job import Job, parts_folder
 from lightning_sv.corpus.parts import DOCUMENT
 from lightning_sv.corpus.selection import Selection
@@ -299,7 +298,7 @@ def test_progress_moves_within_a_part(
         yield lambda amount, total=None: steps.append(amount)
 
     monkeypatch.setattr(work, "phase", recorded)
-    monkeypatch.setattr(parts_module, "_BATCH_BYTES", 3000)
+    monkeypatch.setattr(encode, "_BATCH_BYTES", 3000)
     config = CorpusConfig(str(tmp_path / "corpus"), f"files:{path}", "bpe:300", val_fraction=0.1)
     prepare(config, progress=False)
     assert len(list(filter(None, steps))) > 3

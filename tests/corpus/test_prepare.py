@@ -38,7 +38,7 @@ def test_prepare_shards_contain_the_documents_in_order(
     expected: dict[str, list[int]] = {"train": [], "val": []}
     held: dict[str, list[str]] = {"train": [], "val": []}
     for text in texts:
-        name = "val" if Document.from_text(text, "").held_out(0.1) else "train"
+        name = Document.from_text(text, "").split(0.1)
         held[name].append(text)
         expected[name] += [*library.encode(text).ids, library.token_to_id("<|endoftext|>")]
     assert len(manifest.train.shards) > 2

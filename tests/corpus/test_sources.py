@@ -23,7 +23,7 @@ from lightning_sv.corpus.sources import document as document_module
 from lightning_sv.corpus.sources import formats as formats_module
 from lightning_sv.corpus.sources.document import Document, NotUtf8Error, Source
 from lightning_sv.corpus.sources.formats import ZSTD
-from lightning_sv.corpus.sources.kinds import SOURCES
+from lightning_sv.corpus.sources.kinds import SOURCES, read_slices
 from lightning_sv.corpus.sources.packages import needs
 from lightning_sv.corpus.sources.split import SplitDocuments
 from lightning_sv.errors import ConfigError
@@ -31,11 +31,16 @@ from lightning_sv.errors import ConfigError
 
 def open_source(source: str, part_bytes: int = 1 << 30, **settings: object) -> Source:
     config = CorpusConfig(source=source, **settings)
-    return SOURCES[config.kind](config, None, part_bytes)
+    return SOURCES[config.kind].open(config, None, part_bytes)
 
 
-def _texts(source: str, **settings: object) -> list[str]:
-    return [document.text for document in open_source(source, **settings).read()]
+def read(source: str, part_bytes: int = 1 << 30, **settings: object) -> list[Document]:
+    slices = open_source(source, part_bytes, **settings).slices
+    return list(read_slices(slices, CorpusConfig(source=source, **settings)))
+
+
+def _texts(source: str, part_bytes: int = 1 << 30, **settings: object) -> list[str]:
+    return [document.text for document in read(source, part_bytes, **settings)]
 
 
 def _parquet(**columns: list[str]) -> bytes:
@@ -120,9 +125,15 @@ def test_files_source_counts_skipped_files_and_follows_links_once(
     for name, target in links.items():
         (notes / name).symlink_to(target)
     os.mkfifo(notes / "pipe.txt")
-    source = open_source(f"files:{notes}{pattern}")
-    assert [document.text for document in source.read()] == ["a", "b", "rows"]
-    assert source.left_out == {".PDF": 2, ".tar.gz": 1, ".json": 1, "no suffix": 3, ".txt": 1}
+    source = f"files:{notes}{pattern}"
+    assert _texts(source) == ["a", "b", "rows"]
+    assert open_source(source).left_out == {
+        ".PDF": 2,
+        ".tar.gz": 1,
+        ".json": 1,
+        "no suffix": 3,
+        ".txt": 1,
+    }
     with pytest.raises(ConfigError, match=r"source is .*\.png 1"):
         (notes / "q.png").write_text("")
         _texts(f"files:{notes}/*.png")
@@ -181,7 +192,7 @@ def test_files_source_nested_column_is_named(part_bytes: int, tmp_path: Path) ->
     messages = [[{"role": "user", "content": "text"}]]
     pyarrow.parquet.write_table(pyarrow.table({"messages": messages}), tmp_path / "a.parquet")
     with pytest.raises(ConfigError, match="'messages' is of type list"):
-        list(open_source(f"files:{tmp_path}", part_bytes, text_field="messages").read())
+        _texts(f"files:{tmp_path}", part_bytes, text_field="messages")
 
 
 def test_files_source_slices_measure_the_text_among_nested_columns(
@@ -205,12 +216,12 @@ def test_files_source_slices_of_a_file_have_its_documents_once(
         )
     else:
         path.write_bytes(b"\n" + _pack(name, texts))
-    source = open_source(f"files:{path}", part_bytes)
-    assert len(source.slices) > 1
-    assert [document.text for document in source.read()] == texts
+    assert len(open_source(f"files:{path}", part_bytes).slices) > 1
+    documents = read(f"files:{path}", part_bytes)
+    assert [document.text for document in documents] == texts
     if name == "a.parquet":
         rows = [f"{path}, row {number}" for number in range(1, len(texts) + 1)]
-        assert [document.where for document in source.read()] == rows
+        assert [document.where for document in documents] == rows
 
 
 def test_files_source_reads_each_file_once_in_order_without_empty_texts(tmp_path: Path) -> None:
@@ -277,13 +288,13 @@ def test_split_documents_drops_duplicates_before_the_limit() -> None:
         assert [document.text for document, _ in unique] == ["a", "a", "b", "b", "c", "c"]
 
 
-def test_document_held_out_depends_on_its_text_only() -> None:
+def test_document_split_depends_on_its_text_only() -> None:
     documents = [Document.from_text(str(number), "") for number in range(4000)]
-    held = {d.text for d in documents if d.held_out(0.1)}
+    held = {d.text for d in documents if d.split(0.1) == "val"}
     assert 320 < len(held) < 480  # binomial: 400, standard deviation 19
-    assert held >= {d.text for d in documents if d.held_out(0.05)}
+    assert held >= {d.text for d in documents if d.split(0.05) == "val"}
     again = [Document.from_text(str(number), "") for number in reversed(range(4000))]
-    assert held == {d.text for d in again if d.held_out(0.1)}
+    assert held == {d.text for d in again if d.split(0.1) == "val"}
 
 
 @pytest.mark.parametrize(
@@ -297,7 +308,7 @@ def test_split_documents_few_documents_hold_out_their_ends(
     documents = [Document.from_text(text, f"{i}.txt") for i, text in enumerate(texts)]
     split = SplitDocuments(lambda: iter(documents), None, val_fraction)
     parts = list(split)
-    assert [is_val for _, is_val in parts] == [False, True] * number
+    assert [name for _, name in parts] == ["train", "val"] * number
     for text, (start, _), (end, _) in zip(texts, parts[::2], parts[1::2], strict=True):
         assert start.text + end.text == text
         assert end.where == f"the end of {start.where}"
@@ -335,11 +346,13 @@ def test_installed_source_reads_all_distributions_but_this(
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(library))
     source = open_source("installed")
-    assert {document.text for document in source.read()} == {"a = 1\n", "b = 2\n", "d = 4\n"}
+    config = CorpusConfig(source="installed")
+    documents = read_slices(source.slices, config)
+    assert {document.text for document in documents} == {"a = 1\n", "b = 2\n", "d = 4\n"}
     assert source.packages == {"python": platform.python_version(), "alpha": "1.5", "beta": "1.5"}
     assert source.licence == "python: PSF-2.0; alpha: MIT; beta: MIT"
     assert source.left_out == {"not UTF-8": 1}
     (library / "math.py").write_bytes(b"# \xe9\n")
     with pytest.raises(ConfigError, match=r"math\.py") as changed:
-        list(source.read())
+        list(read_slices(source.slices, config))
     assert not isinstance(changed.value, NotUtf8Error)  # which would ask to convert the file

@@ -1,10 +1,10 @@
 """Documents, and sources of text."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lightning_sv.errors import ConfigError
 
@@ -46,9 +46,10 @@ class Document:
         _check_size(raw, where)
         return cls(text, len(raw), hashlib.blake2b(raw, digest_size=24).digest(), where)
 
-    def held_out(self, val_fraction: float) -> bool:
-        """Return True if the hash of the text selects the document for validation."""
-        return int.from_bytes(self.digest[:8], "big") < val_fraction * 2.0**64
+    def split(self, val_fraction: float) -> str:
+        """Return the split that the hash of the text selects, 'train' or 'val'."""
+        is_held_out = int.from_bytes(self.digest[:8], "big") < val_fraction * 2.0**64
+        return "val" if is_held_out else "train"
 
 
 class NotUtf8Error(ConfigError):
@@ -136,21 +137,12 @@ class Slice:
     state: str = ""
 
 
-class Reader(Protocol):
-    """Reader of the slices of a source."""
-
-    def read(self, piece: Slice) -> Iterator[Document]:
-        """Yield the documents of a slice, always in the same order."""
-        ...
-
-
 @dataclass(frozen=True)
 class Source:
     """Text in slices; their documents in order are the corpus.
 
     Attributes:
         slices: slices in order
-        reader: reader of a slice
         licence: licence of the text, None if unknown
         packages: versions of the packages with the text, or the revision of the dataset
         left_out: suffix, or `not UTF-8` -> number of files that are not read
@@ -158,31 +150,24 @@ class Source:
     """
 
     slices: Sequence[Slice]
-    reader: Reader
     licence: str | None = None
     packages: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
     files: FileStates = field(default_factory=dict)
 
-    def read(self) -> Iterator[Document]:
-        """Yield the documents of all slices."""
-        for piece in self.slices:
-            yield from self.reader.read(piece)
-
-    def check_unchanged(self, slices: Sequence[Slice]) -> None:
-        """Check that the files of slices have the size and time at which they were hashed."""
-        names = {piece.name for piece in slices}
-        for name in names & self.files.keys():
-            if self.has_changed(name):
-                raise ConfigError(f"{name} has changed while it was being read; start again.")
-
-    def has_changed(self, name: str) -> bool:
-        """Return True if one of `files` has a different size or time than when it was hashed."""
-        is_unchanged = file_times(Path(name)).items() <= self.files[name].items()
-        return not is_unchanged
+    def check_unchanged(self, names: Iterable[str], since: str) -> None:
+        """Check that none of `files` with these names has changed, by its size and time."""
+        for name in self.files.keys() & set(names):
+            if not is_untouched(Path(name), self.files[name]):
+                raise ConfigError(f"{name} has changed {since}")
 
 
 def file_times(path: Path) -> dict[str, int]:
     """Return the size of a file and the time of its last modification."""
     status = path.stat()
     return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+def is_untouched(path: Path, state: Mapping[str, Any]) -> bool:
+    """Return True if a file has the size and time of a state."""
+    return file_times(path).items() <= state.items()

@@ -5,14 +5,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lightning_sv.atomic import file_sha256
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.corpus.progress import SHOWN_BYTES, in_threads
-from lightning_sv.corpus.sources.document import FileStates, Slice, Source, file_times
-from lightning_sv.corpus.sources.formats import READERS, FileFormat, FileReader
+from lightning_sv.corpus.sources.document import (
+    FileStates,
+    Slice,
+    Source,
+    file_times,
+    is_untouched,
+)
+from lightning_sv.corpus.sources.formats import READERS, FileFormat, file_slices
 from lightning_sv.corpus.sources.paths import named_paths, reached_files
 from lightning_sv.errors import ConfigError
 
@@ -29,11 +35,10 @@ def files_source(config: CorpusConfig, previous: Source | None, part_bytes: int)
     """
     paths, left_out = source_files(config.location)
     states = file_states(paths, previous.files if previous else {})
-    reader = FileReader(config)
     slices: list[Slice] = []
     for path in paths:
-        slices += reader.slices(path, states[str(path)]["sha256"], part_bytes)
-    return Source(slices, reader, left_out=dict(left_out), files=states)
+        slices += file_slices(path, states[str(path)]["sha256"], config.text_field, part_bytes)
+    return Source(slices, left_out=dict(left_out), files=states)
 
 
 def source_files(location: str) -> tuple[list[Path], dict[str, int]]:
@@ -42,43 +47,24 @@ def source_files(location: str) -> tuple[list[Path], dict[str, int]]:
     left_out = Counter[str]()
     for name in named_paths(location):
         target = Path(name).expanduser()
-        if target.is_file():
-            _check_suffix(target)
-            paths[target] = None
-            continue
-        files, skipped = _readable_files(target)
+        reached = [target] if target.is_file() else reached_files(target)
+        files = []
+        skipped = Counter[str]()
+        for path in reached:
+            if path.is_file() and FileFormat.of(path).is_known:
+                files.append(path)
+            else:
+                suffixes = "".join(path.suffixes[-2:])
+                skipped[suffixes or "no suffix"] += 1
         if not files:
-            _refuse_no_files(name, skipped)
+            found = f"files:{name}, which names no file that is read"
+            if skipped:
+                found += f" (skipped: {counted(skipped)})"
+            expected = f"the suffixes {', '.join(READERS)}"
+            raise ConfigError(f"source is {found}; expected {expected}. {_HINT}")
         paths.update(dict.fromkeys(files))
         left_out += skipped
     return list(paths), left_out
-
-
-def _check_suffix(path: Path) -> None:
-    if not FileFormat.of(path).is_known:
-        expected = f"one of {', '.join(READERS)}"
-        raise ConfigError(f"{path}: the suffix is unknown; expected {expected}. {_HINT}")
-
-
-def _readable_files(target: Path) -> tuple[list[Path], Counter[str]]:
-    """Return the files of a folder or glob that are read, and the number of others per suffix."""
-    files = []
-    skipped = Counter[str]()
-    for path in reached_files(target):
-        if path.is_file() and FileFormat.of(path).is_known:
-            files.append(path)
-        else:
-            suffixes = "".join(path.suffixes[-2:])
-            skipped[suffixes or "no suffix"] += 1
-    return files, skipped
-
-
-def _refuse_no_files(name: str, skipped: Counter[str]) -> NoReturn:
-    found = f"files:{name}, which matches no file"
-    if skipped:
-        found += f" (skipped: {counted(skipped)})"
-    expected = f"the suffixes {', '.join(READERS)}"
-    raise ConfigError(f"source is {found}; expected {expected}. {_HINT}")
 
 
 def counted(left_out: Mapping[str, int]) -> str:
@@ -104,14 +90,11 @@ def file_states(paths: Sequence[Path], known: FileStates) -> FileStates:
     states: FileStates = {}
     to_hash: list[Path] = []
     for path in paths:
-        name = str(path)
-        times = file_times(path)
-        before = known.get(name, {})
-        if times.items() <= before.items():
-            states[name] = {**times, "sha256": before["sha256"]}
-        else:
-            states[name] = times
+        state = known.get(str(path), {})
+        if not is_untouched(path, state):
+            state = file_times(path)
             to_hash.append(path)
+        states[str(path)] = state
 
     def add_hash(path: Path) -> int:
         state = states[str(path)]
@@ -130,14 +113,11 @@ def changed_file(manifest: Manifest) -> str | None:
     `hf:` is not noticed.
     """
     then = manifest.sources
-    if not then:
-        return None
     now = _files_now(manifest)
-    if not now:
+    if not then or not now:
         return None
     for name in sorted(then.keys() | now):
-        is_kept = name in then and name in now
-        if not is_kept or not _is_same(Path(name), then[name]):
+        if name not in now or not _is_same(Path(name), then.get(name, {})):
             return name
     return None
 
@@ -158,10 +138,8 @@ def _is_same(path: Path, then: Mapping[str, Any]) -> bool:
 
     It is hashed only if its time alone differs, as after a copy.
     """
-    now = file_times(path)
-    if now["bytes"] != then.get("bytes"):
-        return False
-    if now.items() <= then.items():
+    if is_untouched(path, then):
         return True
-    can_compare = os.access(path, os.R_OK)
-    return can_compare and file_sha256(path) == then.get("sha256")
+    if path.stat().st_size != then.get("bytes") or not os.access(path, os.R_OK):
+        return False
+    return file_sha256(path) == then.get("sha256")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,6 @@ _ZSTD_WINDOW_LOG = 31
 ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 
 
-def _open_plain(path: Path) -> Any:
-    return path.open("rb")
-
-
 def _open_zstd(path: Path) -> Any:
     zstd = needs(ZSTD, str(path))
     options = {zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
@@ -46,7 +43,7 @@ def _open_zstd(path: Path) -> Any:
 
 #: suffix of a compression -> function that opens a file
 _OPENERS: dict[str, Callable[[Path], Any]] = {
-    "": _open_plain,
+    "": partial(open, mode="rb"),
     ".gz": gzip.open,
     ".zst": _open_zstd,
     ".bz2": bz2.open,
@@ -116,37 +113,28 @@ def naming(path: Path) -> Iterator[None]:
         raise ConfigError(f"{found}; download it again, or remove it.") from error
 
 
-class FileReader:
-    """Reader of all formats."""
-
-    def __init__(self, config: CorpusConfig) -> None:
-        self.text_field = config.text_field
-
-    def slices(self, path: Path, state: str, part_bytes: int) -> list[Slice]:
-        """Return the slices of a file, of about `part_bytes` if it can be read from the middle."""
-        size = path.stat().st_size
-        file_format = FileFormat.of(path)
-        if size > part_bytes and file_format.suffix == ".parquet":
-            with naming(path), path.open("rb") as file:
-                return row_groups(str(path), state, file, self.text_field, part_bytes)
-        if size > part_bytes and file_format.has_lines:
-            return _byte_ranges(path, size, state, part_bytes)
-        return [Slice(str(path), n_bytes=size, state=state)]
-
-    def read(self, piece: Slice) -> Iterator[Document]:
-        """Yield the documents of a slice, by the reader of its suffix."""
-        path = Path(piece.name)
-        read = READERS[FileFormat.of(path).suffix]
-        with naming(path), open_file(path) as file:
-            yield from read(file, piece, self.text_field)
+def file_slices(path: Path, state: str, text_field: str, part_bytes: int) -> list[Slice]:
+    """Return the slices of a file, of about `part_bytes` if it can be read from the middle."""
+    name = str(path)
+    size = path.stat().st_size
+    file_format = FileFormat.of(path)
+    if size > part_bytes and file_format.suffix == ".parquet":
+        with naming(path), path.open("rb") as file:
+            return row_groups(name, state, file, text_field, part_bytes)
+    if size > part_bytes and file_format.has_lines:
+        starts = range(0, size, part_bytes)
+        stops = [*starts[1:], size]
+        ranges = zip(starts, stops, strict=True)
+        return [Slice(name, start, stop, part_bytes, state) for start, stop in ranges]
+    return [Slice(name, n_bytes=size, state=state)]
 
 
-def _byte_ranges(path: Path, size: int, state: str, part_bytes: int) -> list[Slice]:
-    slices = []
-    for start in range(0, size, part_bytes):
-        stop = min(start + part_bytes, size)
-        slices.append(Slice(str(path), start, stop, part_bytes, state))
-    return slices
+def read_file(piece: Slice, config: CorpusConfig) -> Iterator[Document]:
+    """Yield the documents of a slice, by the reader of its suffix."""
+    path = Path(piece.name)
+    read = READERS[FileFormat.of(path).suffix]
+    with naming(path), open_file(path) as file:
+        yield from read(file, piece, config.text_field)
 
 
 def read_text(file: Any, piece: Slice, text_field: str) -> Iterator[Document]:

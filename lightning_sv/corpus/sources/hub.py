@@ -59,7 +59,7 @@ def hub_source(config: CorpusConfig, previous: Source | None, part_bytes: int) -
         files = _data_files(config, name, revision)
         states = file_states(list(map(Path, files)), {}) if is_folder else {}
         slices = _slices(config, name, files, revision, part_bytes)
-    return Source(slices, HubReader(config), packages=packages, files=states)
+    return Source(slices, packages=packages, files=states)
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def _slices(
 ) -> list[Slice]:
     """Return the row groups of all files; a single slice if a file is not Parquet."""
     state = revision or ""
-    if not all(str(file).endswith(".parquet") for file in files):
+    if not all(file.endswith(".parquet") for file in files):
         return [Slice(name, state=state)]
 
     def groups_of(file: str) -> list[Slice]:
@@ -110,38 +110,29 @@ def _open(file: str) -> Any:
     return fsspec.open(file, "rb")
 
 
-class HubReader:
-    """Reader of the rows of a dataset."""
+def read_dataset(piece: Slice, config: CorpusConfig) -> Iterator[Document]:
+    """Yield one document per row of a slice."""
+    if piece.stop is None:
+        with _naming(config, _subset(config)):
+            yield from _streamed_rows(piece, config)
+    else:
+        with _naming(config, piece.name), _open(piece.name) as file:
+            yield from read_parquet(file, piece, config.text_field)
 
-    def __init__(self, config: CorpusConfig) -> None:
-        self.config = config
 
-    def read(self, piece: Slice) -> Iterator[Document]:
-        """Yield one document per row."""
-        is_streamed = piece.stop is None
-        where = _subset(self.config) if is_streamed else piece.name
-        read = self._streamed_rows if is_streamed else self._parquet_rows
-        with _naming(self.config, where):
-            yield from read(piece)
-
-    def _parquet_rows(self, piece: Slice) -> Iterator[Document]:
-        with _open(piece.name) as file:
-            yield from read_parquet(file, piece, self.config.text_field)
-
-    def _streamed_rows(self, piece: Slice) -> Iterator[Document]:
-        config = self.config
-        datasets = needs("datasets", config.source)
-        rows = datasets.load_dataset(
-            piece.name,
-            config.hf_subset,
-            split=config.hf_split,
-            streaming=True,
-            revision=piece.state or None,
-        )
-        for row, record in enumerate(rows, 1):
-            where = f"{config.source}, row {row}"
-            text = record_text(record, where, config.text_field)
-            yield from text_documents(text, where, config.text_field)
+def _streamed_rows(piece: Slice, config: CorpusConfig) -> Iterator[Document]:
+    datasets = needs("datasets", config.source)
+    rows = datasets.load_dataset(
+        piece.name,
+        config.hf_subset,
+        split=config.hf_split,
+        streaming=True,
+        revision=piece.state or None,
+    )
+    for row, record in enumerate(rows, 1):
+        where = f"{config.source}, row {row}"
+        text = record_text(record, where, config.text_field)
+        yield from text_documents(text, where, config.text_field)
 
 
 def _subset(config: CorpusConfig) -> str:

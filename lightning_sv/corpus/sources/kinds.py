@@ -1,18 +1,39 @@
 """Kinds of sources by the first word of `data.corpus.source`; `CorpusConfig` checks the word."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from lightning_sv.corpus.config import CorpusConfig
-from lightning_sv.corpus.sources.document import Reader, Source
+from lightning_sv.corpus.sources.document import Document, Slice, Source
 from lightning_sv.corpus.sources.files import files_source
-from lightning_sv.corpus.sources.formats import FileReader
-from lightning_sv.corpus.sources.hub import HubReader, hub_source
-from lightning_sv.corpus.sources.stdlib import PythonReader, python_source
+from lightning_sv.corpus.sources.formats import read_file
+from lightning_sv.corpus.sources.hub import hub_source, read_dataset
+from lightning_sv.corpus.sources.stdlib import python_source, read_python
 
-#: kind -> function of the config, the source of an earlier start or None, and the size of a part
-SOURCES: dict[str, Callable[[CorpusConfig, Source | None, int], Source]] = {
-    "stdlib": python_source, "installed": python_source, "files": files_source, "hf": hub_source,
-}  # fmt: skip
-READERS: dict[str, Callable[[CorpusConfig], Reader]] = {
-    "stdlib": PythonReader, "installed": PythonReader, "files": FileReader, "hf": HubReader,
-}  # fmt: skip
+
+class Kind(NamedTuple):
+    """A kind of source.
+
+    Attributes:
+        open: returns the source of a config, from that of an earlier start or None, and the size of
+            a part
+        read: yields the documents of a slice, always in the same order
+    """
+
+    open: Callable[[CorpusConfig, Source | None, int], Source]
+    read: Callable[[Slice, CorpusConfig], Iterator[Document]]
+
+
+SOURCES = {
+    "stdlib": Kind(python_source, read_python),
+    "installed": Kind(python_source, read_python),
+    "files": Kind(files_source, read_file),
+    "hf": Kind(hub_source, read_dataset),
+}
+
+
+def read_slices(slices: Iterable[Slice], config: CorpusConfig) -> Iterator[Document]:
+    """Yield the documents of slices, in their order."""
+    read = SOURCES[config.kind].read
+    for piece in slices:
+        yield from read(piece, config)

@@ -10,11 +10,11 @@ FEW = 16
 
 
 class SplitDocuments:
-    """Iterate over documents, each with True if it is in validation, any number of times.
+    """Iterate over documents, each with its split, 'train' or 'val', any number of times.
 
     Exact duplicates are dropped, by a hash per document in memory, so this is for the start of a
-    large source. A document's own hash decides its split (`Document.held_out`), independent of
-    other documents. For fewer than `FEW` documents, or if a split would be empty, the end of each
+    large source. A document's own hash decides its split (`Document.split`), independent of other
+    documents. For fewer than `FEW` documents, or if a split would be empty, the end of each
     document is validation: val_fraction of it, plus the rest of its first line.
 
     Args:
@@ -41,26 +41,22 @@ class SplitDocuments:
     def _needs_cuts(self) -> bool:
         """Return True for few documents, or an empty split; read no further than needed."""
         longest = 0
-        n_documents = 0
-        sides = set()
-        for document in self._unique():
-            n_documents += 1
+        splits = set()
+        for number, document in enumerate(self._unique(), 1):
             longest = max(longest, len(document.text))
-            sides.add(document.held_out(self.val_fraction))
-            if n_documents >= FEW and len(sides) == 2:
+            splits.add(document.split(self.val_fraction))
+            if number >= FEW and len(splits) == 2:
                 return False
-        self._check_can_cut(n_documents, longest)
+
+        if longest == 1:
+            raise ConfigError("no document has more than a single character; add text.")
+        if not longest and self.max_bytes:
+            raise ConfigError(f"there is no document within max_bytes={self.max_bytes}; raise it.")
+        if not longest:
+            raise ConfigError("there is no document; add some.")
         return True
 
-    def _check_can_cut(self, n_documents: int, longest: int) -> None:
-        if not n_documents and self.max_bytes:
-            raise ConfigError(f"there is no document within max_bytes={self.max_bytes}; raise it.")
-        if not n_documents:
-            raise ConfigError("there is no document; add some.")
-        if longest < 2:
-            raise ConfigError("no document has more than a single character; add text.")
-
-    def __iter__(self) -> Iterator[tuple[Document, bool]]:
+    def __iter__(self) -> Iterator[tuple[Document, str]]:
         for document in self._unique():
             yield from split_document(document, self.val_fraction, cuts=self.cuts)
 
@@ -79,16 +75,14 @@ class SplitDocuments:
 
 def split_document(
     document: Document, val_fraction: float, *, cuts: bool
-) -> Iterator[tuple[Document, bool]]:
-    """Yield a document with True if it is in validation; with `cuts` its start and its end."""
-    if cuts:
-        yield from _cut(document, val_fraction)
-    else:
-        yield document, document.held_out(val_fraction)
+) -> Iterator[tuple[Document, str]]:
+    """Yield a document with its split; with `cuts` its start and its end.
 
-
-def _cut(document: Document, val_fraction: float) -> Iterator[tuple[Document, bool]]:
-    """Yield the start of a text and its last val_fraction, cut at a line start if one is near."""
+    The end is the last val_fraction of the text, cut at a line start if one is near.
+    """
+    if not cuts:
+        yield document, document.split(val_fraction)
+        return
     text = document.text
     where = document.where
     size = max(1, round(val_fraction * len(text)))
@@ -97,6 +91,6 @@ def _cut(document: Document, val_fraction: float) -> Iterator[tuple[Document, bo
     line_end = text.rfind("\n", max(1, cut - size), cut)
     if line_end >= 0:
         cut = line_end + 1
-    yield Document.from_text(text[:cut], where), False
+    yield Document.from_text(text[:cut], where), "train"
     if size:
-        yield Document.from_text(text[cut:], f"the end of {where}"), True
+        yield Document.from_text(text[cut:], f"the end of {where}"), "val"

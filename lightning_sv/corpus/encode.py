@@ -1,0 +1,124 @@
+"""Encoding of one part."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from lightning_sv.atomic import atomic_path, sync
+from lightning_sv.corpus.job import Job
+from lightning_sv.corpus.parts import DOCUMENT, Part, grouped
+from lightning_sv.corpus.sources.document import Document
+from lightning_sv.corpus.sources.kinds import read_slices
+from lightning_sv.corpus.sources.split import split_document
+from lightning_sv.corpus.tokenizer import Tokenizer
+from lightning_sv.errors import ConfigError
+
+# Text that is encoded at once.
+_BATCH_BYTES = 1 << 22
+
+
+def encode_part(job: Job, part: Part, step: Callable[[int], None]) -> None:
+    """Encode a part and write its folder.
+
+    Args:
+        job: the preparation
+        part: one of its parts
+        step: called with the bytes of text of each batch that is encoded
+
+    Raises:
+        ConfigError: the text cannot be read, or contains the end-of-text token
+    """
+    with atomic_path(part.path) as folder:
+        folder.mkdir()
+        table = _write_tokens(job, part, folder, step)
+        names = [piece.name for piece in part.slices]
+        job.source.check_unchanged(names, "while it was being read; start again.")
+        np.save(folder / "documents.npy", table)
+        summary = {
+            "documents": len(table),
+            "tokens": int(table["train_tokens"].sum() + table["val_tokens"].sum()),
+            "bytes": int(table["n_bytes"].sum()),
+            "slices": [asdict(piece) for piece in part.slices],
+        }
+        (folder / "part.json").write_text(json.dumps(summary, indent=1))
+        sync_files(folder)
+
+
+#: a document, and True if it is encoded
+_Read = tuple[Document, bool]
+#: a view of a document's row, the document or an end of it, and the split of that
+_Piece = tuple[np.void, Document, str]
+
+
+def _documents(job: Job, part: Part) -> Iterator[_Read]:
+    """Yield the documents of a part; the first of each text is encoded.
+
+    The document that would exceed `max_bytes` is the last one, and is not encoded: its row marks
+    the end of the corpus.
+    """
+    limit = math.inf if part.max_bytes is None else part.max_bytes
+    n_bytes = 0
+    seen: set[bytes] = set()
+    for document in read_slices(part.slices, job.config):
+        if document.digest in seen:
+            yield document, False
+            continue
+        seen.add(document.digest)
+        n_bytes += document.n_bytes
+        if n_bytes > limit:
+            yield document, False
+            return
+        yield document, True
+
+
+def _write_tokens(job: Job, part: Part, folder: Path, step: Callable[[int], None]) -> np.ndarray:
+    """Write the tokens of a part; return its table of documents."""
+    documents = _documents(job, part)
+    tables = [np.empty(0, DOCUMENT)]
+    with (folder / "train.bin").open("wb") as train, (folder / "val.bin").open("wb") as val:
+        files = {"train": train, "val": val}
+        for batch in grouped(documents, lambda read: read[0].n_bytes, _BATCH_BYTES):
+            tables.append(_write_batch(job, batch, files))
+            step(sum(document.n_bytes for document, _ in batch))
+    return np.concatenate(tables)
+
+
+def _write_batch(job: Job, batch: Sequence[_Read], files: Mapping[str, BinaryIO]) -> np.ndarray:
+    """Encode documents and append their tokens to the files of the splits; return their rows."""
+    table = np.zeros(len(batch), DOCUMENT)
+    pieces: list[_Piece] = []
+    for row, (document, is_encoded) in zip(table, batch, strict=True):
+        row["digest"] = np.frombuffer(document.digest[:16], "<u8")
+        row["n_bytes"] = document.n_bytes
+        if is_encoded:
+            for piece, split in split_document(document, job.config.val_fraction, cuts=job.cuts):
+                pieces.append((row, piece, split))
+
+    tokenizer = job.tokenizer
+    end = np.array([tokenizer.eot], tokenizer.dtype).tobytes()
+    encoded = tokenizer.encode_batch([piece.text for _, piece, _ in pieces])
+    for (row, piece, split), ids in zip(pieces, encoded, strict=True):
+        _check_end(tokenizer, piece, ids)
+        files[split].write(ids.tobytes() + end)
+        row[f"{split}_tokens"] = len(ids) + 1
+        if split == "val":
+            row["val_bytes"] = piece.n_bytes
+    return table
+
+
+def _check_end(tokenizer: Tokenizer, document: Document, ids: np.ndarray) -> None:
+    if (ids == tokenizer.eot).any():
+        found = f"{document.where}: the text is encoded with {tokenizer.eot_token!r}"
+        hint = "set data.corpus.eot to a token that is in no text."
+        raise ConfigError(f"{found}, the end-of-text token; {hint}")
+
+
+def sync_files(folder: Path) -> None:
+    """Write the files of a folder to the disk, so that they survive a crash of the machine."""
+    for path in folder.iterdir():
+        sync(path)
