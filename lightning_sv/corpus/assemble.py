@@ -61,10 +61,10 @@ def _check_max_tokens(config: CorpusConfig, selection: Selection) -> None:
         expected = f"more, because no document of the split {split} is within them."
         expect(has_documents, "max_tokens", f"{limit:,}", expected)
     total = selection.n_tokens
-    is_reached = selection.is_full or total == limit
-    has_both = config.max_bytes is not None and selection.is_limited  # then one limit suffices
+    ends_at_max_bytes = config.max_bytes is not None and selection.is_limited
+    is_enough = selection.is_full or ends_at_max_bytes or total == limit
     expected = f"at most {total:,}, all tokens of {config.source}."
-    expect(is_reached or has_both, "max_tokens", f"{limit:,}", expected)
+    expect(is_enough, "max_tokens", f"{limit:,}", expected)
 
 
 def _write_splits(
@@ -96,7 +96,7 @@ def _write_split(
     return SplitInfo(
         documents=sum(shard.documents for shard in shards),
         tokens=sum(shard.tokens for shard in shards),
-        bytes=selection.text_bytes(split),
+        bytes=selection.text_bytes()[split],
         largest_token=largest,
         shards=tuple(shards),
     )

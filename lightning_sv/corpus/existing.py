@@ -60,7 +60,8 @@ def _check_tokenizer(config: CorpusConfig, manifest: Manifest) -> None:
     if file is None or not file.is_file():
         return
     tokenizer = open_tokenizer(config.tokenizer, config.eot)
-    if tokenizer.sha256 != manifest.tokenizer_sha256 or tokenizer.eot != manifest.eot:
+    before = (manifest.tokenizer_sha256, manifest.eot)
+    if (tokenizer.sha256, tokenizer.eot) != before:
         found = f"whose tokenizer {file}, or its end-of-text token, has changed since"
         raise _different(config, found)
 

@@ -126,7 +126,7 @@ def open_job(config: CorpusConfig, target: Path, part_bytes: int, *, shown: bool
     given = _given_tokenizer(config)  # checked before any reading
     open_source = SOURCES[config.kind].open
     if not (folder / FILENAME).is_file():
-        source = open_source(config, None, part_bytes)
+        source = open_source(config, Source([]), part_bytes)
         return _new_job(config, folder, source, given, part_bytes, shown=shown)
 
     started = Job.load(folder)

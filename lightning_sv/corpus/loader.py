@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_sv.corpus.sampler import GlobalBatchSampler, RankShare
 from lightning_sv.corpus.sequences import Sequences
+from lightning_sv.corpus.spawn import blocked
 from lightning_sv.errors import ConfigError, RunError
 
 
@@ -114,7 +114,7 @@ class TokenLoader(DataLoader[Tensor]):
         self.order.start = self._read
         try:
             # for the threads that torch starts in a worker before `_outlive_signals`
-            with _blocked_signals():
+            with blocked(_SIGNALS):
                 batches = super().__iter__()
             for batch in batches:
                 # before the yield, because Lightning does not exhaust the iterator
@@ -203,15 +203,6 @@ def _check_same_order(saved: dict[str, Any], current: dict[str, Any]) -> None:
 
 
 _SIGNALS = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT}
-
-
-@contextmanager
-def _blocked_signals() -> Iterator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _outlive_signals(worker: int) -> None:

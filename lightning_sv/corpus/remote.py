@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_sv.atomic import atomic_path, file_sha256, locked, write_atomically
-from lightning_sv.corpus.manifest import FILENAME, SPLITS, Manifest
+from lightning_sv.corpus.manifest import FILENAME, SPLITS, Manifest, Shard
 from lightning_sv.corpus.progress import in_threads
 from lightning_sv.corpus.tokenizer import Tokenizer
 from lightning_sv.errors import ConfigError, expect_known
@@ -68,24 +68,30 @@ def _download(url: str) -> Path:
 
 
 def _fetch_all(store: Any, url: str, manifest: Manifest, folder: Path) -> None:
-    hashes = {shard.file: shard.sha256 for shard in manifest.shards}
-    hashes[manifest.tokenizer_file] = manifest.tokenizer_sha256
-    names = [f"{split}/index.json" for split in SPLITS] + list(hashes)
-    sizes = {shard.file: shard.bytes for shard in manifest.shards}
-
-    def fetch(name: str) -> int:
-        path = folder / name
-        if not path.is_file():  # else a download that was interrupted left it
-            _fetch(store, url, name, folder)
-        if name in hashes and file_sha256(path) != hashes[name]:
-            path.unlink()
-            found = f"{url}/{name} does not match its sha256 in {FILENAME}"
-            raise ConfigError(f"{found}; copy the corpus there again.")
-        return sizes.get(name, 0)
-
-    in_threads("downloading", fetch, names, sum(sizes.values()))
+    for split in SPLITS:
+        _fetch(store, url, f"{split}/index.json", folder)
+    tokenizer = manifest.tokenizer_file
+    _fetch_checked(store, url, tokenizer, manifest.tokenizer_sha256, folder)
     # The manifest does not list the file that names the end token.
-    Tokenizer((folder / manifest.tokenizer_file).read_bytes(), url, manifest.eot).save(folder)
+    Tokenizer((folder / tokenizer).read_bytes(), url, manifest.eot).save(folder)
+
+    def fetch(shard: Shard) -> int:
+        _fetch_checked(store, url, shard.file, shard.sha256, folder)
+        return shard.bytes
+
+    shards = manifest.shards
+    in_threads("downloading", fetch, shards, sum(shard.bytes for shard in shards))
+
+
+def _fetch_checked(store: Any, url: str, name: str, sha256: str, folder: Path) -> None:
+    """Download a file, unless a download that was interrupted left it, and check its hash."""
+    path = folder / name
+    if not path.is_file():
+        _fetch(store, url, name, folder)
+    if file_sha256(path) != sha256:
+        path.unlink()
+        found = f"{url}/{name} does not match its sha256 in {FILENAME}"
+        raise ConfigError(f"{found}; copy the corpus there again.")
 
 
 def _fetch(store: Any, url: str, name: str, folder: Path) -> None:

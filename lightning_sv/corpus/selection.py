@@ -32,19 +32,21 @@ class Selection:
     def of(cls, parts: Sequence[Part], config: CorpusConfig) -> "Selection":
         """Drop duplicates, and all documents from the first on that would exceed a limit."""
         tables = [part.documents() for part in parts]
-        kept = _first_of_equal(np.concatenate([table["digest"] for table in tables]))
-        n_bytes = [table["n_bytes"] for table in tables]
-        n_tokens = [table["train_tokens"] + table["val_tokens"] for table in tables]
-        end_of_bytes = _n_within(np.concatenate(n_bytes) * kept, config.limit)
-        end_of_tokens = _n_within(np.concatenate(n_tokens) * kept, config.max_tokens)
 
-        end = min(end_of_bytes, end_of_tokens)
-        duplicates = end - int(np.count_nonzero(kept[:end]))
+        def column(name: str) -> np.ndarray:
+            return np.concatenate([table[name] for table in tables])
+
+        kept = _first_of_equal(column("digest"))
+        n_tokens = column("train_tokens") + column("val_tokens")
+        end_of_tokens = _n_within(n_tokens * kept, config.max_tokens)
+        end = min(end_of_tokens, _n_within(column("n_bytes") * kept, config.limit))
+
         is_limited = end < len(kept)
+        is_full = is_limited and end == end_of_tokens
+        duplicates = end - int(np.count_nonzero(kept[:end]))
         kept[end:] = False
         ends = np.cumsum([len(table) for table in tables])
-        rows = np.split(kept, ends[:-1])
-        return cls(parts, rows, duplicates, is_limited, is_limited and end == end_of_tokens)
+        return cls(parts, np.split(kept, ends[:-1]), duplicates, is_limited, is_full)
 
     def total(self, column: str) -> int:
         """Return the sum of a column of the tables of all parts, over the documents kept."""
@@ -58,10 +60,10 @@ class Selection:
         """Tokens of both splits."""
         return self.total("train_tokens") + self.total("val_tokens")
 
-    def text_bytes(self, split: str) -> int:
-        """Return the bytes of the text of a split."""
+    def text_bytes(self) -> dict[str, int]:
+        """Return the bytes of the text of each split."""
         val_bytes = self.total("val_bytes")
-        return val_bytes if split == "val" else self.total("n_bytes") - val_bytes
+        return {"train": self.total("n_bytes") - val_bytes, "val": val_bytes}
 
     def tokens(self, split: str, dtype: np.dtype) -> Iterator[np.ndarray]:
         """Yield the tokens of each document of a split, in order."""

@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from multiprocessing import active_children
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -14,8 +14,14 @@ class WorkerProcess(SpawnProcess):
     """A spawned process whose work is in an installed module, not in the main script."""
 
     def start(self) -> None:
-        """Start the process."""
-        with _without_main_script(), _without_interrupts():
+        """Start the process; its parent handles Ctrl-C.
+
+        It inherits a mask and no handler, because a handler can only be set by the main thread, and
+        inherited only if it ignores the signal; then this process would ignore it too.
+        """
+        # multiprocessing's resource tracker unblocks the signal when it starts, but the locks of
+        # the pool have started it before.
+        with _without_main_script(), blocked({signal.SIGINT}):
             super().start()
 
 
@@ -34,9 +40,8 @@ class WorkerContext(SpawnContext):
 
     def kill(self) -> None:
         """Kill the running processes of the pool."""
-        for process in active_children():
-            if process in self._created:
-                process.kill()
+        for process in set(active_children()).intersection(self._created):
+            process.kill()
 
 
 @contextmanager
@@ -56,16 +61,10 @@ def _without_main_script() -> Iterator[None]:
 
 
 @contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Let a process that is spawned inherit a mask that blocks Ctrl-C, which its parent handles.
-
-    A handler can only be set by the main thread, and inherited only if it ignores the signal; then
-    this process would ignore it too.
-    """
-    # multiprocessing's resource tracker unblocks the signal when it starts, but the locks of the
-    # pool have started it before.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+def blocked(signals: Collection[signal.Signals]) -> Iterator[None]:
+    """Let processes and threads that are started here inherit a mask that blocks signals."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -134,20 +134,16 @@ class Tokenizer:
         """Return the ids of many texts, each 1-D and of `dtype`; the libraries use all cores.
 
         `tokenizers`, which encodes if `_fast` is None, needs 0.2 GB per MB of a text.
+
+        Raises:
+            ConfigError: a byte-level tokenizer lacks a byte of the text
         """
-        if self._fast is not None:
-            return self._encode_fast(self._fast, texts)
-        return self._encode(texts)
-
-    def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
-
-    def _encode_fast(self, fast: fastokens.Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
+        if self._fast is None:
+            return self._encode(texts)
         if not texts:
             return []
         try:
-            ids, offsets = fast.encode_batch_flat(list(texts))
+            ids, offsets = self._fast.encode_batch_flat(list(texts))
         except ValueError as error:  # `tokenizers` would drop the byte
             expected = "one with a token per byte. Train it with ByteLevel.alphabet()"
             found = f"tokenizer is one that cannot encode the text ({error})"
@@ -155,6 +151,10 @@ class Tokenizer:
         flat = np.frombuffer(ids, np.uint32).astype(self.dtype)
         ends = np.frombuffer(offsets, np.uint64).astype(np.int64)
         return np.split(flat, ends[1:-1])
+
+    def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
 
     @cached_property
     def _fast(self) -> fastokens.Tokenizer | None:
@@ -208,15 +208,16 @@ def _parsed(raw: bytes, where: str) -> tokenizers.Tokenizer:
 def _is_like_gpt2(settings: Mapping[str, Any]) -> bool:
     """Return True for GPT-2's pattern and a byte-level BPE, of a text as it is."""
     pattern = settings.get("pre_tokenizer") or {}
-    expected = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
-    splits_at_words = expected.items() <= pattern.items()
-    reads_text_as_it_is = settings["normalizer"] is None
-    has_only_special_tokens = all(token["special"] for token in settings["added_tokens"])
-    if not (splits_at_words and reads_text_as_it_is and has_only_special_tokens):
+    gpt2_pattern = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+    if not gpt2_pattern.items() <= pattern.items() or settings["normalizer"] is not None:
         return False
-
+    for token in settings["added_tokens"]:
+        if not token["special"]:
+            return False
     model = settings["model"]
-    return model["type"] == "BPE" and not any(map(model.get, _UNUSUAL_BPE))
+    if model["type"] != "BPE":
+        return False
+    return not any(map(model.get, _UNUSUAL_BPE))
 
 
 def _parts(text: str) -> Iterator[str]:
@@ -252,7 +253,9 @@ def tokenizer_file(spec: str) -> Path | None:
     if spec == "gpt2" or bpe_size(spec) is not None:
         return None
     path = Path(spec).expanduser()
-    return path / Tokenizer.filename if path.is_dir() else path
+    if path.is_dir():
+        return path / Tokenizer.filename
+    return path
 
 
 def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:

@@ -44,6 +44,8 @@ def encode_enough(job: Job, workers: int, *, shown: bool) -> Selection:
         RunError: a worker died
     """
     config = job.config
+    max_bytes = config.limit or math.inf
+    max_tokens = config.max_tokens or math.inf
     all_bytes = sum(part.n_bytes for part in job.parts)
     source_bytes = 0  # of slices, e.g. of compressed files
     text_bytes = 0
@@ -59,9 +61,7 @@ def encode_enough(job: Job, workers: int, *, shown: bool) -> Selection:
             tokens += summary["tokens"]
             # The largest share of a limit that these parts reach; less without their duplicates,
             # for which a search takes longer.
-            share = max(
-                text_bytes / (config.limit or math.inf), tokens / (config.max_tokens or math.inf)
-            )
+            share = max(text_bytes / max_bytes, tokens / max_tokens)
             if share > 1:
                 selection = Selection.of(job.parts[:count], config)
                 if selection.is_limited:

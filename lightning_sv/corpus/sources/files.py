@@ -27,14 +27,14 @@ _LISTED_KINDS = 8
 _HINT = "Check the path, or convert the files; rename .json files of JSON lines to .jsonl."
 
 
-def files_source(config: CorpusConfig, previous: Source | None, part_bytes: int) -> Source:
+def files_source(config: CorpusConfig, previous: Source, part_bytes: int) -> Source:
     """Return the documents of files, folders and globs, in the order of their names.
 
     A file of lines or row groups that is larger than `part_bytes` has several slices. Files whose
     size and time are those of the `previous` start are not hashed again.
     """
     paths, left_out = source_files(config.location)
-    states = file_states(paths, previous.files if previous else {})
+    states = file_states(paths, previous.files)
     slices: list[Slice] = []
     for path in paths:
         slices += file_slices(path, states[str(path)]["sha256"], config.text_field, part_bytes)
@@ -140,6 +140,7 @@ def _is_same(path: Path, then: Mapping[str, Any]) -> bool:
     """
     if is_untouched(path, then):
         return True
-    if path.stat().st_size != then.get("bytes") or not os.access(path, os.R_OK):
-        return False
-    return file_sha256(path) == then.get("sha256")
+    has_same_size = path.stat().st_size == then.get("bytes")
+    if has_same_size and os.access(path, os.R_OK):
+        return file_sha256(path) == then.get("sha256")
+    return False

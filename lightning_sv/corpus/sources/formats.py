@@ -117,16 +117,21 @@ def file_slices(path: Path, state: str, text_field: str, part_bytes: int) -> lis
     """Return the slices of a file, of about `part_bytes` if it can be read from the middle."""
     name = str(path)
     size = path.stat().st_size
+    whole = [Slice(name, n_bytes=size, state=state)]
+    if size <= part_bytes:
+        return whole
     file_format = FileFormat.of(path)
-    if size > part_bytes and file_format.suffix == ".parquet":
+    if file_format.suffix == ".parquet":
         with naming(path), path.open("rb") as file:
             return row_groups(name, state, file, text_field, part_bytes)
-    if size > part_bytes and file_format.has_lines:
-        starts = range(0, size, part_bytes)
-        stops = [*starts[1:], size]
-        ranges = zip(starts, stops, strict=True)
-        return [Slice(name, start, stop, part_bytes, state) for start, stop in ranges]
-    return [Slice(name, n_bytes=size, state=state)]
+    if not file_format.has_lines:
+        return whole
+
+    slices = []
+    for start in range(0, size, part_bytes):
+        stop = min(start + part_bytes, size)
+        slices.append(Slice(name, start, stop, part_bytes, state))
+    return slices
 
 
 def read_file(piece: Slice, config: CorpusConfig) -> Iterator[Document]:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +39,17 @@ _HINT = (
 )
 
 
-def hub_source(config: CorpusConfig, previous: Source | None, part_bytes: int) -> Source:
+def hub_source(config: CorpusConfig, previous: Source, part_bytes: int) -> Source:
     """Return the documents of a Hugging Face dataset or folder, in the dataset's order.
 
     A preparation goes on with the revision of its `previous` start, without asking for a newer one,
     or with the files of the folder at that start.
     """
     needs("datasets", config.source)
-    if previous is not None:
-        if previous.packages:
-            sha = previous.packages[config.source]
-            log.info("going on with revision %s of %s", sha, config.source)
+    revision = previous.packages.get(config.source)
+    if revision is not None:
+        log.info("going on with revision %s of %s", revision, config.source)
+    if previous.slices:
         return previous
 
     name = os.path.expanduser(config.location)  # noqa: PTH111
@@ -78,7 +79,8 @@ def _slices(
 ) -> list[Slice]:
     """Return the row groups of all files; a single slice if a file is not Parquet."""
     state = revision or ""
-    if not all(file.endswith(".parquet") for file in files):
+    is_parquet = all(file.endswith(".parquet") for file in files)
+    if not is_parquet:
         return [Slice(name, state=state)]
 
     def groups_of(file: str) -> list[Slice]:
@@ -86,11 +88,8 @@ def _slices(
             return row_groups(file, state, content, config.text_field, part_bytes)
 
     log.info("reading the row groups of %s files of %s", f"{len(files):,}", config.source)
-    slices = []
     with ThreadPoolExecutor(_THREADS) as pool:
-        for groups in pool.map(groups_of, files):
-            slices += groups
-    return slices
+        return list(chain.from_iterable(pool.map(groups_of, files)))
 
 
 def _data_files(config: CorpusConfig, name: str, revision: str | None) -> list[str]:

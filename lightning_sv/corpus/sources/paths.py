@@ -12,8 +12,8 @@ def named_paths(location: str) -> list[str]:
     # Path.exists would raise for a list that is longer than a path
     if os.path.exists(single):  # noqa: PTH110
         return [single]
-    parts = [part.strip() for part in location.split(",")]
-    return [part for part in parts if part]
+    parts = map(str.strip, location.split(","))
+    return list(filter(None, parts))
 
 
 def reached_files(target: Path) -> list[Path]:
@@ -21,19 +21,22 @@ def reached_files(target: Path) -> list[Path]:
 
     A file that links to folders reach by several paths is returned once, by the first of them.
     """
-    roots = [target] if target.is_dir() else _matches(target)
-    reached: set[Path] = set()
-    for root in roots:
-        if root.is_dir():
-            reached.update(_files_below(root))
-        else:
-            reached.add(root)
-
     first_paths: dict[tuple[str, str], Path] = {}
-    for path in sorted(reached):
+    for path in sorted(_reached(target)):
         place = (os.path.realpath(path.parent), path.name)
         first_paths.setdefault(place, path)
     return list(first_paths.values())
+
+
+def _reached(target: Path) -> Iterator[Path]:
+    roots = [target] if target.is_dir() else _matches(target)
+    for root in roots:
+        if not root.is_dir():
+            yield root
+            continue
+        for folder, names in _folders(root):
+            for name in names:
+                yield folder / name
 
 
 def _matches(pattern: Path) -> Iterator[Path]:
@@ -57,12 +60,6 @@ def _matches(pattern: Path) -> Iterator[Path]:
 
 def _glob(pattern: Path) -> Iterator[Path]:
     return map(Path, glob.glob(str(pattern)))  # noqa: PTH207
-
-
-def _files_below(top: Path) -> Iterator[Path]:
-    for folder, names in _folders(top):
-        for name in names:
-            yield folder / name
 
 
 def _folders(top: Path) -> Iterator[tuple[Path, list[str]]]:

@@ -48,12 +48,10 @@ class SplitDocuments:
             if number >= FEW and len(splits) == 2:
                 return False
 
+        if longest == 0:
+            raise ConfigError("there is no document; add some, or raise max_bytes.")
         if longest == 1:
             raise ConfigError("no document has more than a single character; add text.")
-        if not longest and self.max_bytes:
-            raise ConfigError(f"there is no document within max_bytes={self.max_bytes}; raise it.")
-        if not longest:
-            raise ConfigError("there is no document; add some.")
         return True
 
     def __iter__(self) -> Iterator[tuple[Document, str]]:

@@ -40,7 +40,7 @@ PACKAGES = (
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__"}
 
 
-def python_source(config: CorpusConfig, previous: Source | None, part_bytes: int) -> Source:
+def python_source(config: CorpusConfig, previous: Source, part_bytes: int) -> Source:
     """Return Python sources of the standard library and distributions, by a hash of their text.
 
     The order mixes the packages, so that a size limit samples all of them. Empty files and files
@@ -75,7 +75,7 @@ def _slices(paths: Iterable[Path]) -> tuple[list[Slice], int]:
     """Return a slice per file in the order of the corpus, and the number of files not UTF-8."""
     slices = []
     n_not_utf8 = 0
-    for path in paths:
+    for path in filter(Path.is_file, paths):
         try:
             document = _document(path)
         except NotUtf8Error:
@@ -115,15 +115,14 @@ def _library_files(root: Path) -> list[Path]:
     paths = []
     for path in sorted(root.rglob("*.py")):
         folders = path.relative_to(root).parts
-        if path.is_file() and _SKIPPED_FOLDERS.isdisjoint(folders):
+        if _SKIPPED_FOLDERS.isdisjoint(folders):
             paths.append(path)
     return paths
 
 
 def _distribution_files(distribution: metadata.Distribution) -> list[Path]:
     files = distribution.files or []
-    paths = [Path(str(file.locate())) for file in files if file.suffix == ".py"]
-    return sorted(filter(Path.is_file, paths))
+    return sorted(Path(str(file.locate())) for file in files if file.suffix == ".py")
 
 
 def _licence(distribution: metadata.Distribution) -> str:
@@ -133,8 +132,10 @@ def _licence(distribution: metadata.Distribution) -> str:
     for classifier in fields.get_all("Classifier", []):
         if classifier.startswith("License ::"):
             declared.append(classifier.rpartition(" :: ")[2])
+
     for text in declared:
         name = text.strip()
-        if name and len(name) <= 120 and "\n" not in name:
+        is_full_text = len(name) > 120 or "\n" in name
+        if name and not is_full_text:
             return name
     return "see its own licence file"
