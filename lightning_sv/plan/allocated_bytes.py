@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map_only_
 
 
 class AllocatedBytes(TorchDispatchMode):
@@ -37,7 +37,5 @@ class AllocatedBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor):
-                self.add(leaf)
+        tree_map_only_(Tensor, self.add, out)
         return out

@@ -45,10 +45,6 @@ class KeptByBlock:
     per_sequence: int
     residual: int
 
-    def total(self, micro_batch: int) -> int:
-        """Return the bytes of a micro-batch, without the residual stream."""
-        return self.constant + micro_batch * self.per_sequence
-
 
 class CompiledActivations:
     """Bytes of activations as a function of the micro-batch; a block is traced once.
@@ -68,8 +64,9 @@ class CompiledActivations:
     def peak(self, micro_batch: int) -> int:
         """Return the activations at the end of forward, or of a recomputed block."""
         n_layer = self.run.backbone.n_layer
-        residuals = (n_layer + 1) * micro_batch * self.block.residual
-        kept = self.block.total(micro_batch)
+        block = self.block
+        residuals = (n_layer + 1) * micro_batch * block.residual
+        kept = block.constant + micro_batch * block.per_sequence
         head = self._head_peak(micro_batch)
         if self.run.activation_checkpointing:
             return residuals + max(kept, head)

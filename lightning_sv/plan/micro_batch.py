@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.plan.gpu_memory import USABLE, GpuMemory, gpu_memory
 from lightning_sv.plan.parallel import Parallel, find_strategy
 from lightning_sv.plan.step_memory import StepMemory, memory_between_steps, step_memory
@@ -83,37 +83,32 @@ class RunMemory:
     def largest_micro_batch(self, memory: int) -> int | None:
         """Return the largest divisor of the share that fits in `memory` bytes, or None."""
         logits = self.data.seq_len * self.run.backbone.vocab_size
-        most = max(1, MOST_LOGITS // logits)
-        return largest_micro_batch(self.peak, self.share, int(USABLE * memory), most)
+        sizes = divisors(self.share)
+        n_possible = bisect_right(sizes, max(1, MOST_LOGITS // logits))
+        return largest_fitting(sizes[:n_possible], self.peak, int(USABLE * memory))
 
 
-def largest_micro_batch(
-    peak: Callable[[int], int], share: int, limit: int, most: int | None = None
-) -> int | None:
-    """Return the largest divisor of `share`, up to `most`, whose peak is within `limit`, or None.
+def largest_fitting(sizes: list[int], peak: Callable[[int], int], limit: int) -> int | None:
+    """Return the largest micro-batch of ascending `sizes` whose peak is within `limit`, or None.
 
     `peak` returns bytes of a micro-batch. Bisection, because memory grows with the micro-batch,
-    though not in proportion (the loss is chunked). The full share is tried first, because it needs
-    no accumulated gradients and may take less memory than half of it.
+    though not in proportion (the loss is chunked). The largest is tried first, because the full
+    share needs no accumulated gradients and may take less memory than half of it.
     """
-    sizes = divisors(share)
-    if most is not None:
-        sizes = [size for size in sizes if size <= most]
-    if peak(sizes[-1]) <= limit:
-        return sizes[-1]
-    n_fitting = bisect_right(sizes[:-1], limit, key=peak)
-    if n_fitting == 0:
-        return None
-    return sizes[n_fitting - 1]
+    *smaller, largest = sizes
+    if peak(largest) <= limit:
+        return largest
+    n_fitting = bisect_right(smaller, limit, key=peak)
+    return smaller[n_fitting - 1] if n_fitting else None
 
 
 def plan_precision(trainer: dict[str, Any]) -> str:
     """Return trainer.precision, one of `PRECISIONS`."""
-    text = str(trainer.get("precision") or "32-true")
-    precision = "32-true" if text == "32" else text
-    if precision not in PRECISIONS:
-        expected = f"{' or '.join(PRECISIONS)} for a plan."
-        raise ConfigError(f"trainer.precision is {text}; expected {expected}")
+    precision = str(trainer.get("precision") or "32-true")
+    if precision == "32":
+        precision = "32-true"
+    expected = f"{' or '.join(PRECISIONS)} for a plan."
+    expect(precision in PRECISIONS, "trainer.precision", precision, expected)
     return precision
 
 

@@ -29,21 +29,17 @@ def check_compiled(compile: str, *, is_sharded: bool) -> None:
 
 def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:
     """Parse trainer.strategy, a name or a class with its arguments."""
-    spec, options = _name_and_options(trainer.get("strategy") or "auto")
+    strategy = trainer.get("strategy") or "auto"
+    if isinstance(strategy, str):
+        strategy = {"class_path": strategy}
+    spec = strategy["class_path"]
+    options = strategy.get("init_args") or {}
     name = spec.rpartition(".")[2].lower()
     if "sharded" in name:  # FullyShardedStrategy; Lightning's own "fsdp" is not supported
         return Parallel("fsdp")
-    is_replicated = name == "auto" or "single" in name or "ddp" in name
-    if not is_replicated:
-        classes = "auto, ddp or lightning_sv.lit.fsdp.FullyShardedStrategy"
-        raise ConfigError(f"trainer.strategy is {spec!r}; expected {classes}.")
-    if gpus == 1 and "ddp" not in name:
-        return Parallel("single")
-    # on one GPU, too, ddp copies gradients into buckets
-    return Parallel("ddp", bucket_view=bool(options.get("gradient_as_bucket_view")))
-
-
-def _name_and_options(spec: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    if isinstance(spec, str):
-        return spec, {}
-    return spec["class_path"], dict(spec.get("init_args") or {})
+    if "ddp" in name:  # on one GPU, too, it copies gradients into buckets
+        return Parallel("ddp", bucket_view=bool(options.get("gradient_as_bucket_view")))
+    if name == "auto" or "single" in name:
+        return Parallel("single" if gpus == 1 else "ddp")
+    classes = "auto, ddp or lightning_sv.lit.fsdp.FullyShardedStrategy"
+    raise ConfigError(f"trainer.strategy is {spec!r}; expected {classes}.")

@@ -1,6 +1,7 @@
 """Number of parameters by role, compared with the paper."""
 
 import csv
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,12 +33,8 @@ class PaperNumber:
     comment: str
 
 
-def _read_paper_numbers() -> tuple[PaperNumber, ...]:
-    with Path(__file__).with_name("paper_numbers.csv").open(encoding="utf-8") as file:
-        return tuple(PaperNumber(**row) for row in csv.DictReader(file))
-
-
-PAPER_NUMBERS = _read_paper_numbers()
+_CSV = Path(__file__).with_name("paper_numbers.csv").read_text(encoding="utf-8")
+PAPER_NUMBERS = tuple(PaperNumber(**row) for row in csv.DictReader(_CSV.splitlines()))
 
 
 class RoleCount(NamedTuple):
@@ -98,11 +95,8 @@ class ParameterCount:
         """Return plain values for JSON."""
         roles = {}
         for row in self.roles:
-            roles[row.role] = {
-                "tensors": row.tensors,
-                "parameters": row.parameters,
-                "decays": row.decays,
-            }
+            counts = row._asdict()
+            roles[counts.pop("role")] = counts
         paper = []
         for number in self.paper():
             paper.append(
@@ -190,11 +184,12 @@ def _role_counts(model: Backbone, optim: OptimConfig) -> tuple[RoleCount, ...]:
         if group.options("", optim.weight_decay)["weight_decay"]:
             decayed.add(group.role)
 
-    sizes: dict[str, list[int]] = {role: [] for role in PARAMETER_ROLES}
+    tensors = Counter[str]()
+    parameters = Counter[str]()
     for named in parameter_roles(model):  # including frozen parameters
-        sizes[named.role].append(named.parameter.numel())
-    rows = []
-    for role, of_role in sizes.items():
-        if of_role:
-            rows.append(RoleCount(role, len(of_role), sum(of_role), role in decayed))
-    return tuple(rows)
+        tensors[named.role] += 1
+        parameters[named.role] += named.parameter.numel()
+    return tuple(
+        RoleCount(role, tensors[role], parameters[role], role in decayed)
+        for role in sorted(tensors, key=PARAMETER_ROLES.index)
+    )

@@ -3,8 +3,6 @@
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.gpus import Gpu
 from lightning_sv.plan.gpu_memory import USABLE, GpuMemory
@@ -185,11 +183,10 @@ def measured_mfu(logged: Curve | None) -> float:
     Raises:
         ConfigError: there are too few values, or not all are above 0
     """
-    warm = np.zeros(0)
     if logged is not None and len(logged.tokens) > 1:
         is_warm = logged.tokens > logged.tokens[-1] / 10
         warm = logged.values[is_warm]
-    if not len(warm) or not (warm > 0).all():
-        found = "--run has too few positive throughput/mfu"
-        raise ConfigError(f"{found}; expected a run on a GPU. Pass --mfu instead.")
-    return float(len(warm) / (1 / warm).sum())
+        if len(warm) and (warm > 0).all():
+            return float(len(warm) / (1 / warm).sum())
+    found = "--run has too few positive throughput/mfu"
+    raise ConfigError(f"{found}; expected a run on a GPU. Pass --mfu instead.")

@@ -143,13 +143,12 @@ def _buffers(net: Backbone) -> int:
 
 
 def _held(net: Backbone, optimizer: Optimizer) -> tuple[Held, ...]:
-    return tuple(_held_by(parameter, optimizer) for parameter in net.parameters())
-
-
-def _held_by(parameter: Tensor, optimizer: Optimizer) -> Held:
-    gradient = 0 if parameter.grad is None else parameter.grad.nbytes
-    state = 0
-    for value in optimizer.state[parameter].values():
-        if isinstance(value, Tensor):
-            state += value.nbytes
-    return Held(len(parameter), parameter.nbytes, gradient, state)
+    held = []
+    for parameter in net.parameters():
+        gradient = 0 if parameter.grad is None else parameter.grad.nbytes
+        state = 0
+        for value in optimizer.state[parameter].values():
+            if isinstance(value, Tensor):
+                state += value.nbytes
+        held.append(Held(len(parameter), parameter.nbytes, gradient, state))
+    return tuple(held)

@@ -19,7 +19,7 @@ from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.nn import BackboneConfig, activated_parameters, meta_backbone
 from lightning_sv.optim import parameter_table
 from lightning_sv.plan.gpu_memory import gpu_memory
-from lightning_sv.plan.micro_batch import largest_micro_batch
+from lightning_sv.plan.micro_batch import largest_fitting
 from lightning_sv.plan.parallel import Parallel, find_strategy
 from lightning_sv.plan.parameters import PAPER_NUMBERS
 from lightning_sv.plan.plan import train_hours
@@ -104,7 +104,7 @@ def test_gpu_memory_rounds_shards_up_and_copies_into_buckets(tmp_path: Path) -> 
         torch.distributed.destroy_process_group()
 
 
-def test_largest_micro_batch_is_the_largest_divisor_that_fits() -> None:
+def test_largest_fitting_is_the_largest_divisor_that_fits() -> None:
     for share in (1, 7, 10, 60):
         divisors = [d for d in range(1, share + 1) if share % d == 0]
         for at_once in (0, 100):  # saved by the full share
@@ -112,8 +112,8 @@ def test_largest_micro_batch_is_the_largest_divisor_that_fits() -> None:
                 peak = {d: 5 + 3 * d - at_once * (d == share) for d in divisors}
                 best = max((d for d in divisors if peak[d] <= limit), default=None)
                 asked: list[int] = []
-                found = largest_micro_batch(
-                    lambda d, peak=peak, asked=asked: asked.append(d) or peak[d], share, limit
+                found = largest_fitting(
+                    divisors, lambda d, peak=peak, asked=asked: asked.append(d) or peak[d], limit
                 )
                 assert found == best
                 assert len(asked) <= 5
