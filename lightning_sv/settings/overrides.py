@@ -30,16 +30,24 @@ def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dic
         if key.endswith("+") and key in keys:
             hint = "Put the others into a YAML file."
             raise ConfigError(f"{command}: --{key} is set twice; expected one. {hint}")
-        keys |= keys_in_sections({key: option_value(key, text, command)})
+        value = _section(f"--{key}", text) if key in SECTIONS else option_value(key, text, command)
+        keys |= keys_in_sections({key: value})
     return files, keys
 
 
 def _remove_overridden(keys: dict[str, Any], file: Path) -> None:
-    """Remove the keys that a later file sets again."""
+    """Remove the keys that a later file sets again, also as entries of a dictionary."""
     if not keys:
         return
-    for overridden in read_leaves(file):
-        keys.pop(overridden, None)
+    for overriding in keys_of_file(file):
+        for key in list(keys):
+            if key == overriding or key.startswith(f"{overriding}."):
+                del keys[key]
+
+
+def keys_of_file(file: Path) -> dict[str, Any]:
+    """Return the keys that a config file sets; a dictionary is the value of one key."""
+    return keys_in_sections(read_yaml(file, f"--config {file}"))
 
 
 def option_value(key: str, text: str, command: str) -> Any:

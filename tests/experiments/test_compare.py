@@ -114,6 +114,24 @@ def test_run_keys_are_those_of_the_configuration(tmp_path: Path) -> None:
     config.write_text("model: {optim: {weight_decay: 0.3}}\n")
     assert with_beta.isdisjoint(keys([*words, *beta]))
     assert keys([*section, *words]) == keys(words)  # and a later file replaces its values
+    file = tmp_path / "optim.yaml"  # or it is a file, whose values count
+    file.write_text("weight_decay: 0.2")
+    assert keys([*words, "--model.optim", str(file)]) == keys([*words, *section])
+
+
+def test_later_file_replaces_all_entries_of_a_dictionary(tmp_path: Path) -> None:
+    """As for `fit`. Two files with it are refused, because their settings are merged in names."""
+    config = tmp_path / "one.yaml"
+    config.write_text("model: {optim: {weight_decay_by_role: {matrix: 0.2}}}")
+    words = ["--config", str(config)]
+    earlier = ["--model.optim.weight_decay_by_role", "{input: 0.1}"]
+    assert keys([*earlier, *words]) == keys(words)
+    other = tmp_path / "other.yaml"
+    other.write_text("model: {optim: {weight_decay_by_role: {input: 0.1}}}")
+    with pytest.raises(ConfigError, match="weight_decay_by_role in .*other"):
+        keys([*words, "--config", str(other)])
+    arm = parse_arm("hg", f"--config {other}")
+    assert keys(words, [LLAMA, arm]) & keys([], [LLAMA, arm])
 
 
 def test_run_keys_have_the_content_of_initial_weights(tmp_path: Path) -> None:

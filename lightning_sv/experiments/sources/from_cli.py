@@ -21,10 +21,9 @@ from lightning_sv.experiments.spec import ArmSpec, FigureSpec, PanelSpec
 from lightning_sv.plan.plan import plan_steps
 from lightning_sv.scale import ScaleOptions, ScaleStrategy, expand_preset
 from lightning_sv.settings.data import DataConfig
-from lightning_sv.settings.overrides import option_pairs, parse_overrides
+from lightning_sv.settings.overrides import keys_of_file, option_pairs, parse_overrides
 from lightning_sv.settings.trainer import check_precision, check_trainer_keys
 from lightning_sv.settings.words import underscored
-from lightning_sv.settings.yaml_file import read_leaves
 
 
 class NamedArm(NamedTuple):
@@ -62,7 +61,7 @@ def parse_arm(scale: str, text: str = "", label: str | None = None) -> NamedArm:
     files, keys = parse_overrides(args, "compare")
     overrides: dict[str, Any] = {}
     for file in files:
-        overrides |= read_leaves(file)
+        overrides |= keys_of_file(file)
     overrides |= keys
     if not label:
         label = scale
