@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -64,8 +65,7 @@ def own_figure(
     runs_by_name = {str(run.dir): run for run in runs}
     if len(runs) > 1:
         check_same_corpus(runs_by_name)
-        for run in runs:
-            _check_one_seed(run)
+        _check_seeds_of_pairs(runs)
     arms = _arms(runs_by_arm, baseline)
     panel = LoadedPanel.of_arms(PanelSpec("Validation loss"), arms)
     warnings = [
@@ -79,22 +79,29 @@ def own_figure(
     return Figure(spec, reported_panels(panel), warnings=tuple(warnings), command=command)
 
 
-def _check_one_seed(run: Run) -> None:
-    """Check that one seed has set the initial weights and the order of the data.
+def _check_seeds_of_pairs(runs: Sequence[Run]) -> None:
+    """Check that runs of one seed, which are pairs, have the same seeds of weights and of data.
 
     Raises:
-        ConfigError: two seeds have, so that it is unknown which runs are pairs
+        ConfigError: one of them has a `model.seed` or `data.seed` that the others lack
     """
-    seeds = []
-    for key in ("model.seed", "data.seed"):
-        seed = config_value(run.config, key)
-        if seed is None:
-            seed = run.config.get("seed_everything")
-        seeds.append(seed)
-    weights, data = seeds
-    if weights != data:
-        found = f"{run.dir} has initial weights of seed {weights} and data of seed {data}"
-        raise ConfigError(f"{found}; expected one seed, by which runs are paired. Leave it out.")
+    first_of_seed: dict[int, Run] = {}
+    for run in runs:
+        first = first_of_seed.setdefault(run.summary["seed"], run)
+        for key in ("model.seed", "data.seed"):
+            expected = f"{_seed(first, key)}, as in {first.dir}. Runs of one seed are pairs."
+            expect(
+                _seed(run, key) == _seed(first, key),
+                f"{key} of {run.dir}",
+                _seed(run, key),
+                expected,
+            )
+
+
+def _seed(run: Run, key: str) -> Any:
+    """Return the seed of the weights or of the data, by default that of the run."""
+    seed = config_value(run.config, key)
+    return run.config.get("seed_everything") if seed is None else seed
 
 
 def _find_runs(dirs: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
