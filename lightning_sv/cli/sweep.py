@@ -113,6 +113,8 @@ def _print_tables(panel: LoadedPanel, axes: Mapping[str, Sequence[float]], out: 
         console.print(f"{heading}\n{table}", markup=False, highlight=False, soft_wrap=True)
         sentence = _optimum_sentence(series, axes)
         console.print(sentence, markup=False, highlight=False, style="bold", soft_wrap=True)
+    for warning in panel.warnings:
+        console.print(f"warning: {warning}", markup=False, style="yellow", soft_wrap=True)
     console.print(str(out / "report.html"), markup=False, highlight=False, soft_wrap=True)
 
 

@@ -18,8 +18,8 @@ from lightning_sv.__main__ import main
 from lightning_sv.callbacks.logging import write_scalars
 from lightning_sv.experiments.comparability import comparability_warnings
 from lightning_sv.lit.checkpoint.atomic_io import AtomicCheckpointIO
-from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.checkpoint.sharded_write import link_last
+from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.optim import OPTIMIZERS, ScheduleConfig
 from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.directory import LAST
