@@ -36,15 +36,16 @@ def phase(name: str, total: float, *, shown: bool = True) -> Iterator[Callable[.
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), disable=not shown) as bars:
-        task = bars.add_task(name, total=total)
+        id = bars.add_task(name, total=total)
+        task = bars.tasks[id]
 
         def advance(amount: int, total: float | None = None) -> None:
             if total is not None:
-                bars.tasks[task].total = total  # `bars.update` would forget the speed
-            bars.advance(task, amount)
+                task.total = total  # `bars.update` would forget the speed
+            bars.advance(id, amount)
 
         yield advance
-        bars.update(task, total=bars.tasks[task].completed)
+        task.total = task.completed
 
 
 def in_threads(

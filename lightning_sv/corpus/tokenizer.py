@@ -36,6 +36,10 @@ GPT2 = "openai-community/gpt2"
 #: characters of a long text that a BPE is trained on at once, up to the start of a word
 _PART = 1 << 20
 _WORD_START = re.compile(r"[\n ](?=\S)")
+# Words of GPT-2's pattern, of letters, of digits, or of other characters, above this length are cut
+# for the training of a BPE, whose time grows with the square of the length: 11 minutes per MB.
+_LONGEST_WORD = 4096
+_LONG_WORD = re.compile(r"[^\W\d_]{%d,}|\d{%d,}|[^a-zA-Z0-9\s]{%d,}" % ((_LONGEST_WORD + 1,) * 3))
 # Settings of a BPE that GPT-2's does not have.
 _UNUSUAL_BPE = (
     "unk_token",
@@ -108,7 +112,9 @@ class Tokenizer:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        tokenizer.train_from_iterator(chain.from_iterable(map(_parts, texts)), trainer)
+        parts = chain.from_iterable(map(_parts, texts))
+        pieces = chain.from_iterable(map(without_long_words, parts))
+        tokenizer.train_from_iterator(pieces, trainer)
         size = tokenizer.get_vocab_size()
         hint = f"Add text, or add --data.corpus.tokenizer bpe:{size}."
         expected = f"at most bpe:{size}, which is all that this text supports. {hint}"
@@ -232,6 +238,21 @@ def _parts(text: str) -> Iterator[str]:
         end = len(text) if cut is None else cut.start()
         yield text[start:end]
         start = end
+
+
+def without_long_words(text: str) -> Iterator[str]:
+    """Cut a text inside words of more than `_LONGEST_WORD` characters."""
+    longest = max(map(len, text.split()), default=0)
+    if longest <= _LONGEST_WORD:  # the search below is slow
+        yield text
+        return
+
+    start = 0
+    for word in _LONG_WORD.finditer(text):
+        for cut in range(word.start() + _LONGEST_WORD, word.end(), _LONGEST_WORD):
+            yield text[start:cut]
+            start = cut
+    yield text[start:]
 
 
 def bpe_size(spec: str) -> int | None:

@@ -155,6 +155,7 @@ REFUSED_PRECISIONS = {
     "16": "Lightning reads it as 16-mixed, which on a CPU is bf16-mixed",
     "16-true": "AdamW divides by 0 in float16",
     "16-mixed": "its scaled gradients hide values that are not finite",
+    "transformer-engine-float16": "AdamW divides by 0 in float16",
 }
 ENDING_CALLBACKS = ("EarlyStopping", "Timer")
 

@@ -2,8 +2,8 @@
 
 The name of a run directory has a hash of everything that determines the run, so a row identifies it
 on any machine, and replaces a directory that does not exist there. A row has validation losses,
-copying measurements, the scalars that its panel and its claims name, the share of clipped steps
-and provenance, but no other scalars and no config.
+copying measurements, the scalars that its panel, its kind and its claims name, the share of clipped
+steps and provenance, but no other scalars and no config.
 """
 
 import csv
