@@ -39,7 +39,8 @@ _WORD_START = re.compile(r"[\n ](?=\S)")
 # Words of GPT-2's pattern, of letters, of digits, or of other characters, above this length are cut
 # for the training of a BPE, whose time grows with the square of the length: 11 minutes per MB.
 _LONGEST_WORD = 4096
-_LONG_WORD = re.compile(r"[^\W\d_]{%d,}|\d{%d,}|[^a-zA-Z0-9\s]{%d,}" % ((_LONGEST_WORD + 1,) * 3))
+_MANY = f"{{{_LONGEST_WORD + 1},}}"
+_LONG_WORD = re.compile(rf"[^\W\d_]{_MANY}|\d{_MANY}|[^a-zA-Z0-9\s]{_MANY}")
 # Settings of a BPE that GPT-2's does not have.
 _UNUSUAL_BPE = (
     "unk_token",
