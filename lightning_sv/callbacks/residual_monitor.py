@@ -63,10 +63,18 @@ def residual_ratios(
         model: a module that contains the blocks of a `Backbone`
         tokens: (B, T) token ids
         documents: (B, T) document numbers, see `Backbone.forward`
+
+    Raises:
+        ConfigError: there are no such blocks
     """
+    blocks = _blocks(model)
+    if not blocks:
+        raise ConfigError(
+            f"model is a {type(model).__name__}; expected one with blocks of a Backbone."
+        )
     sizes = ResidualSizes()
     with ExitStack() as hooks:
-        for i, block in enumerate(_blocks(model)):
+        for i, block in enumerate(blocks):
             hooks.enter_context(block.register_forward_pre_hook(sizes.enter_block))
             for sublayer in SUBLAYERS:
                 norm = getattr(block, f"{sublayer}_post_norm")

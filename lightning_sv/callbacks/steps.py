@@ -109,7 +109,7 @@ class StepTrigger:
         self.step = trainer.global_step
         self.previous = trainer.global_step - 1
         self.last = total_steps(trainer)
-        self.chosen = frozenset(chosen)
+        self.chosen = frozenset(map(round, chosen))  # e.g. of np.linspace
         if self.last is not None:
             self.chosen |= {self.last}
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import ConfigError, expect, expect_known
 from lightning_sv.scale import ScaledLinear, ScaleVector
 
 ParameterRole = Literal["matrix", "router", "head", "embedding", "input", "output"]
@@ -110,6 +110,9 @@ def role_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[Paramet
 
     trained = [named for named in parameter_roles(model) if named.parameter.requires_grad]
     _check_unique(trained)
+    for named in trained:
+        expect_known(f"role of {named.name}", named.role, PARAMETER_ROLES)
+
     decaying = {*MATRIX_ROLES, *decayed_roles}
     groups = []
     for role in PARAMETER_ROLES:

@@ -36,8 +36,12 @@ def block_of(part: Node, n: int) -> Block:
         bounds = slice(scalars.get("start"), scalars.get("end"), scalars.get("step"))
         return Block(*bounds.indices(n))
 
-    size = scalars.get("split_size", 1)  # of split; unbind has parts of one position
-    sizes = scalars.get("split_sizes", [size] * n)
+    if part.op == "unbind":
+        return Block(part.output, part.output + 1)
+
+    sizes = scalars.get("split_sizes")  # of split_with_sizes
+    if sizes is None:
+        sizes = [scalars["split_size"]] * n
     begin = sum(sizes[: part.output])
     return Block(begin, min(n, begin + sizes[part.output]))
 

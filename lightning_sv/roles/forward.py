@@ -61,15 +61,13 @@ def _identities(buffers: Mapping[str, Tensor | None]) -> list[tuple[str, int]]:
 @contextmanager
 def tracing_state(model: nn.Module) -> Iterator[None]:
     """Set eval mode with gradients, without autocast or compiled code; restore all afterwards."""
-    before = [_ModuleState(module) for module in model.modules()]
-    try:
+    with ExitStack() as stack:
+        for module in model.modules():
+            stack.callback(_ModuleState(module).restore)  # each, also if one of them fails
         with _plain_execution(model):
             for module in model.modules():
                 module.training = False
             yield
-    finally:
-        for state in before:
-            state.restore()
 
 
 @contextmanager

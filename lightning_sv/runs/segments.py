@@ -61,7 +61,7 @@ def changed_numerics(summary: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return setting -> its different values, in order, for settings that a resume changed."""
     values: dict[str, list[str]] = defaultdict(list)
     for segment in _segments_of(summary):
-        numerics = segment.get("numerics", {})
+        numerics = segment.get("numerics") or {}
         for setting, value in numerics.items():
             if value not in values[setting]:
                 values[setting].append(value)

@@ -8,8 +8,8 @@ A model names its sites and their widths, and never looks at the strategy:
     q_norm = build.norm("q_norm", d_head)                              a norm without branches
     build.finish()
 
-A site is a matrix or a norm of the model. Each call first makes one `LinearPlan` per matrix, and
-then builds modules from the plans. The builder notes the names of matrices and vectors, and which
+A site is a matrix or a norm of the model. `group` first makes one `LinearPlan` per matrix, and then
+builds modules from the plans. The builder notes the names of matrices and vectors, and which
 options changed something: `finish` refuses options with an unknown name or without effect.
 """
 

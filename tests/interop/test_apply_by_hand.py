@@ -294,6 +294,11 @@ FUSED: dict[str, tuple[Read, int, int]] = {
     ),
     "queries that are also keys": (_shared, 2, 2),
     "glu": (lambda net, x: net.head(F.glu(net.matrix(x))), 2, 4),
+    "glu of each head": (
+        lambda net, x: net.head(F.glu(net.matrix(x).unflatten(-1, (4, -1)), -1).flatten(-2)),
+        2,
+        1,
+    ),
     "q, k and v one after the other": (_attention((3, 2), (2, 0, 3, 1, 4)), 3, 6),
     "heads, split": (_heads(lambda y: y.split([2, 1, 1], 2)), 2, 6),
     "heads, indexed": (_heads(lambda y: (y[:, :, :2], y[:, :, [2]], y[:, :, [3]])), 2, 1),

@@ -59,6 +59,8 @@ def test_role_groups_without_a_role_or_with_a_policy_refused(config: BackboneCon
         role_groups(nn.Sequential(nn.Linear(2, 2, bias=False), nn.LayerNorm(2)), frozenset())
     with pytest.raises(ConfigError, match="decayed_roles"):
         role_groups(Backbone(config), "iwd")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="role of weight"):
+        role_groups(ScaledLinear(2, 2, role="gate"), frozenset())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -120,8 +120,11 @@ def _takes_apart(view: Node, axis: int) -> bool:
     """Return True if the pass splits an axis and does not join its parts again."""
     parts = []
     for use in users_along(view, axis):
-        if use.splits and use.user.op not in CHOICES_OF_ROWS:
-            parts.append(use.user)
+        if not use.splits or use.user.op in CHOICES_OF_ROWS:
+            continue
+        if use.user.op == "glu":  # both halves at once
+            return True
+        parts.append(use.user)
     return _has_several_groups(_joined_blocks(parts, view.shape[axis]))
 
 

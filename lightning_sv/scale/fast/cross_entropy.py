@@ -72,7 +72,8 @@ def linear_cross_entropy(
     inputs = (x, weight, gamma_in, gamma_out)
     if inside_torch_func():
         return loss_of_logits(inputs, targets, norm_eps)
-    if torch.is_grad_enabled():
+    is_trained = any(t.requires_grad for t in inputs if t is not None)
+    if is_trained and torch.is_grad_enabled():
         return _LinearCrossEntropy.apply(targets, norm_eps, *inputs)
     return chunked_loss(inputs, targets, norm_eps)
 
