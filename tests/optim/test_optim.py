@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
+from lightning_sv import Backbone, BackboneConfig, ScaledLinear, ScaleStrategy
 from lightning_sv.errors import ConfigError
 from lightning_sv.optim import (
     OPTIMIZERS,
