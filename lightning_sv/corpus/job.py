@@ -88,7 +88,7 @@ class Job:
         write_atomically(self.folder / FILENAME, json.dumps(plan))
 
         planned = {part.path for part in self.parts}
-        for path in set(self.folder.glob("[0-9]*-*")) - planned:
+        for path in sorted(set(self.folder.glob("[0-9]*-*")) - planned):
             log.warning("%s is a part of a different text or version; it is removed", path)
             remove(path)
 

@@ -39,8 +39,7 @@ _WORD_START = re.compile(r"[\n ](?=\S)")
 # Words of GPT-2's pattern, of letters, of digits, or of other characters, above this length are cut
 # for the training of a BPE, whose time grows with the square of the length: 11 minutes per MB.
 _LONGEST_WORD = 4096
-_MANY = f"{{{_LONGEST_WORD + 1},}}"
-_LONG_WORD = re.compile(rf"[^\W\d_]{_MANY}|\d{_MANY}|[^a-zA-Z0-9\s]{_MANY}")
+_WORD = re.compile(r"[^\W\d_]+|\d+|(?:[^\w\s]|_)+")
 # Settings of a BPE that GPT-2's does not have.
 _UNUSUAL_BPE = (
     "unk_token",
@@ -249,7 +248,7 @@ def without_long_words(text: str) -> Iterator[str]:
         return
 
     start = 0
-    for word in _LONG_WORD.finditer(text):
+    for word in _WORD.finditer(text):
         for cut in range(word.start() + _LONGEST_WORD, word.end(), _LONGEST_WORD):
             yield text[start:cut]
             start = cut

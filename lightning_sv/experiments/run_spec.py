@@ -19,7 +19,7 @@ from lightning_sv.runs.directory import LAST
 from lightning_sv.scale import ScaleOptions, expand_preset
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
-from lightning_sv.settings.overrides import keys_of_file, to_args
+from lightning_sv.settings.overrides import is_dictionary, keys_of_file, to_args
 from lightning_sv.settings.sections import keys_in_sections
 from lightning_sv.settings.yaml_file import read_yaml
 
@@ -95,9 +95,9 @@ class RunConfig:
         dictionaries: dict[str, Any] = {}
         for path in self.files:
             for key, value in keys_of_file(path).items():
-                earlier = value
-                if _is_dictionary(value):
-                    earlier = dictionaries.setdefault(key, value)
+                if not is_dictionary(value):
+                    continue
+                earlier = dictionaries.setdefault(key, value)
                 expected = f"{earlier}, as in an earlier file. Set it in one file."
                 expect(value == earlier, f"{key} in {path}", value, expected)
         contents = [read_yaml(path, f"--config {path}") for path in self.files]
@@ -222,11 +222,6 @@ class ParsedRun:
         if self.model.init_from is not None:
             identity["model"]["init_from"] = _checkpoint_hash(self.model.init_from)
         return json.dumps(identity, sort_keys=True)
-
-
-def _is_dictionary(value: Any) -> bool:
-    """Return True for a value such as `weight_decay_by_role`, but not for a class."""
-    return isinstance(value, Mapping) and "class_path" not in value
 
 
 def fit_args(files: Sequence[Path], keys: Mapping[str, Any]) -> list[str]:

@@ -83,7 +83,6 @@ class FullyShardedStrategy(ModelParallelStrategy):
             timeout=timeout,
         )
         self.sharded_checkpoints = save_distributed_checkpoint
-        self.checkpoint_io = AtomicCheckpointIO()  # a plugin of the Trainer replaces it
 
     @property
     def _net(self) -> nn.Module:
@@ -182,7 +181,10 @@ class FullyShardedStrategy(ModelParallelStrategy):
         if self.sharded_checkpoints:
             path = Path(self.broadcast(str(filepath)))
             write_sharded(self, checkpoint, path)
-        elif isinstance(self.checkpoint_io, AtomicCheckpointIO):
+            return
+        if self._checkpoint_io is None:  # the Trainer has no plugin for it
+            self.checkpoint_io = AtomicCheckpointIO()
+        if isinstance(self.checkpoint_io, AtomicCheckpointIO):
             # replaces a sharded checkpoint there, which ModelParallelStrategy would remove first
             Strategy.save_checkpoint(self, checkpoint, filepath, storage_options)
         else:

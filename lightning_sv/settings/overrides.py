@@ -30,8 +30,10 @@ def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dic
         if key.endswith("+") and key in keys:
             hint = "Put the others into a YAML file."
             raise ConfigError(f"{command}: --{key} is set twice; expected one. {hint}")
-        value = _section(f"--{key}", text) if key in SECTIONS else option_value(key, text, command)
-        keys |= keys_in_sections({key: value})
+        if key in SECTIONS and text != "null":
+            keys |= keys_in_sections({key: _section(f"--{key}", text)})
+        else:
+            keys[key] = option_value(key, text, command)
     return files, keys
 
 
@@ -39,10 +41,17 @@ def _remove_overridden(keys: dict[str, Any], file: Path) -> None:
     """Remove the keys that a later file sets again, also as entries of a dictionary."""
     if not keys:
         return
-    for overriding in keys_of_file(file):
-        for key in list(keys):
-            if key == overriding or key.startswith(f"{overriding}."):
-                del keys[key]
+    for overriding, value in keys_of_file(file).items():
+        keys.pop(overriding, None)
+        if not is_dictionary(value):  # fit merges the arguments of a class
+            continue
+        for entry in [key for key in keys if key.startswith(f"{overriding}.")]:
+            del keys[entry]
+
+
+def is_dictionary(value: Any) -> bool:
+    """Return True for a value such as `weight_decay_by_role`, but not for a class."""
+    return isinstance(value, Mapping) and "class_path" not in value
 
 
 def keys_of_file(file: Path) -> dict[str, Any]:

@@ -157,7 +157,7 @@ class Source:
 
     def check_unchanged(self, names: Iterable[str], since: str) -> None:
         """Check that none of `files` with these names has changed, by its size and time."""
-        for name in self.files.keys() & set(names):
+        for name in sorted(self.files.keys() & set(names)):
             if not is_untouched(Path(name), self.files[name]):
                 raise ConfigError(f"{name} has changed {since}")
 

@@ -49,7 +49,8 @@ class SplitDocuments:
                 return False
 
         if longest == 0:
-            raise ConfigError("there is no document; add some, or raise max_bytes.")
+            limit = "" if self.max_bytes is None else f", or raise max_bytes={self.max_bytes}"
+            raise ConfigError(f"there is no document; add some{limit}.")
         if longest == 1:
             raise ConfigError("no document has more than a single character; add text.")
         return True
