@@ -123,7 +123,7 @@ def recorded_losses() -> list[pd.DataFrame]:
         for own in by_title(runs):
             each_once = own.drop_duplicates(["arm", "seed"])
             by_arm = each_once.pivot(index="arm", columns="seed", values="val_loss")
-            found.append(by_arm.map("{:.4f}".format))
+            found.append(by_arm.map("{:.4f}".format, na_action="ignore").fillna(""))  # no run
     return found
 
 
