@@ -36,13 +36,13 @@ def phase(name: str, total: float, *, shown: bool = True) -> Iterator[Callable[.
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), disable=not shown) as bars:
-        id = bars.add_task(name, total=total)
-        task = bars.tasks[id]
+        number = bars.add_task(name, total=total)
+        task = bars.tasks[number]
 
         def advance(amount: int, total: float | None = None) -> None:
             if total is not None:
                 task.total = total  # `bars.update` would forget the speed
-            bars.advance(id, amount)
+            bars.advance(number, amount)
 
         yield advance
         task.total = task.completed

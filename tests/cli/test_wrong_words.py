@@ -75,6 +75,7 @@ WRONG = [
     ("plan --gpus 2 RUN --trainer.strategy fsdp", "trainer.strategy"),
     (f"plan --gpus 2 RUN --model.compile model --trainer.strategy {FSDP}", "model.compile"),
     ("plan --gpus 2 RUN --trainer.precision 16-mixed", "trainer.precision"),
+    ("fit COMPLETE --dry_run --trainer.precision transformer-engine-float16", "trainer.precision"),
     ("plan --gpus 2 RUN --trainer.max_epochs 2", "trainer.max_epochs"),
     # callbacks, loggers and plugins
     ("fit COMPLETE --trainer.callbacks no_module.C", "No module named 'no_module'.\n"),

@@ -50,7 +50,8 @@ def python_source(config: CorpusConfig, previous: Source, part_bytes: int) -> So
     paths = _library_files(Path(sysconfig.get_path("stdlib")))
     versions = {"python": platform.python_version()}
     licences = ["python: PSF-2.0"]
-    for name in PACKAGES if config.source == "stdlib" else _installed():
+    names = PACKAGES if config.source == "stdlib" else _installed()
+    for name in names:
         try:
             distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
