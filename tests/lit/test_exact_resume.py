@@ -157,6 +157,9 @@ def test_fit_extended_run_records_its_lengths(
     assert {leg["numerics"]["precision"] for leg in legs} == {"32-true"}
     assert run_fit([*fit, "8", "--ckpt_path", "last"], run_dir) == 2  # it has 12
     assert "trainer.max_steps" in capsys.readouterr().err
+    epoch = argv("--ckpt_path last --trainer.max_epochs 1 --trainer.limit_train_batches 3")
+    assert run_fit([*fit, "12", *epoch], run_dir) == 2
+    assert "trainer.max_epochs is 3" in capsys.readouterr().err
     assert read_run(run_dir).summary == run.summary
     (warning, *_) = comparability_warnings({"run": run})
     assert "learning rate is that of no single schedule" in warning
