@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from lightning_sv.atomic import read_json
+from lightning_sv.atomic import file_sha256, read_json
 from lightning_sv.experiments.arms import RunRequest
 from lightning_sv.experiments.results import PlannedFigure, requests_of
 from lightning_sv.runs.directory import (
@@ -29,6 +29,7 @@ from lightning_sv.runs.launch import default_parallel, run_jobs
 from lightning_sv.runs.tags import VAL_LOSS
 from lightning_sv.runs.trust import modules_of_settings
 from lightning_sv.settings.data import DataConfig
+from lightning_sv.settings.words import values_of
 from lightning_sv.version import __version__
 
 
@@ -57,7 +58,10 @@ class RunStore:
         run_spec, seed = request
         args = (*run_spec.args, "--seed_everything", str(seed))
         title = f"{run_spec.title}, seed {seed}"
-        return Job(title, tuple(self.launcher), args, self.dir(request), self.context or {})
+        configs = {path: file_sha256(Path(path)) for path in values_of(args, "config")}
+        return Job(
+            title, tuple(self.launcher), args, self.dir(request), self.context or {}, configs
+        )
 
     def is_recorded(self, request: RunRequest) -> bool:
         """Return True if a recording replaces the run, whose directory has no complete run."""

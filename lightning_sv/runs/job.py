@@ -43,6 +43,7 @@ class Job:
         run_dir: directory of the run; its name identifies the config
         context: corpus and versions, which also determine the result; runs with a different context
             are rejected
+        configs: config file -> hash of its content when the run was planned
     """
 
     title: str
@@ -50,6 +51,7 @@ class Job:
     arguments: tuple[str, ...]
     run_dir: Path
     context: Mapping[str, str] = field(default_factory=dict)
+    configs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -93,7 +95,16 @@ class Job:
         }
 
     def prepare(self) -> None:
-        """Write the record of this command into the directory; raise ConfigError as `state`."""
+        """Write the record of this command into the directory.
+
+        Raises:
+            ConfigError: the directory has other content, or a config file has changed since the
+                plan, by which the directory is named
+        """
+        for path, planned in self.configs.items():
+            if file_sha256(Path(path)) != planned:
+                hint = "Give the command again; it plans the missing runs anew."
+                raise ConfigError(f"{path} has changed since this run was planned. {hint}")
         self.state()
         regular(self.log)
         write_atomically(self.run_dir / COMMAND, json.dumps(self.record(), indent=2) + "\n")

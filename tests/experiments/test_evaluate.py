@@ -29,6 +29,7 @@ from lightning_sv.experiments.run_store import RunStore, train_missing
 from lightning_sv.experiments.spec import Budget, load_budget, load_figure
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.launch import run_jobs
+from lightning_sv.settings.words import values_of
 from tests.conftest import thinned
 from tests.experiments.fake_fit import write_scalars
 from tests.experiments.test_compare import FAKE
@@ -129,6 +130,9 @@ def test_train_shared_arms_once_complete_runs_skipped(tmp_path: Path) -> None:
     _, printed = train_all(plan("heterogeneity", "qkv-dynamics"), runs)
     assert "8 of 27 runs are complete" in printed and printed.count(": done in") == 19
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    # the config files of a run are those of its plan
+    job = runs.job(figure.requests()[0])
+    assert list(job.configs) == values_of(job.arguments, "config") != []
     # a different torch refuses to train, and still reads the runs
     with pytest.raises(ConfigError, match="torch"):
         RunStore(tmp_path, {"torch": "9"}, FAKE).missing(figure.requests())

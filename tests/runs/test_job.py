@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_sv.atomic import file_sha256
 from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import COMMAND
 from lightning_sv.runs.job import Job
@@ -30,6 +31,18 @@ def test_prepare_damaged_record_is_refused(text: str, tmp_path: Path) -> None:
     job.prepare()
     (job.run_dir / COMMAND).write_text(text)
     with pytest.raises(ConfigError, match=COMMAND):
+        job.prepare()
+
+
+def test_prepare_with_a_config_edited_since_the_plan_is_refused(tmp_path: Path) -> None:
+    """The name of its directory is that of the planned settings."""
+    config = tmp_path / "a.yaml"
+    config.write_text("model: {scale: hg}\n")
+    words = ("--config", str(config))
+    job = Job("t", ("x",), words, tmp_path / "run", configs={str(config): file_sha256(config)})
+    job.prepare()
+    config.write_text("model: {scale: dp}\n")
+    with pytest.raises(ConfigError, match=r"a\.yaml"):
         job.prepare()
 
 
