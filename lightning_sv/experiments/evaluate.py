@@ -72,7 +72,6 @@ def _load_panel(
     warnings = list(planned.warnings)
     if lost:
         warnings.append(f"{planned.title} lacks runs: {lost}. {planned.kind.lost_runs}")
-    warnings += _changed_source(planned, runs)
     return replace(without_arms, arms=arms, warnings=tuple(warnings), notes=_training_notes(arms))
 
 
@@ -87,20 +86,6 @@ def _lost_runs(all_arms: Sequence[Arm], missing: Sequence[Job]) -> list[str]:
         first = f"the first being {missing[0].title} ({missing[0].log})"
         lost.append(f"{len(missing)} of its runs did not finish, {first}")
     return lost
-
-
-def _changed_source(panel: PlannedPanel, runs: RunStore) -> list[str]:
-    """Warn about own modules whose source is not that of the runs."""
-    changed: set[str] = set()
-    for request in panel.requests:
-        changed |= runs.changed_modules(request)
-    if not changed:
-        return []
-    names = ", ".join(sorted(changed))
-    return [
-        f"{panel.title}: the source of {names} has changed since its runs, "
-        "or is not recorded for them."
-    ]
 
 
 def _training_notes(arms: Sequence[Arm]) -> tuple[str, ...]:

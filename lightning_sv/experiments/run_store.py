@@ -27,7 +27,6 @@ from lightning_sv.runs.events import Curve, Run, read_run
 from lightning_sv.runs.job import LAUNCHER, Job
 from lightning_sv.runs.launch import default_parallel, run_jobs
 from lightning_sv.runs.tags import VAL_LOSS
-from lightning_sv.runs.trust import modules_of_settings
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.words import values_of
 from lightning_sv.version import __version__
@@ -83,22 +82,6 @@ class RunStore:
             if not self.has_ended(request):
                 jobs.append(self.job(request))
         return jobs
-
-    def changed_modules(self, request: RunRequest) -> set[str]:
-        """Return the own modules of a run whose source was different, or is not recorded."""
-        modules = modules_of_settings(request.run_spec.settings)
-        if not modules:
-            return set()
-        if self.is_recorded(request):  # results.csv has no hashes of modules
-            return modules
-        job = self.job(request)
-        command = job.run_dir / COMMAND
-        if not command.is_file():  # it is not trained yet
-            return set()
-
-        hashes_then = read_json(command, "train the run again.").get("files", {})
-        hashes_now = job.record()["files"]
-        return {name for name in modules if hashes_then.get(name, "") != hashes_now.get(name)}
 
     def read(self, request: RunRequest) -> Run:
         """Read a run that is complete, recorded or diverged.

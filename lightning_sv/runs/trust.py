@@ -43,18 +43,13 @@ def modules_of_words(words: Sequence[str]) -> set[str]:
     try:
         files, values = parse_overrides(words, "fit")
         for file in files:
-            modules |= modules_of_settings(read_yaml(file, str(file)))
+            modules |= _modules_at((), read_yaml(file, str(file)))
     except ConfigError:  # words of a different program, or of a run that `fit` refuses
         return set()
     for key, value in values.items():
         names = tuple(filter(None, key.split(".")))
         modules |= _modules_at(names, value)
     return modules
-
-
-def modules_of_settings(settings: Mapping[str, Any]) -> set[str]:
-    """Return the modules of users that the settings of a run name."""
-    return _modules_at((), settings)
 
 
 def _modules_at(path: tuple[str, ...], settings: Any) -> set[str]:
