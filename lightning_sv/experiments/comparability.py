@@ -98,11 +98,6 @@ def training_warnings(runs: Mapping[str, Run]) -> list[str]:
     return warnings
 
 
-def settings_key(run: Run) -> str:
-    """Return a text that is equal for runs whose configs differ in strategy and seed alone."""
-    return json.dumps(_other_leaves(run), sort_keys=True, default=str)
-
-
 def _differences(table: pd.DataFrame) -> Iterator[tuple[str, str]]:
     """Yield each column whose values differ between runs, and the runs of each value."""
     names = table.index.to_series()

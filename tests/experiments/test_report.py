@@ -247,31 +247,16 @@ def test_write_report_parameters_of_strategies_give_no_range(tmp_path: Path) -> 
     assert re.findall(r"okens per parameter\W+([\d.]+)(?: \(|;)", text) == ["9.9", "9.9"]
 
 
-def test_own_figure_further_run_of_a_seed_has_its_directory_or_a_label_as_name(
+def test_own_figure_runs_of_one_strategy_and_seed_have_directories_or_labels_as_names(
     runs: Path, tmp_path: Path
 ) -> None:
     paths = [runs / "llama0", write_run(tmp_path / "faster", "llama", 0, lr=0.5)]
     found = own_figure([*paths, paths[0]])  # given twice, it is one run
-    assert [arm.label for arm in found.panels[0].arms] == ["llama", "faster"]
+    assert [arm.label for arm in found.panels[0].arms] == ["llama0", "faster"]
     named = own_figure(paths, labels=["slow", "fast"], baseline="fast")
     arms = [(arm.label, arm.baseline) for arm in named.panels[0].arms]
     assert arms == [("fast", True), ("slow", False)]
     assert "model.optim.lr" in named.warnings[0]
-
-
-def test_own_figure_runs_of_one_strategy_and_seed_are_arms_by_their_settings(
-    tmp_path: Path,
-) -> None:
-    """As in the folder of two comparisons, where names of runs end in a hash."""
-    for seed, hashes in enumerate(["ab", "ba", "ab"]):
-        for name, lr in zip(hashes, (0.1, 0.2), strict=True):
-            write_run(tmp_path / f"llama-seed{seed}-{name}", "llama", seed, lr=lr)
-        write_run(tmp_path / f"hg-seed{seed}", "hg", seed, lr=0.1)
-    arms = own_figure([tmp_path], baseline="llama").panels[0].arms
-    rates = {}
-    for arm in arms:
-        rates[arm.label] = [run.config["model"]["optim"]["lr"] for run in arm.runs]
-    assert rates == {"llama": [0.1] * 3, "hg": [0.1] * 3, "llama-seed0-b": [0.2] * 3}
 
 
 def test_own_figure_without_a_run_refused(runs: Path, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from lightning_sv.experiments.arms import Arm, runs_of
 from lightning_sv.experiments.comparability import (
     check_same_corpus,
     comparability_warnings,
-    settings_key,
 )
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.pairs import Pair
@@ -143,30 +142,13 @@ def _read(path: Path) -> Run:
 
 
 def _own_labels(runs: Sequence[Run]) -> list[str]:
-    """Return the label of the arm of each run: its strategy, or the name of a directory.
+    """Return the label of the arm of each run: its strategy.
 
-    Runs of one strategy are one arm, unless two of them have the same seed. Then those with the
-    settings of the first are, and those with other settings are named after their first directory.
+    If a strategy has two runs of one seed, each of its runs has the name of its directory.
     """
     counts = Counter((run.label, run.summary["seed"]) for run in runs)
     repeated = {strategy for (strategy, _), count in counts.items() if count > 1}
-    label_of_arm: dict[tuple[str, str], str] = {}  # strategy and settings -> label
-    labels: list[str] = []
-    taken = set[tuple[str, int]]()
-    for run in runs:
-        strategy = run.label
-        settings = settings_key(run) if strategy in repeated else ""
-        if (strategy, settings) not in label_of_arm:
-            is_first = strategy not in {known for known, _ in label_of_arm}
-            label_of_arm[strategy, settings] = strategy if is_first else run.dir.name
-
-        label = label_of_arm[strategy, settings]
-        seed = run.summary["seed"]
-        if (label, seed) in taken:  # a copy of a run
-            label = run.dir.name
-        taken.add((label, seed))
-        labels.append(label)
-    return labels
+    return [run.dir.name if run.label in repeated else run.label for run in runs]
 
 
 def _runs_by_arm(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, dict[int, Run]]:
@@ -211,7 +193,8 @@ def _seed_warnings(arms: Sequence[Arm]) -> Iterator[str]:
         shared = sorted(arm.by_seed.keys() & baseline.by_seed.keys())
         if not shared:
             found = f"{both} share no seed, so there are no pairs"
-            raise ConfigError(f"{found}. Train them on the same seeds.")
+            hint = "Train them on the same seeds, or name the arms with --labels."
+            raise ConfigError(f"{found}. {hint}")
         alone = sorted(arm.by_seed.keys() ^ baseline.by_seed.keys())
         if alone:
             pairs = f"{both} are paired on {_seed_list(shared)}"
