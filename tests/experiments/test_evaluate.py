@@ -197,7 +197,10 @@ def test_write_tuned_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: 
     runs = RunStore(tmp_path / "out", launcher=(*FAKE, "--best", "0.0022", "0.025"))
     train_all([grid], runs)
     found = judged(grid, runs)
-    write_tuned([found], conf / "paper")
+    write_tuned([found], conf / "paper")  # a grid of another figure
+    assert not (conf / "paper/tuned/tiny-3000.yaml").exists()
+    tuning = replace(found, spec=replace(found.spec, name="tuning"), command="by tuning")
+    write_tuned([tuning], conf / "paper")
     assert "seeds 100 to 101" in (conf / "paper/tuned/tiny-3000.yaml").read_text()
 
     llama, dnp = (arm.run_spec for arm in planned(figure).panels[0].arms)
@@ -210,13 +213,11 @@ def test_write_tuned_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: 
     other_schedule = planned(figure, schedule="wsd").panels[0].arms[0].run_spec
     assert "init_std" not in other_schedule.details
 
-    # of two grids of one length `tuning` is written, and of two arms of a strategy the lower one
+    # of two arms of a strategy the lower one is written
     (panel,) = found.panels
     again = replace(panel.arms[0], label="elsewhere", series="llama, elsewhere")
     twice = replace(panel, arms=(again, *panel.arms), all_arms=(again, *panel.all_arms))
-    spec = replace(found.spec, name="tuning")
-    tuning = replace(found, spec=spec, panels=(twice,), command="by tuning")
-    write_tuned([found, tuning], tmp_path)
+    write_tuned([replace(tuning, panels=(twice,))], tmp_path)
     content = yaml.safe_load((tmp_path / "tuned/tiny-3000.yaml").read_text())
     assert content["source"].startswith("by tuning; ")
     assert content["arms"]["llama"]["model.optim.lr"] == 0.0022

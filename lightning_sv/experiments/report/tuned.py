@@ -1,10 +1,9 @@
-"""Optima of grids as files of tuned settings: out/tuned/MODEL-STEPS.yaml."""
+"""Optima of the figure `tuning` as files of tuned settings: out/tuned/MODEL-STEPS.yaml."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
 
@@ -15,24 +14,21 @@ from lightning_sv.experiments.results import Figure, panels_of
 from lightning_sv.experiments.spec import Tuned, rounded
 from lightning_sv.statistics.optimum import Optimum
 
-if TYPE_CHECKING:  # it imports torch, which a report does not need
-    from lightning_sv.experiments.run_spec import RunSpec
+#: figure of conf/paper whose optima other figures use
+TUNING = "tuning"
 
 
 def write_tuned(figures: Sequence[Figure], out: Path) -> None:
-    """Write the optima of grids.
+    """Write the optima of the figure `tuning`; other grids answer questions of their own.
 
-    If two grids have the same model and steps, that of the figure `tuning` is written, else the
-    first; if two arms of a grid have the same strategy, the arm with the lower loss.
+    If two grids have the same model and steps, the first is written; if two arms of a grid have the
+    same strategy, the arm with the lower loss.
     """
     found: dict[str, Tuned] = {}
-    tuning_first = sorted(figures, key=lambda figure: figure.spec.name != "tuning")
-    for figure, panel in panels_of(tuning_first):
-        if not panel.spec.axes or not panel.arms:
-            continue
-        run_spec = panel.arms[0].run_spec
-        if run_spec is not None:
-            tuned = _tuned(figure, panel, run_spec)
+    tuning = [figure for figure in figures if figure.spec.name == TUNING]
+    for figure, panel in panels_of(tuning):
+        if panel.arms:
+            tuned = _tuned(figure, panel)
             found.setdefault(tuned.name, tuned)
     for name, tuned in found.items():
         content = asdict(tuned)
@@ -42,7 +38,9 @@ def write_tuned(figures: Sequence[Figure], out: Path) -> None:
         write_atomically(out / "tuned" / f"{name}.yaml", text)
 
 
-def _tuned(figure: Figure, panel: LoadedPanel, run_spec: "RunSpec") -> Tuned:
+def _tuned(figure: Figure, panel: LoadedPanel) -> Tuned:
+    run_spec = panel.arms[0].run_spec
+    assert run_spec is not None  # the arms are planned
     arms = {}
     source = _source(figure, panel)
     for strategy, best in _best_of_strategies(panel).items():

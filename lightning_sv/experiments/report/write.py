@@ -39,7 +39,7 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
         results.csv              one row per run
         differences.csv          one row per difference to a baseline
         verdicts.csv             one row per claim
-        tuned/MODEL-STEPS.yaml   optima of grids
+        tuned/MODEL-STEPS.yaml   optima of the figure `tuning`
 
     Args:
         figures: evaluated figures with different names
