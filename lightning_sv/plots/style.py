@@ -5,6 +5,7 @@ blue.
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import TextWrapper
@@ -45,6 +46,8 @@ plain_style = rc_context({**_DEFAULTS, "text.parse_math": False})
 #: the same, except that `$` begins a formula
 formula_style = rc_context(_DEFAULTS)
 
+#: sign of a number in a text
+_MINUS = re.compile(r"(?<!\S)-(?=\d)")
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
@@ -110,7 +113,7 @@ def legend_below(figure: Figure, title: str) -> None:
         columns = 2
     # a name that is longer than the width would be cut off, with the number at its end
     fitting = TextWrapper(round(10 * width), break_on_hyphens=False)
-    names = list(map(fitting.fill, lines))
+    names = [_MINUS.sub("−", fitting.fill(name)) for name in lines]
     rows_of_names = sum(name.count("\n") + 1 for name in names)
     rows = len(title.splitlines()) + math.ceil(rows_of_names / columns)
     figure.set_figheight(figure.get_figheight() + 0.25 * rows)  # inches per row
