@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_sv.errors import NotTestableError
 from lightning_sv.runs.events import Curve, Run
 from lightning_sv.runs.tags import VAL_LOSS
 from lightning_sv.statistics.optimum import Optimum, fit_optimum
@@ -231,3 +232,17 @@ class Series:
     def optimum(self) -> Optimum:
         """Optimum of a grid."""
         return fit_optimum(self.points, self.losses.tolist(), self.planned)
+
+
+def paired_losses(a: Series, b: Series) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the losses of two series, (points, seeds), on the seeds that all of their arms have.
+
+    Raises:
+        NotTestableError: there is no such seed
+    """
+    arms = on_shared_seeds([*a.arms, *b.arms])
+    if not arms:
+        raise NotTestableError(f"no seed has runs of {a.label} and {b.label} at all points")
+    losses = np.stack([arm.losses for arm in arms])
+    n_points = len(a.arms)
+    return losses[:n_points], losses[n_points:]

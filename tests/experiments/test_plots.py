@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
-from lightning_sv.experiments.arms import Arm
+from lightning_sv.errors import NotTestableError
+from lightning_sv.experiments.arms import Arm, paired_losses
+from lightning_sv.experiments.kinds import KINDS
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.report.copying import copying_table
 from lightning_sv.experiments.report.curve_plots import curve_plots
@@ -53,6 +55,14 @@ def test_curve_plots_long_names_are_inside_the_picture() -> None:
         box = names.get_window_extent()
         assert box.x1 <= plot.figure.bbox.x1 and box.y0 >= 0
         assert plot.figure.axes[0].get_window_extent().height > 300
+
+
+def test_curve_plots_legend_has_the_minus_of_the_axes() -> None:
+    """A hyphen of a name stays."""
+    dp, llama, _ = fake.curves_panel().arms
+    _, difference = curve_plots(panel_of([replace(dp, label="dp-1"), llama])).plots
+    (name,) = difference.figure.legends[0].get_texts()
+    assert name.get_text().startswith("dp-1") and "  −0." in name.get_text()
 
 
 @pytest.mark.parametrize("base", ["llama", "nop", "gemma"])
@@ -152,6 +162,25 @@ def test_length_plots_have_a_difference_per_length() -> None:
     assert list(line.get_xdata()) == pytest.approx(lengths)
     assert len(intervals.get_segments()) == 4
     assert len(panel.kind.table(panel)) == 12
+
+
+@pytest.mark.parametrize("kind", ["lengths", "scaling"])
+def test_models_panel_lost_run_leaves_out_no_run_of_other_arms(kind: str) -> None:
+    """Losses have the seeds of the differences; a line has those of all sizes."""
+    whole = fake.scaling_panel()
+    lost = [arm.on([0, 1]) if arm.label == "unified, 200000" else arm for arm in whole.arms]
+    arms = KINDS[kind].comparable(lost)
+    assert [len(arm.runs) for arm in arms] == [len(arm.runs) for arm in lost]
+    panel = LoadedPanel.of_arms(replace(whole.spec, kind=kind), arms)
+    assert [pair.difference.n for pair in panel.pairs] == [2, *[3] * 7]
+    baseline, unified, _ = panel.series
+    assert [losses.shape for losses in paired_losses(baseline, unified)] == [(4, 2)] * 2
+    assert gap_plot(panel).figure.legends[0].get_title().get_text() == (
+        "95% interval of 2 to 3 pairs"
+    )
+    assert panel.kind.draw(panel).plots
+    with pytest.raises(NotTestableError, match="llama and unified"):
+        paired_losses(baseline, replace(unified, arms=(lost[4].on([]), *unified.arms[1:])))
 
 
 def test_grid_plots_name_the_optimum() -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.arms import Arm, Series
+from lightning_sv.experiments.arms import Arm, Series, paired_losses
 from lightning_sv.experiments.claims.pooling import LossAt
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.spec import ClaimSpec, PanelSpec
@@ -168,10 +168,10 @@ def slope(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """Slope of A - B in ln N: below 0, the loss of A falls faster.
 
     Raises:
-        NotTestableError: there is one size
+        NotTestableError: there is one size, or no seed has runs of both at all sizes
     """
     a, b = _series_of(claim, panel)
-    line = difference_line(b.values, b.losses, a.losses, CONFIDENCE)
+    line = difference_line(b.values, *paired_losses(b, a), CONFIDENCE)
     unit = "nats per token per e-fold of size"
     change = interval(line.slope, f"the change of {_difference_name(claim)}", unit)
     return Estimate(line.slope, f"over {len(b.arms)} sizes {change}", unit)

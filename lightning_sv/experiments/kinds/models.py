@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pandas as pd
 
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.experiments.arms import Arm, PlannedArm, Series, point_label
+from lightning_sv.experiments.arms import Arm, PlannedArm, Series, paired_losses, point_label
 from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Drawing, LoadedPanel, PanelKind
 from lightning_sv.experiments.kinds.curves import difference_table
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec
@@ -66,6 +66,10 @@ class ModelsKind(PanelKind):
         """Return the arms of the series that have runs at all points."""
         return self.in_complete_series(all_arms)
 
+    def comparable(self, all_arms: Sequence[Arm]) -> tuple[Arm, ...]:
+        """Return the arms of these series, with all of their runs."""
+        return tuple(self.kept(all_arms))
+
 
 class ScalingKind(ModelsKind):
     """Loss of each arm at several sizes."""
@@ -99,7 +103,7 @@ class ScalingKind(ModelsKind):
         lines = []
         for series in panel.series:
             if not series.baseline:
-                line = difference_line(baseline.values, baseline.losses, series.losses)
+                line = difference_line(baseline.values, *paired_losses(baseline, series))
                 lines.append((series, line))
         return lines
 

@@ -57,10 +57,10 @@ def _seeds_text(arms: Sequence[Arm]) -> str:
     counts = [len(arm.runs) for arm in arms]
     if max(counts) == 1:
         return "one seed"
-    return f"mean of {_count_range(counts)} seeds"
+    return f"mean of {count_range(counts)} seeds"
 
 
-def _count_range(counts: Sequence[int]) -> str:
+def count_range(counts: Sequence[int]) -> str:
     """Return `3` or `2 to 3`."""
     return " to ".join(dict.fromkeys([str(min(counts)), str(max(counts))]))
 
@@ -160,7 +160,7 @@ def _bands(lines: Sequence[_Line]) -> str:
     mark = "band"
     if all(line.is_point for line in lines):
         mark = "bar"
-    return f"{mark}: 95% interval of {_count_range(counts)} pairs"
+    return f"{mark}: 95% interval of {count_range(counts)} pairs"
 
 
 def _draw_difference(axes: Axes, line: _Line, aside: float) -> None:

@@ -1,5 +1,6 @@
 """Plots of losses and differences against the size of the model or the length of training."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,12 +9,12 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.arms import Series
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
 from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
-from lightning_sv.experiments.report.curve_plots import curve_plots
+from lightning_sv.experiments.report.curve_plots import count_range, curve_plots
 from lightning_sv.experiments.report.plot import FINAL_LOSS, Plot, draw_losses, finished, with_looks
 from lightning_sv.plots import style
+from lightning_sv.statistics.paired import PairedDifference
 
 
 def scaling_plots(panel: LoadedPanel) -> Drawing:
@@ -35,7 +36,7 @@ def scaling_plots(panel: LoadedPanel) -> Drawing:
 def _loss_plot(panel: LoadedPanel) -> Plot:
     axes = style.new_axes()
     for series, look in with_looks(panel.series):
-        losses = dict(zip(series.values, series.losses, strict=True))
+        losses = {arm.point[0]: arm.losses for arm in series.arms}
         draw_losses(axes, losses, look, label=series.name, linestyle=look.line, markersize=6)
     axes.set(title="How does the loss fall with size?", ylabel=FINAL_LOSS)
     style.set_log_axis(axes, "x", style.human_tokens)
@@ -55,41 +56,46 @@ def gap_plot(
         points: label of the x axis
 
     Raises:
-        NotTestableError: the baseline lacks runs
+        NotTestableError: the baseline lacks runs, or each other arm does
     """
     if panel.baseline is None:
         raise NotTestableError("the baseline lacks runs.")
+    if len(panel.series) == 1:
+        raise NotTestableError("each arm but the baseline lacks runs.")
     (baseline, _), *others = with_looks(panel.series)
     axes = style.new_axes()
     axes.axhline(0, color=style.GREY, linewidth=1, zorder=1)  # behind the curves
+    counts = []
     for place, (series, look) in enumerate(others):
         # side by side, so that intervals do not overlap
         places = np.array(baseline.values) * 1.03**place
-        _draw_gaps(axes, panel, baseline, series, places, look)
+        differences = [
+            panel.difference(arm, base, confidence=TWO_SIDED)
+            for arm, base in zip(series.arms, baseline.arms, strict=True)
+        ]
+        counts += [difference.n for difference in differences]
+        end = style.human_tokens(baseline.values[-1])
+        label = f"{series.name}  {differences[-1].mean:+.3f} at {end}"
+        _draw_gaps(axes, places, differences, look, label)
 
     style.set_log_axis(axes, "x", style.human_tokens)
     axes.set_title(f"The difference by {by}\n{panel.title}")
     axes.set(xlabel=points, ylabel=f"difference to {baseline.label}, nats per token")
-    count = len(baseline.arms[0].runs)
-    legend = f"95% interval of {count} pairs"
-    if count == 1:
+    legend = f"95% interval of {count_range(counts)} pairs"
+    if max(counts) == 1:
         legend = "one pair: no interval"
     return finished(name, f"{panel.title}, difference to {baseline.label}", axes, legend)
 
 
 def _draw_gaps(
     axes: Axes,
-    panel: LoadedPanel,
-    baseline: Series,
-    series: Series,
     places: NDArray[np.float64],
+    differences: Sequence[PairedDifference],
     look: style.Look,
+    label: str,
 ) -> None:
-    """Draw the difference at each point with its interval."""
-    pairs = zip(series.arms, baseline.arms, strict=True)
-    differences = [panel.difference(arm, base, confidence=TWO_SIDED) for arm, base in pairs]
+    """Draw the difference at each place with its interval."""
     means = [difference.mean for difference in differences]
     half = np.nan_to_num([difference.smallest_resolvable for difference in differences])
-    label = f"{series.name}  {means[-1]:+.3f} at {style.human_tokens(baseline.values[-1])}"
     marks: dict[str, Any] = {"marker": "o", "color": look.colour, "linestyle": look.line}
     axes.errorbar(places, means, half, capsize=3, label=label, **marks)
