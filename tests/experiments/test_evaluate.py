@@ -389,7 +389,7 @@ def test_paper_command_wrong_arguments_refused(words: list[str], key: str) -> No
         run_paper(words)
 
 
-def test_evaluate_runs_whose_own_code_has_changed_are_named(
+def test_train_runs_whose_own_code_has_changed_are_refused(
     conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
@@ -400,11 +400,9 @@ def test_evaluate_runs_whose_own_code_has_changed_are_named(
     figure = plan_mine(conf, FIGURE.replace("hg", "hg+changing_scales:Mine"))
     runs = RunStore(tmp_path / "out", {}, FAKE)
     train_all([figure], runs)
-    found = judged(figure, runs)
-    assert not found.warnings
-
-    write_report([found], tmp_path / "report", "cpu")
-    recorded = RunStore(tmp_path / "elsewhere", None, FAKE, read_recorded([tmp_path / "report"]))
-    assert "changing_scales" in judged(figure, recorded).warnings[0]
+    assert runs.missing(figure.requests()) == []
     own.write_text(own.read_text() + "# edited\n")
-    assert "changing_scales" in judged(figure, replace(runs, context=None)).warnings[0]
+    with pytest.raises(ConfigError, match="changing_scales"):
+        runs.missing(figure.requests())
+    (panel,) = judged(figure, replace(runs, context=None)).panels  # read as they are
+    assert [len(arm.runs) for arm in panel.arms] == [2, 2]
