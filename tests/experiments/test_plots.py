@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import Arm, paired_losses
-from lightning_sv.experiments.kinds import KINDS
-from lightning_sv.experiments.kinds.base import LoadedPanel
+from lightning_sv.experiments.kinds.base import KINDS, LoadedPanel
 from lightning_sv.experiments.report.copying import copying_table
 from lightning_sv.experiments.report.curve_plots import curve_plots
 from lightning_sv.experiments.report.grid_plots import grid_plots
