@@ -98,13 +98,9 @@ class Job:
         """Write the record of this command into the directory.
 
         Raises:
-            ConfigError: the directory has other content, or a config file has changed since the
-                plan, by which the directory is named
+            ConfigError: the directory has other content, or a config file is not that of the plan
         """
-        for path, planned in self.configs.items():
-            if file_sha256(Path(path)) != planned:
-                hint = "Give the command again; it plans the missing runs anew."
-                raise ConfigError(f"{path} has changed since this run was planned. {hint}")
+        self._check_configs()
         self.state()
         regular(self.log)
         write_atomically(self.run_dir / COMMAND, json.dumps(self.record(), indent=2) + "\n")
@@ -119,6 +115,14 @@ class Job:
             return "new"
         self._check_record()
         return "complete" if is_complete(self.run_dir) else "resume"
+
+    def _check_configs(self) -> None:
+        """Check the config files: the directory is named by the settings that the plan read."""
+        for path, planned in self.configs.items():
+            file = Path(path)
+            if not file.is_file() or file_sha256(file) != planned:
+                expected = "its content when the run was planned. Give the command again."
+                raise ConfigError(f"{path} is edited or removed; expected {expected}")
 
     def _check_record(self) -> None:
         """Check that the directory has a record with the files and the context of this run."""

@@ -59,8 +59,8 @@ def test_curve_plots_long_names_are_inside_the_picture() -> None:
 def test_curve_plots_legend_has_the_minus_of_the_axes() -> None:
     """A hyphen of a name stays."""
     dp, llama, _ = fake.curves_panel().arms
-    _, difference = curve_plots(panel_of([replace(dp, label="dp-1"), llama])).plots
-    (name,) = difference.figure.legends[0].get_texts()
+    plots, _ = curve_plots(panel_of([replace(dp, label="dp-1"), llama]))
+    (name,) = plots[1].figure.legends[0].get_texts()
     assert name.get_text().startswith("dp-1") and "  −0." in name.get_text()
 
 
@@ -169,11 +169,13 @@ def test_models_panel_lost_run_leaves_out_no_run_of_other_arms(kind: str) -> Non
     whole = fake.scaling_panel()
     lost = [arm.on([0, 1]) if arm.label == "unified, 200000" else arm for arm in whole.arms]
     arms = KINDS[kind].comparable(lost)
-    assert [len(arm.runs) for arm in arms] == [len(arm.runs) for arm in lost]
+    assert list(arms) == lost
     panel = LoadedPanel.of_arms(replace(whole.spec, kind=kind), arms)
-    assert [pair.difference.n for pair in panel.pairs] == [2, *[3] * 7]
+    counts = [pair.difference.n for pair in panel.pairs]
+    assert counts == [2, 3, 3, 3, 3, 3, 3, 3]
     baseline, unified, _ = panel.series
-    assert [losses.shape for losses in paired_losses(baseline, unified)] == [(4, 2)] * 2
+    losses_of_baseline, losses = paired_losses(baseline, unified)
+    assert losses_of_baseline.shape == losses.shape == (4, 2)
     assert gap_plot(panel).figure.legends[0].get_title().get_text() == (
         "95% interval of 2 to 3 pairs"
     )

@@ -35,13 +35,16 @@ def test_prepare_damaged_record_is_refused(text: str, tmp_path: Path) -> None:
 
 
 def test_prepare_with_a_config_edited_since_the_plan_is_refused(tmp_path: Path) -> None:
-    """The name of its directory is that of the planned settings."""
+    """Its directory is named by the planned settings."""
     config = tmp_path / "a.yaml"
     config.write_text("model: {scale: hg}\n")
     words = ("--config", str(config))
     job = Job("t", ("x",), words, tmp_path / "run", configs={str(config): file_sha256(config)})
     job.prepare()
     config.write_text("model: {scale: dp}\n")
+    with pytest.raises(ConfigError, match=r"a\.yaml"):
+        job.prepare()
+    config.unlink()
     with pytest.raises(ConfigError, match=r"a\.yaml"):
         job.prepare()
 

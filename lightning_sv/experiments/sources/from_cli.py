@@ -228,13 +228,10 @@ def swept_figure(
     labels = ", ".join(arm.label for arm in arms)
     names = " and ".join(key.rpartition(".")[2] for key in axes)
     summary = f"{len(points)} points, {count_seeds(seeds)} each."
-    settings = arms[0].run.model
     panel = PanelSpec(
         "Validation loss",
         {arm.label: arm.spec for arm in arms},
         kind="grid",
-        optim=settings.optim.name,
-        schedule=settings.schedule.name,
         axes={key: {"sweep": list(values)} for key, values in axes.items()},
     )
     title = f"{names} of {labels}"
