@@ -1,5 +1,6 @@
 """LightningModule with a backbone that is built when the Trainer's strategy is known."""
 
+import warnings
 from collections.abc import Iterable
 from contextlib import nullcontext
 from inspect import Parameter, signature
@@ -82,7 +83,10 @@ class BackboneModule(L.LightningModule):
         """Return a new backbone; one without weights is initialized block by block when sharded."""
         settings = self.settings
         device = torch.device("meta") if without_weights else nullcontext()
-        with torch.inference_mode(False), device:  # inference tensors could not be trained later
+        # The plan of the settings has warned of a strategy with words that have no effect.
+        not_again = warnings.catch_warnings(action="ignore", category=UserWarning)
+        # Inference tensors could not be trained later.
+        with torch.inference_mode(False), device, not_again:
             backbone = Backbone(
                 settings.backbone, settings.strategy, settings.scale_options, seed=self.init_seed
             )

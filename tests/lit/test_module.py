@@ -142,6 +142,12 @@ def test_module_without_a_trainer_builds_its_backbone(tmp_path: Path) -> None:
         assert made.training_step(blocks(), 0)["loss"].isfinite()
 
 
+def test_module_warns_once_of_a_strategy_that_is_a_simpler_one() -> None:
+    with pytest.warns(UserWarning, match="'ap'") as warned:
+        module(scale="hg+ap").configure_model()
+    assert len(warned) == 1
+
+
 @pytest.mark.parametrize(
     ("key", "change"),
     [
