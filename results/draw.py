@@ -149,25 +149,43 @@ def draw_arm_by_std(axes: Axes, points: pd.DataFrame) -> None:
 def draw_own_optimum(axes: Axes) -> None:
     """Draw the differences if each arm has the learning rate and std that are best for itself."""
     style_difference_axes(axes)
-    rows = pd.read_csv(ROOT / "results/cpu-100/differences.csv")
-    is_shown = (
-        (rows.figure == "horizon")
-        & (rows.panel == "Each arm at its own optimum")
-        & (rows.quantity == "final loss")
-    )
-    rows = rows[is_shown]
-    arm_and_length = rows.arm.str.rpartition(", ")
-    lengths = arm_and_length[2].str.partition(" ")[0].astype(float).round().astype(int)
-    rows = rows.assign(
-        name=arm_and_length[0], tokens_per_param=lengths, model="tiny", text="Python"
-    )
+    points = pd.concat([own_optimum_of_tiny(), own_optimum_of_mini()])
     for place, arm in enumerate(COLOURS):
-        for shift, row in enumerate(rows[rows.name == arm].itertuples()):
-            draw_point(axes, place + (shift - 1) * 0.2, row)
+        of_arm = points[points.name == arm].sort_values("tokens_per_param")
+        shifts = 0.2 * (np.arange(len(of_arm)) - (len(of_arm) - 1) / 2)
+        for shift, row in zip(shifts, of_arm.itertuples(), strict=True):
+            draw_point(axes, place + shift, row)
     names = [arm.replace(", ", ",\n").replace("dp at the", "dp at\nthe") for arm in COLOURS]
     axes.set_xticks(range(len(COLOURS)), names, fontsize=8)
     axes.set_xlim(-0.6, len(COLOURS) - 0.4)
     axes.set_title("each arm at its own rate and std", loc="left", fontsize=10, fontweight="bold")
+
+
+def own_optimum_of_tiny() -> pd.DataFrame:
+    """Return the differences of the arms of `tiny` at their own optimum, at three lengths."""
+    rows = own_optimum("cpu-100", "horizon")
+    arm_and_length = rows.arm.str.rpartition(", ")
+    lengths = arm_and_length[2].str.partition(" ")[0].astype(float).round().astype(int)
+    return rows.assign(
+        name=arm_and_length[0], tokens_per_param=lengths, model="tiny", text="Python"
+    )
+
+
+def own_optimum_of_mini() -> pd.DataFrame:
+    """Return the difference of the one arm of `mini` that was tuned."""
+    rows = own_optimum("cpu-mini-own-optimum", "own-optimum-mini")
+    return rows.assign(name=rows.arm, tokens_per_param=20, model="mini", text="Python")
+
+
+def own_optimum(folder: str, figure: str) -> pd.DataFrame:
+    """Return the final differences to llama of a recording, each arm at its own optimum."""
+    rows = pd.read_csv(ROOT / "results" / folder / "differences.csv")
+    is_shown = (
+        (rows.figure == figure)
+        & (rows.panel == "Each arm at its own optimum")
+        & (rows.quantity == "final loss")
+    )
+    return rows[is_shown]
 
 
 def style_difference_axes(axes: Axes) -> None:
