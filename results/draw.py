@@ -68,6 +68,7 @@ SETTINGS = (
     Setting("cpu-100-protocol-lengths", "protocol-lengths", "27 tokens", 0.02, 27, "tiny"),
     Setting("cpu-100-protocol", "protocol", "Initial std 0.02", 0.02, 100, "tiny"),
     Setting("cpu-english", "english", "Initial std 0.02", 0.02, 100, "tiny", "English"),
+    Setting("cpu-mini-english", "english", "Initial std 0.02", 0.02, 20, "mini", "English"),
     Setting("cpu-100-protocol", "protocol", "Initial std 0.55", 0.55 / 8, 100, "tiny"),
     Setting("cpu-100", *BEST_FOR_LLAMA, std_best_for_llama(45000), 100, "tiny"),
     Setting("cpu-long", *BEST_FOR_LLAMA, std_best_for_llama(12000), 27, "tiny"),
@@ -76,7 +77,12 @@ SETTINGS = (
 )
 #: length -> colour
 LENGTHS: dict[int, str] = {7: "#E69F00", 20: "#009E73", 27: "#56B4E9", 100: "#0072B2"}
-MARKERS = {("tiny", "Python"): "o", ("mini", "Python"): "D", ("tiny", "English"): "s"}
+MARKERS = {
+    ("tiny", "Python"): "o",
+    ("mini", "Python"): "D",
+    ("tiny", "English"): "s",
+    ("mini", "English"): "^",
+}
 MODEL_SIZES = {"tiny": "0.2 M", "mini": "1.05 M"}
 
 
