@@ -24,7 +24,6 @@ from lightning_sv.experiments.results import Verdict
 from lightning_sv.experiments.sources.from_runs import own_figure
 from lightning_sv.runs.events import read_run
 from tests.conftest import Refused, Told, edit_json
-from tests.experiments.fake_fit import write_scalars
 from tests.experiments.fake_results import figure, rows, write_run
 
 
@@ -177,18 +176,6 @@ def test_report_command_numbers_are_those_of_the_event_files(
     text = Page((tmp_path / "report.html").read_text()).text
     assert " ".join(["lightning-sv", *words]) in text
     assert len(list((tmp_path / "figures").glob("*.svg"))) == 2
-
-
-def test_clipped_table_value_that_a_run_lacks_is_empty(tmp_path: Path) -> None:
-    for seed in range(2):
-        for label in ("llama", "dp"):
-            run = write_run(tmp_path / f"{label}{seed}", label, seed)
-            if (label, seed) != ("dp", 1):
-                points = [(5_000, 0.5 * seed), (10_000, 0.0)]
-                write_scalars(run, "clipped_steps", points, wall_time=1.0)
-    write_report([own_figure([tmp_path], baseline="llama")], tmp_path / "report", "")
-    text = (tmp_path / "report/report.md").read_text()
-    assert "| llama | 12.5% |\n| dp |  |\n" in text
 
 
 def test_report_command_report_of_other_runs_not_replaced(

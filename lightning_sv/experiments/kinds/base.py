@@ -61,8 +61,7 @@ class PanelKind:
             the panel
         has_own_pool: if True, arms do not share their scatter with other panels of the figure
         has_pairs: if True, arms are compared with the baseline in pairs
-        shows_training: if True, the report has copying and sizes of steps if the runs measured
-            them
+        shows_copying: if True, the report has copying from the context if all runs measured it
         lost_runs: sentence on what is compared if runs are missing
     """
 
@@ -72,7 +71,7 @@ class PanelKind:
     arms_have_models: ClassVar[bool] = True
     has_own_pool: ClassVar[bool] = False
     has_pairs: ClassVar[bool] = False
-    shows_training: ClassVar[bool] = False
+    shows_copying: ClassVar[bool] = False
     lost_runs: ClassVar[str] = "Arms are compared on the seeds that they share."
 
     def check(self, panel: PanelSpec) -> None:

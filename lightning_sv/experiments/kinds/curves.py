@@ -28,7 +28,7 @@ class CurvesKind(PanelKind):
 
     claims = LOSS_CLAIMS
     has_pairs = True
-    shows_training = True
+    shows_copying = True
 
     def comparable(self, all_arms: Sequence[Arm]) -> tuple[Arm, ...]:
         """Return the arms that have runs, with all of them."""

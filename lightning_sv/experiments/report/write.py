@@ -9,7 +9,7 @@ import pandas as pd
 from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
-from lightning_sv.experiments.report import clipped, copying
+from lightning_sv.experiments.report import copying
 from lightning_sv.experiments.report.claims import verdict_frame
 from lightning_sv.experiments.report.content import (
     Picture,
@@ -79,29 +79,16 @@ def _panel_sections(panel: LoadedPanel, out: Path, stem: str) -> list[Section]:
         drawing = Drawing(notes=[f"This panel cannot be drawn: {error}"])
     pictures = _saved(drawing.plots, out, stem)
     sections = [Section(panel.title, pictures, table, [*drawing.notes, *panel.notes])]
-    if panel.kind.shows_training:
-        sections += [
-            *_copying_section(panel, out, stem),
-            *_clipped_section(panel),
-        ]
+    if panel.kind.shows_copying and copying.measured_copying(panel.arms):
+        sections.append(_copying_section(panel, out, stem))
     return sections
 
 
-def _copying_section(panel: LoadedPanel, out: Path, stem: str) -> list[Section]:
-    """Return plot and table of copying, if all runs measured it."""
-    if not copying.measured_copying(panel.arms):
-        return []
+def _copying_section(panel: LoadedPanel, out: Path, stem: str) -> Section:
+    """Return plot and table of copying, which all runs measured."""
     pictures = _saved([copying_plot(panel)], out, stem)
     table = without_empty_columns(copying.copying_table(panel))
-    return [Section(f"{panel.title}: copying from the context", pictures, table, [copying.NOTE])]
-
-
-def _clipped_section(panel: LoadedPanel) -> list[Section]:
-    """Return the table of clipped steps, if runs measured them."""
-    table = clipped.clipped_table(panel)
-    if table.empty:
-        return []
-    return [Section(f"{panel.title}: size of the steps", table=table, notes=[clipped.NOTE])]
+    return Section(f"{panel.title}: copying from the context", pictures, table, [copying.NOTE])
 
 
 def _saved(plots: Sequence[Plot], out: Path, stem: str) -> list[Picture]:
