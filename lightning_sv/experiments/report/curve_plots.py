@@ -1,8 +1,9 @@
 """Plots of losses against tokens, and of their differences to the baseline."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 
 from lightning_sv.errors import NotTestableError
@@ -16,10 +17,8 @@ from lightning_sv.runs.tags import VAL_LOSS
 from lightning_sv.statistics.paired import PairedCurve, PairedDifference, on_one_grid, paired_curve
 from lightning_sv.statistics.verdicts import EQUAL, NOT_RESOLVED, direction
 
-#: share of the tokens by which points of different arms stand apart, so that no bar hides another
+#: share of the tokens by which the bars stand apart behind the end, so that none hides another
 _STEP_ASIDE = 0.03
-#: nats per token; a line that ends further from the number of its legend has a note
-_APART = 5e-5
 
 
 def curve_plots(panel: LoadedPanel) -> Drawing:
@@ -65,23 +64,23 @@ def count_range(counts: Sequence[int]) -> str:
     return " to ".join(dict.fromkeys([str(min(counts)), str(max(counts))]))
 
 
+def interval_legend(counts: Sequence[int]) -> str:
+    """Return what the intervals are, given the numbers of pairs of the differences."""
+    if max(counts) == 1:
+        return "one pair: no interval"
+    return f"95% interval of {count_range(counts)} pairs"
+
+
 class _Line(NamedTuple):
-    """The difference of an arm to the baseline: against tokens, and at the end as in the table."""
+    """The difference of an arm to the baseline: of its pairs against tokens, and as in the table.
+
+    The last one also uses other pairs of their pool, so the line may end at a different number.
+    """
 
     arm: Arm
     look: style.Look
     curve: PairedCurve
     end: PairedDifference
-
-    @property
-    def is_point(self) -> bool:
-        """If True, the difference is known at the end alone."""
-        return len(self.curve.tokens) == 1
-
-    @property
-    def ends_apart(self) -> bool:
-        """If True, the line does not end at the number of its legend."""
-        return bool(abs(self.end.mean - self.curve.mean[-1]) > _APART)
 
     @property
     def label(self) -> str:
@@ -108,11 +107,6 @@ def _difference_plots(panel: LoadedPanel) -> Drawing:
             notes.append(str(error))
     if not lines:
         return Drawing(notes=notes)
-
-    for line in lines:
-        if line.ends_apart:
-            of_pairs = f"{line.arm.name}: the line is the mean of its pairs"
-            notes.append(f"{of_pairs}; the number at its end also uses other pairs.")
     return Drawing([_difference_plot(panel.title, baseline, lines)], notes)
 
 
@@ -141,42 +135,25 @@ def _difference_plot(title: str, baseline: Arm, lines: Sequence[_Line]) -> Plot:
     axes.axhline(0, color=style.GREY, linewidth=1)
     shown = []
     for place, line in enumerate(lines, start=1):
-        aside = 1 - _STEP_ASIDE * (len(lines) - place)  # the last one at its place
-        _draw_difference(axes, line, aside)
-        tokens, mean, low, high, _ = line.curve
-        shown += [Curve(tokens, mean), Curve(tokens, low), Curve(tokens, high)]
+        shown += _draw_difference(axes, line, aside=_STEP_ASIDE * place)
     style.set_limits(axes, shown, from_share=0.2, include=[0.0])
     style.set_token_axis(axes)
     difference = f"difference to {baseline.name}"
     axes.set(title="How far from the baseline?", ylabel=f"{difference}, nats per token")
-    return finished("difference", f"{title}: {difference}", axes, f"at the end; {_bands(lines)}")
+    legend = f"at the end; {interval_legend([line.curve.n for line in lines])}"
+    return finished("difference", f"{title}: {difference}", axes, legend)
 
 
-def _bands(lines: Sequence[_Line]) -> str:
-    """Return what the bands are: `band: 95% interval of 2 to 3 pairs`."""
-    counts = [line.curve.n for line in lines]
-    if max(counts) == 1:
-        return "one pair: no interval, no verdict"
-    mark = "band"
-    if all(line.is_point for line in lines):
-        mark = "bar"
-    return f"{mark}: 95% interval of {count_range(counts)} pairs"
-
-
-def _draw_difference(axes: Axes, line: _Line, aside: float) -> None:
-    """Draw a line with a band, or a point with a bar at `aside` times its tokens."""
+def _draw_difference(axes: Axes, line: _Line, aside: float) -> list[Curve]:
+    """Draw a line with its band, and the last difference with its bar; return what is shown."""
     colour, dashes = line.look
-    look: dict[str, Any] = {
-        "linestyle": dashes,
-        "color": colour,
-        "linewidth": 2,
-        "label": line.label,
-    }
     tokens, mean, low, high, _ = line.curve
-    if not line.is_point:
-        axes.fill_between(tokens, low, high, color=colour, alpha=0.15, linewidth=0)
-        axes.plot(tokens, mean, **look)
-        return
+    axes.fill_between(tokens, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.plot(tokens, mean, color=colour, linestyle=dashes, linewidth=2, label=line.label)
+
     end = line.end
-    bar = end.smallest_resolvable if end.has_interval else None
-    axes.errorbar(tokens * aside, [end.mean], bar, marker="o", capsize=3, **look)
+    place = tokens[-1:] * (1 + aside)
+    half = np.nan_to_num(end.smallest_resolvable)  # no bar without an interval
+    axes.errorbar(place, [end.mean], half, color=colour, marker="o", markersize=4, capsize=3)
+    bar = [Curve(place, np.array([end.mean + sign * half])) for sign in (-1, 1)]
+    return [Curve(tokens, mean), Curve(tokens, low), Curve(tokens, high), *bar]

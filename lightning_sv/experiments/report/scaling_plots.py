@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
 from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
-from lightning_sv.experiments.report.curve_plots import count_range, curve_plots
+from lightning_sv.experiments.report.curve_plots import curve_plots, interval_legend
 from lightning_sv.experiments.report.plot import FINAL_LOSS, Plot, draw_losses, finished, with_looks
 from lightning_sv.plots import style
 from lightning_sv.statistics.paired import PairedDifference
@@ -81,10 +81,8 @@ def gap_plot(
     style.set_log_axis(axes, "x", style.human_tokens)
     axes.set_title(f"The difference by {by}\n{panel.title}")
     axes.set(xlabel=points, ylabel=f"difference to {baseline.label}, nats per token")
-    legend = f"95% interval of {count_range(counts)} pairs"
-    if max(counts) == 1:
-        legend = "one pair: no interval"
-    return finished(name, f"{panel.title}, difference to {baseline.label}", axes, legend)
+    alt = f"{panel.title}, difference to {baseline.label}"
+    return finished(name, alt, axes, interval_legend(counts))
 
 
 def _draw_gaps(
