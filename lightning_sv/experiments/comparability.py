@@ -1,42 +1,36 @@
 """Comparability of runs: different corpora are refused, different configs are warned about."""
 
-import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.experiments.arms import Arm, runs_of
+from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.claims.pooling import CORPUS_KEYS
 from lightning_sv.experiments.kinds.base import LoadedPanel, by_size
 from lightning_sv.runs.directory import SUMMARY, config_value
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.segments import changed_numerics, schedule_lengths
-from lightning_sv.settings.sections import leaves, retired_values
+from lightning_sv.settings.sections import leaves
 
 #: keys of `data` that define the validation sets
 VALIDATION_KEYS = ("val_sequences", "seq_len", "full_last_validation")
-# keys that differ between the runs of each comparison, and sections of them
-_OWN_KEYS = ("model.scale.", "seed_everything.", "run_dir.")
-# seeds that are the seed of the run, unless they are set
-_SEEDS = ("model.seed", "data.seed")
+# keys that differ between the runs of each comparison, and sections of them; those of seeds are
+# compared within each pair
+_OWN_KEYS = ("model.scale.", "seed_everything.", "model.seed.", "data.seed.", "run_dir.")
 
 
-def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> None:
-    """Check that runs have one corpus and tokenizer, so that losses have one unit.
+def check_same_corpus(runs: Mapping[str, Run]) -> None:
+    """Check that runs have one corpus, tokenizer and validation set, so that losses have one unit.
 
     Args:
         runs: name -> run
-        validation: if True, they also need one validation set
 
     Raises:
         ConfigError: names the key and two of the runs
     """
-    validation_keys = VALIDATION_KEYS if validation else ()
     facts = {}
     for name, run in runs.items():
         facts[name] = {key: run.summary.get(key) for key in CORPUS_KEYS}
@@ -44,16 +38,10 @@ def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> No
             if value is None:
                 found = f"{run.dir / SUMMARY} has no {key}: its corpus is unknown"
                 raise ConfigError(f"{found}. Train the run again.")
-        for key in validation_keys:
-            facts[name][f"data.{key}"] = _validation_setting(run, key)
+        for key in VALIDATION_KEYS:
+            facts[name][f"data.{key}"] = config_value(run.config, f"data.{key}")
+        facts[name]["data.full_last_validation"] = run.full_last_validation  # absent if it is false
     check_same_data(facts)
-
-
-def _validation_setting(run: Run, key: str) -> Any:
-    """Return a setting of `VALIDATION_KEYS`."""
-    if key == "full_last_validation":
-        return run.full_last_validation
-    return config_value(run.config, f"data.{key}")
 
 
 def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") -> None:
@@ -73,11 +61,10 @@ def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") 
 def comparability_warnings(runs: Mapping[str, Run]) -> list[str]:
     """Return warnings about differences between complete runs other than corpus and tokenizer.
 
-    Each warning lists all values with their runs. Seeds that equal the seed of the run, and paths
-    in its directory, count as equal. Runs of a plan need `training_warnings` alone, because their
-    names have the hash of their settings.
+    Each warning lists all values with their runs. Runs of a plan need `training_warnings` alone,
+    because their names have the hash of their settings.
     """
-    configs = pd.DataFrame(list(map(_other_leaves, runs.values())), list(runs), dtype=object)
+    configs = pd.DataFrame(list(map(_compared_settings, runs.values())), list(runs), dtype=object)
     warnings = []
     for key, values in _differences(configs.fillna("the default")):  # an absent key is null
         warnings.append(f"The configs differ in {key}: {values}.")
@@ -150,16 +137,11 @@ def panel_warnings(panel: LoadedPanel) -> list[str]:
     """Return warnings about a panel: of its plan, unexpected differences, missing runs."""
     if panel.why_not:
         return []
-    differences: list[str] = []
-    for group in by_size(panel.arms):
-        runs = runs_by_name(group)
-        check_same_corpus(runs)
-        differences += training_warnings(runs)
-    if panel.sizes:
-        differences += _size_warnings(panel.arms)
+    check_same_corpus(runs_by_name(panel.arms))
     warnings = list(panel.warnings)
-    for difference in differences:
-        warnings.append(f"{panel.title}: {difference}")
+    for group in by_size(panel.arms):
+        for difference in training_warnings(runs_by_name(group)):
+            warnings.append(f"{panel.title}: {difference}")
     return warnings
 
 
@@ -172,53 +154,11 @@ def runs_by_name(arms: Sequence[Arm]) -> dict[str, Run]:
     return runs
 
 
-def _size_warnings(arms: Sequence[Arm]) -> Iterator[str]:
-    """Yield warnings about the validation sets of the sizes of one law."""
-    runs = {str(run.dir): run for run in runs_of(arms)}
-    check_same_corpus(runs, validation=False)
-    for key in VALIDATION_KEYS:
-        values = dict.fromkeys(str(_validation_setting(run, key)) for run in runs.values())
-        if len(values) > 1:
-            yield f"the sizes of one law have data.{key} {' and '.join(values)}."
-
-
-def _other_leaves(run: Run) -> dict[str, Any]:
-    """Return the config of a run by dotted keys, without its own ones; lists as JSON.
-
-    `<run_dir>` stands for its directory, and null for its seed.
-    """
-    values = leaves(run.config)
-    # Configs of older runs lack this key. Files with events alone have no section `data`.
-    if "data.seq_len" in values:
-        values["data.full_last_validation"] = run.full_last_validation
-    for key, value_of_every_run in retired_values(run.config).items():
-        if values.get(key) == value_of_every_run:
-            del values[key]  # configs of newer runs lack it
-    for key in _SEEDS:
-        if values.get(key) == values.get("seed_everything"):
-            values[key] = None
-
-    directory = _directory_pattern(run.dir)
-    others = {}
-    for key, value in values.items():
-        is_own = f"{key}.".startswith(_OWN_KEYS)
-        if not is_own:
-            others[key] = _without_directory(value, directory)
-    return others
-
-
-def _without_directory(value: Any, directory: re.Pattern[str]) -> Any:
-    if isinstance(value, list):
-        value = json.dumps(value, default=str)
-    if isinstance(value, str):
-        return directory.sub("<run_dir>", value)
-    return value
-
-
-def _directory_pattern(directory: Path) -> re.Pattern[str]:
-    """Match the directory at the start of a path, in a value or in an entry of a list as JSON.
-
-    The slash is needed, because a name such as `tiny` may also be the value of a different setting.
-    """
-    names = f"{re.escape(str(directory.resolve()))}|{re.escape(str(directory))}"
-    return re.compile(rf'(?<![^"])({names})(?=/)')
+def _compared_settings(run: Run) -> dict[str, Any]:
+    """Return the config of a run by dotted keys, without those that each run has of its own."""
+    settings = {}
+    for key, value in leaves(run.config).items():
+        if f"{key}.".startswith(_OWN_KEYS):
+            continue
+        settings[key] = str(value) if isinstance(value, list) else value  # a list has no hash
+    return settings
