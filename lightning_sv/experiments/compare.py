@@ -5,11 +5,13 @@
 The name of a run is a hash of its configuration, so that all comparisons in one folder share runs.
 """
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
+import pandas as pd
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
@@ -24,6 +26,7 @@ from lightning_sv.experiments.evaluate import load_panels
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.kinds.curves import LATE_TRAINING
 from lightning_sv.experiments.report.folder import HTML, check_replaceable, reported_runs
+from lightning_sv.experiments.report.results_csv import RESULTS, write_csv
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure, PlannedFigure
 from lightning_sv.experiments.run_spec import ParsedRun
@@ -49,7 +52,7 @@ def output_of(
     """
     default = _default_out(figure, run, command)
     runs = RunStore(out or default.parent, context_of(run.data), launcher)
-    return out or _free_out(default, figure), runs
+    return out or _own_folder(default, figure, runs), runs
 
 
 def _default_out(figure: PlannedFigure, run: ParsedRun, command: str) -> Path:
@@ -65,18 +68,33 @@ def _file_name(label: str) -> str:
     return re.sub(r"[^\w.+=-]+", "-", label)
 
 
-def _free_out(base: Path, figure: PlannedFigure) -> Path:
-    """Return `base`, with a number if it has a report of a run that the figure lacks.
+def _own_folder(base: Path, figure: PlannedFigure, runs: RunStore) -> Path:
+    """Return `base`, with a number if it has runs that the figure lacks.
 
     Settings of all arms, such as the optimizer, are not in the name of the folder. The arms can
     have a run in common, so one equal run does not make the report one of this figure.
     """
-    requested = {request.name for request in figure.requests()}
+    planned = {request.name: runs.dir(request) for request in figure.requests()}
     out = base
     numbers = count(2)
-    while not requested.issuperset(run.name for run in reported_runs(out)):
+    while not _claim(out, planned):
         out = base.with_name(f"{base.name}-{next(numbers)}")
     return out
+
+
+def _claim(out: Path, planned: Mapping[str, Path]) -> bool:
+    """Make a folder, or return whether an existing one has planned runs only: name -> directory.
+
+    A new folder has the planned runs at once, so that a command that starts meanwhile sees them.
+    """
+    try:
+        out.mkdir(parents=True)
+    except FileExistsError:
+        names = {run.name for run in reported_runs(out)}
+        return names != set() and names.issubset(planned)
+    paths = [os.path.relpath(run_dir, out) for run_dir in planned.values()]
+    write_csv(out / RESULTS, pd.DataFrame({"run": paths}))
+    return True
 
 
 def _train(

@@ -22,7 +22,7 @@ from rich.console import Console
 from lightning_sv.cli import compare as command
 from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.experiments.arms import runs_of
-from lightning_sv.experiments.compare import compare, print_comparison
+from lightning_sv.experiments.compare import compare, output_of, print_comparison
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.report.results_csv import run_frame, write_csv
 from lightning_sv.experiments.resolver import RunResolver
@@ -346,6 +346,19 @@ def test_compare_command_other_settings_keep_the_earlier_report(run_args: list[s
         counts[path.parent.name] = len(pd.read_csv(path))
     assert counts.pop("llama_vs_unified") == 4
     assert counts == {f"llama_vs_unified-{number}": 2 for number in (2, 3, 4)}
+
+
+def test_output_of_commands_at_once_have_their_own_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_args: list[str]
+) -> None:
+    """Before any of them has a report; the same command again has its folder."""
+    monkeypatch.chdir(tmp_path)
+    folders = []
+    for words in ([], ["--model.optim.name", "muon"], []):
+        arms = request_arms([LLAMA, UNIFIED], [*run_args, *words], {})
+        out, _ = output_of(compared_figure(arms, 1), arms[0].run, "compare", None, FAKE)
+        folders.append(out.name)
+    assert folders == ["llama_vs_unified", "llama_vs_unified-2", "llama_vs_unified"]
 
 
 def test_compare_all_arms_have_the_steps_of_the_first(run_args: list[str]) -> None:
