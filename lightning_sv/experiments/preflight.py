@@ -81,7 +81,7 @@ def check_recorded(
         ConfigError: no run of the figures is recorded
     """
     needed = {request.name for request in requests_of(figures)}
-    is_of_others = bool(recorded) and bool(needed) and needed.isdisjoint(recorded)
+    is_of_others = bool(paths) and bool(needed) and needed.isdisjoint(recorded)
     if is_of_others:
         names = " ".join(figure.spec.name for figure in figures)
         runs = f"runs of {names} under budget {figures[0].budget}"

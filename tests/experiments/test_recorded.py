@@ -205,18 +205,6 @@ def test_read_recorded_run_has_the_scalars_of_its_panels(
     assert (found and found.values.tolist()) == values
 
 
-@pytest.mark.parametrize("label", ["=1+1", "@SUM(A1)", "+hg", "'=a", "1:2", "llama"])
-def test_write_csv_label_is_no_formula_and_is_read_again(
-    label: str, recording: tuple[Path, Figure], tmp_path: Path
-) -> None:
-    recorded = pd.read_csv(recording[0] / "results.csv", dtype=str, keep_default_na=False)[:1]
-    path = tmp_path / "results.csv"
-    write_csv(path, recorded.assign(arm=label))
-    assert pd.read_csv(path)["arm"][0][0] not in "=+@"
-    (run,) = read_recorded([path]).values()
-    assert run.label == label
-
-
 def test_train_runs_missing_in_a_recording(recording: tuple[Path, Figure], tmp_path: Path) -> None:
     """An existing run has priority over its row."""
     report, _ = recording
@@ -260,6 +248,9 @@ def test_check_recorded_recording_of_another_figure_refused(
     check_recorded([own, other], recorded, [report])
     with pytest.raises(ConfigError, match="results_from.*muon"):
         check_recorded([other], recorded, [report])
+    with pytest.raises(ConfigError, match="results_from.*heterogeneity"):
+        check_recorded([own], {}, [report])  # an empty file
+    check_recorded([own], {}, [])
 
 
 def with_last_line_cut_off(text: str) -> str:
@@ -274,12 +265,8 @@ DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
     "no numbers": (lambda text: text.replace("10000:", "many:"), "results.csv, line 2"),
     "more cells": (lambda text: text.replace(" ", ",,,"), "results.csv, line 2"),
     "cut off": (with_last_line_cut_off, "results.csv, line 4"),
-    "cut off before blank lines": (
-        lambda text: with_last_line_cut_off(text) + "\n\n",
-        "results.csv, line 4",
-    ),
-    "an unmatched quote": (lambda text: f'{text}"', "results.csv, line 11"),
-    "empty": (lambda text: "", "results_from"),
+    "an unmatched quote": (lambda text: f'{text}"', "results.csv is damaged after line 10"),
+    "another table": (lambda text: text.replace("seed", "dees", 1), "results.csv, line 2"),
 }
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lightning_sv.atomic import check_writable
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.report.results_csv import RESULTS, read_csv
+from lightning_sv.experiments.report.results_csv import RESULTS, read_rows
 
 MARKDOWN = "report.md"
 HTML = "report.html"
@@ -40,15 +40,11 @@ def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
 def _has_report(out: Path) -> bool:
     """Return whether the table of runs is that of a report; it is empty without runs."""
     results = out / RESULTS
-    if not results.exists():
-        return False
-    columns = read_csv(results).columns
-    return columns.empty or "run" in columns
+    return results.exists() and all("run" in row for _, row in read_rows(results))
 
 
 def reported_runs(out: Path) -> list[Path]:
     """Return the absolute run directories of the report in a folder; none without a report."""
     if not _has_report(out):
         return []
-    table = read_csv(out / RESULTS)
-    return [(out / run).resolve() for run in table.get("run", ())]
+    return [(out / row["run"]).resolve() for _, row in read_rows(out / RESULTS)]

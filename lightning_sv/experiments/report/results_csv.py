@@ -9,7 +9,7 @@ steps and provenance, but no other scalars and no config.
 import csv
 import logging
 import os
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isnan
 from pathlib import Path
@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 #: file of a report with one row per run
 RESULTS = "results.csv"
 csv.field_size_limit(2**31 - 1)  # a curve of many validations is one cell
-#: start of a formula of a spreadsheet, also after apostrophes
-_FORMULA = r"(?='*[-=+@\t\r])"
 #: columns with values of the summary
 _SUMMARY = (
     "steps", "parameters", "activated_parameters", "lr", "seconds", "corpus_hash",
@@ -108,10 +106,9 @@ def clipped_share(run: Run) -> float | None:
 
 
 def write_csv(path: Path, frame: pd.DataFrame) -> None:
-    """Write a frame; texts that spreadsheets would take for formulas begin with an apostrophe."""
-    plain = frame.replace(f"^{_FORMULA}", "'", regex=True)
+    """Write a frame without its index."""
     with atomic_path(path) as partial:
-        plain.to_csv(partial, index=False, lineterminator="\n")
+        frame.to_csv(partial, index=False, lineterminator="\n")
 
 
 def curve_text(curve: Curve) -> str:
@@ -125,41 +122,25 @@ def curve_text(curve: Curve) -> str:
 # Reading
 
 
-def read_csv(path: Path) -> pd.DataFrame:
-    """Return a CSV file as texts, indexed by line number; an empty frame if the file is empty.
+def read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield line number and row of a CSV file, as column -> text; none if the file is empty.
 
     Raises:
-        ConfigError: the number of cells of a line differs from the header, or quotes do not match
+        ConfigError: a line has more or fewer cells than the header, or quotes do not match
     """
-    rows = _rows_by_line(path)
-    if not rows:
-        return pd.DataFrame()
-    columns = rows.pop(min(rows))
-    # pandas would fill a line that is cut off, and its run would count with a part of its curve
-    for line, cells in rows.items():
-        if len(cells) != len(columns):
-            found = f"{len(cells)} cells, and the header has {len(columns)}"
-            raise ConfigError(f"{path}, line {line}, has {found}; restore the file.")
-    frame = pd.DataFrame(list(rows.values()), list(rows), columns, dtype=str)
-    return frame.replace(f"^'{_FORMULA}", "", regex=True)
-
-
-def _rows_by_line(path: Path) -> dict[int, list[str]]:
-    """Return line number -> cells, the header first, without blank lines.
-
-    Raises:
-        ConfigError: quotes do not match
-    """
-    rows = {}
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-        reader = csv.reader(file, strict=True)
+        reader = csv.DictReader(file, strict=True)
         try:
-            for cells in filter(None, reader):
-                rows[reader.line_num] = cells
+            for row in reader:
+                # a line that is cut off; its run would count with a part of its curve
+                is_complete = None not in row and None not in row.values()
+                if not is_complete:
+                    found = f"{path}, line {reader.line_num}, has not the cells of the header"
+                    raise ConfigError(f"{found}; restore the file.")
+                yield reader.line_num, row
         except csv.Error as error:
-            found = f"{path}, line {reader.line_num}, is damaged ({error})"
+            found = f"{path} is damaged after line {reader.line_num} ({error})"
             raise ConfigError(f"{found}; restore the file.") from error
-    return rows
 
 
 def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict[str, Run]:
@@ -190,12 +171,7 @@ def _read_report(path: Path) -> Iterator[Run]:
     if not path.is_file():
         expected = "the folder of a report, e.g. results/cpu."
         raise ConfigError(f"--results_from is {path}, which does not exist; expected {expected}")
-    table = read_csv(path)
-    for name in _NEEDED:
-        if name not in table:
-            found = f"{path} has no column {name}"
-            raise ConfigError(f"--results_from: {found}; expected the {RESULTS} of a report.")
-    for line, row in table.to_dict("index").items():
+    for line, row in read_rows(path):
         yield _run(row, f"--results_from: {path}, line {line}")
 
 
@@ -207,7 +183,7 @@ def _check_corpus(path: Path, run: Run, corpus_hash: str | None) -> None:
         raise ConfigError(f"{key} is {recorded[:12]}; expected {expected}")
 
 
-def _run(row: Mapping[Hashable, str], where: str) -> Run:
+def _run(row: Mapping[str, str], where: str) -> Run:
     """Return a row as a run without config."""
     cells = {key: text for key, text in printable(dict(row)).items() if text}
     needed = set(_NEEDED)
