@@ -40,10 +40,7 @@ class Page(HTMLParser):
 
     @property
     def loads(self) -> list[str]:
-        return self.values("src", "href", "srcset", "data")
-
-    def values(self, *names: str) -> list[str]:
-        """Return the values of the attributes of these names, in the page's order."""
+        names = ("src", "href", "srcset", "data")
         return [value or "" for name, value in self.attrs if name in names]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -74,15 +71,9 @@ def test_html_page_is_self_contained(report: Path) -> None:
     without_pictures = re.sub(r"base64,[\w+/=]+", "", text)
     assert not re.search(r"url\(|@import|https?://", without_pictures)
 
-    headings = [f"#{name}" for name in page.values("id")]
-    assert len(headings) == 2
-    links = page.loads[:2]
-    pictures = [source.partition(",")[0] for source in page.loads[2:]]
-    assert links == headings
+    pictures = [source.partition(",")[0] for source in page.loads]
     assert pictures == ["data:image/svg+xml;base64"] * 15
     assert page.tags.count("img") == 15
-    verdicts = {"holds", "equal-within", "not-resolved", "not-testable"}
-    assert verdicts <= set(page.values("class"))
 
 
 VISIBLE = st.text(min_size=1).filter(lambda text: text.split() and "\0" not in text)

@@ -3,18 +3,13 @@
 from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
-from itertools import pairwise
 from pathlib import Path
-from typing import get_args
 from urllib.parse import unquote
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from lightning_sv.statistics.verdicts import VerdictWord
-
 _STYLE = Path(__file__).with_name("page.css")
-_VERDICTS: tuple[str, ...] = get_args(VerdictWord)
 
 
 def html_page(title: str, markdown: str, root: Path) -> str:
@@ -23,8 +18,6 @@ def html_page(title: str, markdown: str, root: Path) -> str:
     parser = MarkdownIt("commonmark", {"html": False, "xhtmlOut": False}).enable("table")
     tokens = parser.parse(markdown)
     _embed_pictures(tokens, root)
-    _mark_verdicts(tokens)
-    links = _link_headings(tokens)
     body = parser.renderer.render(tokens, parser.options, {})
     return f"""<!doctype html>
 <html lang="en">
@@ -36,7 +29,7 @@ def html_page(title: str, markdown: str, root: Path) -> str:
 {_STYLE.read_text(encoding="utf-8")}</style>
 </head>
 <body>
-{_contents(links)}<main>
+<main>
 {body}</main>
 </body>
 </html>
@@ -53,34 +46,3 @@ def _embed_pictures(tokens: Sequence[Token], root: Path) -> None:
             picture = root / unquote(str(image.attrGet("src")))
             svg = b64encode(picture.with_suffix(".svg").read_bytes()).decode()
             image.attrSet("src", f"data:image/svg+xml;base64,{svg}")
-
-
-def _mark_verdicts(tokens: Sequence[Token]) -> None:
-    """Give each cell that is a verdict its colour: `equal within 0.01` has class `equal-within`."""
-    for cell, text in pairwise(tokens):
-        is_verdict = cell.type == "td_open" and text.content in _VERDICTS
-        if is_verdict:
-            first_words = text.content.split()[:2]
-            cell.attrSet("class", "-".join(first_words))
-
-
-def _link_headings(tokens: Sequence[Token]) -> dict[str, str]:
-    """Give each heading of a figure an id; return id -> heading as HTML."""
-    links: dict[str, str] = {}
-    for heading, text in pairwise(tokens):
-        is_of_figure = heading.type == "heading_open" and heading.tag == "h2"
-        if not is_of_figure:
-            continue
-
-        name = f"section-{len(links) + 1}"
-        heading.attrSet("id", name)
-        parts = text.children or ()
-        links[name] = "".join(escape(part.content) for part in parts)
-    return links
-
-
-def _contents(links: dict[str, str]) -> str:
-    if len(links) < 2:
-        return ""
-    items = [f'<li><a href="#{name}">{title}</a></li>\n' for name, title in links.items()]
-    return f'<nav aria-label="Contents">\n<ol>\n{"".join(items)}</ol>\n</nav>\n'
