@@ -9,15 +9,14 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import TextWrapper
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from matplotlib import rc_context, rcParamsDefault
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_sv.atomic import atomic_path
@@ -48,7 +47,8 @@ formula_style = rc_context(_DEFAULTS)
 
 #: sign of a number in a text
 _MINUS = re.compile(r"(?<!\S)-(?=\d)")
-_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+# a panel of 5 by 4 inches holds this many letters of a bold title, and of the label of its y axis
+_PANEL = TextWrapper(38, break_on_hyphens=False)
 
 
 class Look(NamedTuple):
@@ -58,16 +58,24 @@ class Look(NamedTuple):
     line: str
 
 
+class _TokenFormatter(EngFormatter):
+    """Counts of tokens or parameters: 500k, 1.5M, 20B."""
+
+    ENG_PREFIXES: ClassVar[dict[int, str]] = {0: "", 3: "k", 6: "M", 9: "B", 12: "T"}
+
+    def __init__(self) -> None:
+        super().__init__(sep="", usetex=False, useMathText=False)
+
+
 def human_tokens(tokens: float) -> str:
     """Format a token count with two significant digits: 1536000 -> 1.5M.
 
     Counts below 995 keep all digits.
     """
-    rounded = float(f"{tokens:.2g}")  # before the unit is chosen, so that 999999 becomes 1M
-    for size, unit in _UNITS:
-        if abs(rounded) >= size:
-            return f"{rounded / size:g}{unit}"
-    return f"{tokens:.0f}"
+    rounded = float(f"{tokens:.2g}")
+    if rounded < 1000:
+        return f"{tokens:.0f}"
+    return _TokenFormatter().format_data(rounded)
 
 
 def set_limits(
@@ -126,40 +134,14 @@ def set_style(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#E5E5E5", linewidth=0.8)
     axes.set_axisbelow(True)
-    title = axes.set_title(axes.get_title(), loc="left", fontsize=11, fontweight="bold")
+    axes.set_title(_in_lines(axes.get_title()), loc="left", fontsize=11, fontweight="bold")
     axes.set_title("")
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    spec = axes.get_subplotspec()
-    rows = 1
-    columns = 1
-    if spec is not None:
-        rows, columns = spec.get_gridspec().get_geometry()
-    _fit(title, 0.8 * figure.bbox.width / columns)
-    _fit(axes.yaxis.label, 0.8 * figure.bbox.height / rows)
+    axes.set_ylabel(_in_lines(axes.get_ylabel()))
 
 
-def _fit(text: Text, room: float) -> None:
-    """Break a text into lines of at most `room` pixels, because the layout cuts longer ones."""
-    lines: list[str] = []
-    for line in text.get_text().split("\n"):
-        lines += _broken_line(text, line, room)
-    text.set_text("\n".join(lines))
-
-
-def _broken_line(text: Text, line: str, room: float) -> list[str]:
-    """Return the parts of a line that fit; the text is overwritten to measure them."""
-    parts = [""]
-    for word in line.split(" "):
-        longer = f"{parts[-1]} {word}".strip()
-        text.set_text(longer)
-        length = max(text.get_window_extent().size)  # of a rotated text, a y label, the height
-        is_too_long = length > room
-        if parts[-1] and is_too_long:
-            parts.append(word)
-        else:
-            parts[-1] = longer
-    return parts
+def _in_lines(text: str) -> str:
+    """Break each line of a text that is too long for a panel, because the layout cuts it."""
+    return "\n".join(map(_PANEL.fill, text.split("\n")))
 
 
 def draw_seeds(
@@ -188,18 +170,8 @@ def set_log_axis(axes: Axes, which: Literal["x", "y"], words: Callable[[float], 
 
 def set_token_axis(axes: Axes) -> None:
     """Label the x axis with training tokens."""
-    # all ticks have one unit: 0.5M, 1M, 1.5M instead of 500k, 1M, 1.5M
-    end = axes.get_xlim()[1]
-    fitting_units = [(size, unit) for size, unit in _UNITS if size <= end]
-    size, unit = fitting_units[0] if fitting_units else (1.0, "")
-
-    def tick_label(tokens: float, _: int | None) -> str:
-        if tokens == 0:
-            return "0"
-        return f"{tokens / size:g}{unit}"
-
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(tick_label))
+    axes.xaxis.set_major_formatter(_TokenFormatter())
     axes.set_xlabel("training tokens")
 
 
