@@ -109,13 +109,9 @@ def _check_rate(name: str, arm: ArmSpec, panel: PanelSpec) -> None:
 
 
 def _check_length(name: str, arm: ArmSpec) -> None:
-    if "trainer.max_steps" in arm.overrides:
-        expected = "none, because its trainer.max_steps is set."
-        expect(arm.longer == 1, f"longer of {name}", arm.longer, expected)
-        return
-    has_tokens = "model.tokens_per_param" in arm.overrides
-    expected = "none. Set 'longer' or trainer.max_steps."
-    expect(not has_tokens, f"model.tokens_per_param of {name}", "set", expected)
+    for key in ("trainer.max_steps", "model.tokens_per_param"):
+        expected = "none. Set 'longer' of the arm, or the key for the panel."
+        expect(key not in arm.overrides, f"{key} of {name}", arm.overrides.get(key), expected)
 
 
 def _check_values(axes: Axes) -> None:

@@ -161,8 +161,6 @@ class RunResolver:
 
         Arms with more scale vectors, or with a model of their own, do not get more steps.
         """
-        if "trainer.max_steps" in arm.overrides and "trainer.max_steps" not in self.extra:
-            return int(arm.overrides["trainer.max_steps"])
         if arm.model is not None:
             role = panel.model
         model = self.budget.models[role]

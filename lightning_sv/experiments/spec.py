@@ -4,8 +4,9 @@ The report of the figure `tuning` (report/write.py) has the files of conf/paper/
 copied by hand.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -264,31 +265,20 @@ def load_figure(name: str, conf: Path = CONF) -> FigureSpec:
     """Read conf/paper/NAME.yaml."""
     figure = read_as(FigureSpec, _file(name, conf / "paper", "figure"))
     known = budget_names(conf)
-    for where, budgets in _budgets_named(figure):
-        for budget in budgets:
-            expect_known(f"conf/paper/{name}.yaml: {where}: budget", budget, known)
+    for budget in _budgets_named(figure):
+        expect_known(f"conf/paper/{name}.yaml: budget", budget, known)
     return figure
 
 
-def _budgets_named(figure: FigureSpec) -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield each place in a figure that names budgets, with the names."""
+def _budgets_named(figure: FigureSpec) -> Iterator[str]:
+    """Yield all names of budgets in a figure."""
     for panel in figure.panels:
-        place = f"panel {panel.title!r}"
-        yield from _budgets_of(place, panel)
-        for label, arm in panel.arms.items():
-            yield from _budgets_of(f"{place}: arm {label!r}", arm)
-        for i, claim in enumerate(panel.claims, start=1):
-            yield f"{place}: claim {i}, {claim.kind!r}: skip_under", claim.skip_under
-
-
-def _budgets_of(place: str, spec: PanelSpec | ArmSpec) -> Iterator[tuple[str, Iterable[str]]]:
-    yield f"{place}: seeds", spec.seeds
-    yield f"{place}: skip_under", spec.skip_under
-    yield f"{place}: lr", spec.lr or ()
-    for key, by_budget in spec.axes.items():
-        yield f"{place}: axes: {key}", by_budget
-    if isinstance(spec, PanelSpec):
-        yield f"{place}: one_at_a_time", spec.one_at_a_time
+        yield from panel.one_at_a_time
+        for spec in (panel, *panel.arms.values()):
+            yield from (*spec.seeds, *spec.skip_under, *(spec.lr or ()))
+            yield from chain.from_iterable(spec.axes.values())
+        for claim in panel.claims:
+            yield from claim.skip_under
 
 
 def load_budget(name: str, conf: Path = CONF) -> Budget:

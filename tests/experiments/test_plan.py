@@ -196,11 +196,11 @@ WRONG = [
     (of_panel("", "kind: leads, a: a, b: b, margin: 0.1"), "margin of a claim 'leads'"),
     (of_panel("", "kind: widens, a: a, b: b, at: 2.5"), "at is 2.5"),
     (of_panel("", "kind: widens, a: a, b: b, at: 0.5, until: 0.5"), "at is 0.5"),
-    (of_panel("", "kind: less, a: a, b: b, skip_under: {gpuu: x}"), "'less': skip_under.*'gpuu'"),
-    (of_arm("scale: hg, skip_under: {cup: x}"), "arm 'b': skip_under.*'cup'"),
+    (of_panel("", "kind: less, a: a, b: b, skip_under: {gpuu: x}"), "'gpuu'"),
+    (of_arm("scale: hg, skip_under: {cup: x}"), "'cup'"),
     (of_panel("models: [dense, dense-1]"), "models is set.*'curves'"),
     (of_panel(GRID % "cpu").replace("hg}", "hg, model: moe}"), "model of arm 'b'"),
-    (of_panel(GRID % "mne"), "axes: model.optim.lr.*'mne'"),
+    (of_panel(GRID % "mne"), "'mne'"),
     (of_panel("", "kind: slope, a: a, b: b"), "'slope'"),
     (of_panel("kind: qkv", "kind: apart, a: a, tags: [q, k]"), "'apart'"),
     (of_panel("kind: table", "kind: cost, a: a, b: b"), "'cost'.*margin"),
@@ -214,7 +214,7 @@ WRONG = [
     (of_arm("scale: hg, overrides: {data.seq_len: 32}"), "data.seq_len of b"),
     (of_panel("kind: lengths"), "baseline"),
     (of_panel("model: dnse"), "'dnse'"),
-    (of_arm("scale: hg, longer: 2.0, overrides: {trainer.max_steps: 9}"), "longer of arm 'b'"),
+    (of_arm("scale: hg, overrides: {trainer.max_steps: 9}"), "trainer.max_steps of arm 'b'"),
     (of_panel(f"lr: {{cpu: 0.1}}\n  {GRID % 'cpu'}"), "lr of arm 'a'"),
     (of_arm("scale: hg, overrides: {model.tokens_per_param: 9}"), "tokens_per_param of arm 'b'"),
     (of_panel(GRID.replace(LR_AXIS, "trainer.max_steps") % "cpu"), "axes has trainer.max_steps"),
@@ -270,18 +270,6 @@ def run_specs_of(figure: PlannedFigure) -> list[RunSpec]:
     for panel in figure.panels:
         specs += [arm.run_spec for arm in panel.arms]
     return specs
-
-
-@pytest.mark.parametrize(
-    ("extra", "steps"), [({}, [3000, 40]), ({"trainer.max_steps": 10}, [10, 10])]
-)
-def test_plan_figure_steps_of_the_command_line_are_those_of_all_arms(
-    conf: Path, extra: dict[str, int], steps: list[int]
-) -> None:
-    (conf / "paper/mine.yaml").write_text(of_arm("scale: hg, overrides: {trainer.max_steps: 40}"))
-    resolver = RunResolver(load_budget("cpu", conf), extra, conf)
-    figure = plan_figure(load_figure("mine", conf), resolver)
-    assert [run_spec.steps for run_spec in run_specs_of(figure)] == steps
 
 
 @pytest.mark.parametrize(("n_sizes", "warns"), [(1, False), (2, True), (3, False)])

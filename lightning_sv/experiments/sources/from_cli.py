@@ -123,13 +123,9 @@ def _check_length(arm: RequestedArm, first: RequestedArm) -> None:
     expect(size == size_of_first, f"tokens per step of {name}", f"{size:,}", expected)
 
     own = arm.spec.overrides
-    expected = f"the {first.steps:,} steps of {first.label}. Remove it, or set it for all arms."
-    if "trainer.max_steps" in own:
-        expect(arm.steps == first.steps, f"trainer.max_steps of {name}", arm.steps, expected)
-    per_param = arm.run.model.tokens_per_param
-    if "model.tokens_per_param" in own:
-        is_equal = per_param == first.run.model.tokens_per_param
-        expect(is_equal, f"model.tokens_per_param of {name}", per_param, expected)
+    for key in ("trainer.max_steps", "model.tokens_per_param"):
+        expected = f"no value, because all arms have the steps of {first.label}. Remove it."
+        expect(key not in own, f"{key} of {name}", own.get(key), expected)
 
 
 def _with_steps(arm: RequestedArm, steps: int) -> RequestedArm:
