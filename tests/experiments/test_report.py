@@ -197,7 +197,7 @@ def test_own_figure_arm_of_one_seed_keeps_other_pairs(runs: Path, tmp_path: Path
     assert of_three.verdict_sentence == whole.panels[0].pairs[0].verdict_sentence
     assert (of_three.difference.n, of_one.difference.n) == (3, 1)
     (warning,) = figure.warnings
-    assert "seed 1" in warning and "seeds 0, 2" in warning
+    assert "hg and llama" in warning and warning.endswith("0, 2.")
     write_report([figure], tmp_path / "out", "")
     text = (tmp_path / "out/report.md").read_text()
     assert "; 3 pairs |" in text and "| no interval; 1 pair |" in text
@@ -237,6 +237,11 @@ def test_own_figure_runs_of_one_strategy_and_seed_have_directories_or_labels_as_
     assert "model.optim.lr" in named.warnings[0]
 
 
+def test_own_figure_without_a_shared_seed_has_no_pairs(runs: Path) -> None:
+    figure = own_figure([runs / "llama0", runs / "unified1"])
+    assert figure.panels[0].pairs == [] and "share no seed" in figure.warnings[-1]
+
+
 def test_own_figure_without_a_run_refused(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         own_figure([])
@@ -260,7 +265,6 @@ def test_report_incomparable_runs_refused(runs: Path, tmp_path: Path, refused: R
         "empty": [tmp_path / "empty"],
         "exploded diverged": [one, diverged],
         "'x' with seed 0": [one, runs / "unified0", "--labels", "x", "x"],
-        "seed": [one, runs / "unified1"],
         "--baseline": [one, "--baseline", "hg"],
         "--labels": [one, runs / "unified0", "--labels", "a"],
         f"corpus_hash of {corpus}": [one, corpus],

@@ -20,7 +20,7 @@ from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.pairs import Pair
 from lightning_sv.experiments.results import Figure, count_seeds
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
-from lightning_sv.runs.directory import SUMMARY, config_value, event_files, is_diverged, runs_in
+from lightning_sv.runs.directory import SUMMARY, config_value, event_files, runs_in
 from lightning_sv.runs.events import Run, check_run_directory, read_run
 from lightning_sv.runs.tags import VAL_LOSS
 
@@ -70,11 +70,14 @@ def own_figure(
     warnings = [
         *comparability_warnings(runs_by_name),
         *_seed_warnings(arms),
-        *_left_out(incomplete),
         *panel.unpaired,
     ]
+    if incomplete:
+        names = ", ".join(map(str, incomplete))
+        warnings.append(f"Left out because they did not end, or diverged: {names}.")
     title = ", ".join(arm.label for arm in arms)
-    spec = FigureSpec("runs", title, _summary(arms), [panel.spec], section="Your own runs")
+    seeds = " or ".join(map(count_seeds, sorted({len(arm.runs) for arm in arms})))
+    spec = FigureSpec("runs", title, f"{seeds} per arm.", [panel.spec], section="Your own runs")
     return Figure(spec, reported_panels(panel), warnings=tuple(warnings), command=command)
 
 
@@ -182,52 +185,14 @@ def _arms(runs_by_arm: Mapping[str, Mapping[int, Run]], baseline: str) -> list[A
 
 
 def _seed_warnings(arms: Sequence[Arm]) -> Iterator[str]:
-    """Yield warnings about arms and the baseline, the first one, that have different seeds.
-
-    Raises:
-        ConfigError: an arm shares no seed with the baseline
-    """
+    """Yield warnings about arms that have other seeds than the baseline, the first one."""
     baseline, *others = arms
     for arm in others:
-        both = f"{arm.label} and {baseline.label}"
-        shared = sorted(arm.by_seed.keys() & baseline.by_seed.keys())
-        if not shared:
-            found = f"{both} share no seed, so there are no pairs"
-            hint = "Train them on the same seeds, or name the arms with --labels."
-            raise ConfigError(f"{found}. {hint}")
         alone = sorted(arm.by_seed.keys() ^ baseline.by_seed.keys())
         if alone:
-            pairs = f"{both} are paired on {_seed_list(shared)}"
-            yield f"{pairs}; only one of them has {_seed_list(alone)}."
-
-
-def _seed_list(seeds: Sequence[int]) -> str:
-    if len(seeds) == 1:
-        return f"seed {seeds[0]}"
-    return f"seeds {', '.join(map(str, seeds))}"
-
-
-def _summary(arms: Sequence[Arm]) -> str:
-    counts = sorted({len(arm.runs) for arm in arms})
-    seeds = " or ".join(map(count_seeds, counts))
-    if len(arms) == 1:
-        return f"1 arm, {seeds}."
-    return f"{len(arms)} arms, {seeds}."
-
-
-def _left_out(runs: Sequence[Path]) -> Iterator[str]:
-    """Yield a sentence on the runs that are not complete, and one on those that diverged."""
-    diverged = []
-    unfinished = []
-    for run in runs:
-        if is_diverged(run):
-            diverged.append(run)
-        else:
-            unfinished.append(run)
-    if unfinished:
-        yield f"Left out because they are not complete: {', '.join(map(str, unfinished))}."
-    if diverged:
-        yield f"Left out because they diverged: {', '.join(map(str, diverged))}."
+            both = f"{arm.label} and {baseline.label}"
+            seeds = ", ".join(map(str, alone))
+            yield f"{both} are compared without runs of these seeds, which only one has: {seeds}."
 
 
 def reported_panels(panel: LoadedPanel) -> tuple[LoadedPanel, ...]:
