@@ -1,6 +1,6 @@
 """Shared style of all figures: colours, limits, token counts as text, files.
 
-Colours are those of Okabe and Ito, which colour-blind readers can distinguish; `llama` is always
+Colours are those of Okabe and Ito, which colour-blind readers can distinguish; a baseline is always
 blue.
 """
 

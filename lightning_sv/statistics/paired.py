@@ -275,20 +275,12 @@ def paired_curve(a: Sequence[Curve], b: Sequence[Curve]) -> PairedCurve:
     """B - A on one grid of evaluations, with pointwise 95% intervals of Student's t.
 
     Raises:
-        NotTestableError: the runs share no tokens, or no evaluation at which all values are finite
+        NotTestableError: the runs share no tokens, or a loss is not finite
     """
     tokens, values = on_one_grid([*a, *b])
-    finite = np.isfinite(values).all(axis=0)
-    if not finite.any():
-        raise NotTestableError(
-            "The runs share no finite evaluation; repair the runs that diverged."
-        )
     n = len(a)
-    intervals = []
-    for evaluation in values.T[finite]:
-        losses_a = evaluation[:n]
-        losses_b = evaluation[n:]
-        difference = paired_difference(losses_b, losses_a)
-        intervals.append((difference.mean, difference.low, difference.high))
-    mean, low, high = np.array(intervals, dtype=np.float64).T
-    return PairedCurve(tokens[finite], mean, low, high, n)
+    differences = [paired_difference(losses[n:], losses[:n]) for losses in values.T]
+    mean = np.array([d.mean for d in differences])
+    low = np.array([d.low for d in differences])
+    high = np.array([d.high for d in differences])
+    return PairedCurve(tokens, mean, low, high, n)

@@ -117,12 +117,3 @@ def test_on_one_grid_different_grids_are_interpolated() -> None:
     assert inner.tolist() == [40, 60]
     with pytest.raises(NotTestableError):
         on_one_grid([curve([10, 30], [2.0, 1.0]), curve([40, 60], [1.0, 0.0])])
-
-
-def test_paired_curve_diverged_values_left_out() -> None:
-    a = [curve([1, 2, 3], [3.0, 2.0, 1.0]), curve([2, 3, 4], [2.2, 1.2, 1.0])]
-    b = [curve([2, 3], [1.9, math.nan]), curve([1, 2, 3], [9.0, 2.0, 1.0])]
-    band = paired_curve(a, b)
-    oracle = paired_difference([1.9, 2.0], [2.0, 2.2])
-    assert band.tokens.tolist() == [2]
-    assert (band.mean[0], band.low[0], band.high[0]) == (oracle.mean, oracle.low, oracle.high)

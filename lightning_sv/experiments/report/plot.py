@@ -14,14 +14,8 @@ from numpy.typing import NDArray
 from lightning_sv.experiments.arms import Arm, Series, baseline_first
 from lightning_sv.plots import style
 
-#: strategies that have the same colour in every figure; the others take free colours
-_FIXED = {
-    "unified": style.VERMILLION,
-    "hg+dnp+or+iwd": style.VERMILLION,
-    "nop": style.PURPLE,
-}
-_LLAMA = style.Look(style.BLUE, "-")
-_FREE = (style.VERMILLION, style.GREEN, style.PURPLE, style.SKY, style.ORANGE)
+# colours of arms other than the first; three lines and five colours, so that pairs repeat late
+_COLOURS = (style.VERMILLION, style.GREEN, style.PURPLE, style.SKY, style.ORANGE)
 #: label of the y axis of final losses
 FINAL_LOSS = "final validation loss, nats per token"
 _ArmOrSeries = TypeVar("_ArmOrSeries", Arm, Series)
@@ -64,29 +58,7 @@ def draw_losses(
 
 
 def with_looks(arms: Sequence[_ArmOrSeries]) -> list[tuple[_ArmOrSeries, style.Look]]:
-    """Return each arm, the baseline first, with its look; a baseline has that of llama."""
-    ordered = baseline_first(arms)
-    base = "llama"
-    if ordered[0].baseline:
-        base = ordered[0].label
-    others = [arm.label for arm in ordered if arm.label != base]
-    looks = {base: _LLAMA, **_looks_of(others)}
-    return [(arm, looks[arm.label]) for arm in ordered]
-
-
-def _looks_of(labels: Sequence[str]) -> dict[str, style.Look]:
-    """Return the looks of arms other than the baseline; some have a colour in all pictures."""
-    taken = set(map(_FIXED.get, labels))
-    free = cycle([colour for colour in _FREE if colour not in taken])
-    lines = cycle(style.LINES[1:])
-
-    looks: dict[str, style.Look] = {}
-    for label in labels:
-        colour = _FIXED.get(label)
-        if colour is None:
-            colour = next(free)
-        look = style.Look(colour, next(lines))
-        if look in looks.values():  # cycles of one length repeat their pairs
-            look = look._replace(line=next(lines))
-        looks[label] = look
-    return looks
+    """Return each arm with its look, the baseline first; the first one is blue and solid."""
+    first, *others = baseline_first(arms)
+    looks = map(style.Look, cycle(_COLOURS), cycle(style.LINES[1:]))
+    return [(first, style.Look(style.BLUE, "-")), *zip(others, looks, strict=False)]

@@ -1,10 +1,12 @@
 """Plots of logged scalars: norms of Q, K and V, any scalar, copying."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
+from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
 from lightning_sv.experiments.report.copying import FORMED, GAIN
@@ -13,9 +15,6 @@ from lightning_sv.plots import style
 from lightning_sv.plots.run_plot import branch_curves, draw_branches
 from lightning_sv.runs.events import Curve
 from lightning_sv.statistics.paired import on_one_grid
-
-#: longer names of arms leave no room for a question in the title
-_LONG_NAME = 15
 
 
 def branch_plots(panel: LoadedPanel) -> Drawing:
@@ -48,10 +47,7 @@ def _branch_plot(title: str, arm: Arm, number: int) -> Plot:
     figure = style.new_figure(panels=1)
     axes = figure.subplots()
     draw_branches(axes, means)
-    question = arm.name
-    if len(arm.name) < _LONG_NAME:
-        question += ": do Q, K and V grow together?"
-    axes.set_title(question)
+    axes.set_title(f"{arm.name}: do Q, K and V grow together?")
     style.set_token_axis(axes)
     style.set_style(axes)
     ends = "; ".join(axes.get_legend_handles_labels()[1])
@@ -64,11 +60,10 @@ def scalar_plots(panel: LoadedPanel) -> Drawing:
     tag = panel.spec.tag
     notes = []
     for arm, look in with_looks(panel.arms):
-        why_not = _why_not_drawn(arm, tag)
-        if why_not:
-            notes.append(why_not)
-        else:
+        try:
             _draw_scalar(axes, arm, tag, look)
+        except NotTestableError as error:
+            notes.append(str(error))
     if not axes.lines:
         return Drawing(notes=notes)
 
@@ -82,27 +77,23 @@ def scalar_plots(panel: LoadedPanel) -> Drawing:
     return Drawing([finished("scalar", panel.title, axes, seeds)], notes)
 
 
-def _why_not_drawn(arm: Arm, tag: str) -> str:
-    """Return why an arm has no line on logarithmic axes; empty if it has one."""
-    if not all(tag in run.curves for run in arm.runs):
-        return f"{arm.name} has no {tag} in its event files."
-
-    tokens, values = on_one_grid([run.curve(tag) for run in arm.runs])
-    has_logarithms = tokens.max() > 0 and values.min() > 0  # NaN has none
-    if not has_logarithms:
-        reason = "is not above 0, or was only logged before the first step."
-        return f"{arm.name} is not drawn: {tag} {reason}"
-    return ""
-
-
 def _draw_scalar(axes: Axes, arm: Arm, tag: str, look: style.Look) -> None:
+    """Draw the scalar of an arm after the first step, on logarithmic axes.
+
+    Raises:
+        NotTestableError: a run has no value there, or one that is not above 0
+    """
     tokens, values = on_one_grid([run.curve(tag) for run in arm.runs])
-    later = tokens > 0  # the axis is logarithmic
-    mean = np.exp(np.log(values).mean(axis=0))[later]
+    later = tokens > 0
+    shown = values[:, later]
+    has_logarithms = shown.size > 0 and (shown > 0).all()
+    if not has_logarithms:
+        raise NotTestableError(f"{arm.name} is not drawn: {tag} is not above 0.")
+
+    mean = np.exp(np.log(shown).mean(axis=0))
     label = f"{arm.name}  {mean[-1]:.3g} at the end"
-    style.draw_seeds(
-        axes, tokens[later], values[:, later], mean, look, label=label, marker="o", markersize=3
-    )
+    look_of_points: dict[str, Any] = {"marker": "o", "markersize": 3, "label": label}
+    style.draw_seeds(axes, tokens[later], shown, mean, look, **look_of_points)
 
 
 def copying_plot(panel: LoadedPanel) -> Plot:

@@ -12,7 +12,6 @@ from lightning_sv.experiments.arms import runs_of
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.results import Figure, panels_of
 from lightning_sv.experiments.spec import Tuned, rounded
-from lightning_sv.statistics.optimum import Optimum
 
 #: figure of conf/paper whose optima other figures use
 TUNING = "tuning"
@@ -21,8 +20,7 @@ TUNING = "tuning"
 def write_tuned(figures: Sequence[Figure], out: Path) -> None:
     """Write the optima of the figure `tuning`; other grids answer questions of their own.
 
-    If two grids have the same model and steps, the first is written; if two arms of a grid have the
-    same strategy, the arm with the lower loss.
+    If two grids have the same model and steps, the first is written.
     """
     found: dict[str, Tuned] = {}
     tuning = [figure for figure in figures if figure.spec.name == TUNING]
@@ -39,15 +37,16 @@ def write_tuned(figures: Sequence[Figure], out: Path) -> None:
 
 
 def _tuned(figure: Figure, panel: LoadedPanel) -> Tuned:
-    run_spec = panel.arms[0].run_spec
-    assert run_spec is not None  # the arms are planned
     arms = {}
     source = _source(figure, panel)
-    for strategy, best in _best_of_strategies(panel).items():
+    for series in panel.series:
+        run_spec = series.arms[0].run_spec
+        assert run_spec is not None  # the arms are planned
+        best = series.optimum
         values = map(rounded, best.values)
-        arms[strategy] = dict(zip(panel.spec.axes, values, strict=True))
+        arms[run_spec.strategy] = dict(zip(panel.spec.axes, values, strict=True))
         if best.why_not:
-            source += f"; {strategy} is its lowest point: {best.why_not}"
+            source += f"; {run_spec.strategy} is its lowest point: {best.why_not}"
     return Tuned(
         name=f"{run_spec.model}-{run_spec.steps}",
         source=source,
@@ -60,21 +59,6 @@ def _tuned(figure: Figure, panel: LoadedPanel) -> Tuned:
 
 def _source(figure: Figure, panel: LoadedPanel) -> str:
     """Return the command, the seeds and the commits of a grid."""
-    seeds = panel.arms[0].seeds
-    seeds_text = f"seed {seeds[0]}"
-    if len(seeds) > 1:
-        seeds_text = f"seeds {seeds[0]} to {seeds[-1]}"
+    seeds = ", ".join(map(str, panel.arms[0].seeds))
     commits = {str(run.summary.get("commit"))[:10] for run in runs_of(panel.arms)}
-    return f"{figure.command}; {seeds_text}, commit {', '.join(sorted(commits))}"
-
-
-def _best_of_strategies(panel: LoadedPanel) -> dict[str, Optimum]:
-    """Return strategy -> optimum, the lower one of two arms."""
-    best: dict[str, Optimum] = {}
-    for series in panel.series:
-        run_spec = series.arms[0].run_spec
-        assert run_spec is not None
-        optimum = series.optimum
-        other = best.setdefault(run_spec.strategy, optimum)
-        best[run_spec.strategy] = min(other, optimum, key=lambda optimum: optimum.loss)
-    return best
+    return f"{figure.command}; seeds {seeds}, commit {', '.join(sorted(commits))}"
