@@ -17,7 +17,7 @@ from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import Arm, Series, paired_losses
 from lightning_sv.experiments.claims.pooling import LossAt
 from lightning_sv.experiments.kinds.base import LoadedPanel
-from lightning_sv.experiments.spec import ClaimSpec, PanelSpec
+from lightning_sv.experiments.spec import ClaimSpec
 from lightning_sv.runs.events import Run
 from lightning_sv.statistics.line import difference_line
 from lightning_sv.statistics.optimum import Optimum
@@ -323,10 +323,6 @@ def _itself(claim: ClaimSpec) -> tuple[ClaimSpec, ...]:
     return (claim,)
 
 
-def _needs_nothing(claim: ClaimSpec, panel: PanelSpec) -> str | None:
-    return None
-
-
 #: keys of a claim that only some kinds read
 OPTIONAL_KEYS = ("margin", "at", "until", "tags")
 
@@ -341,7 +337,7 @@ class ClaimType(NamedTuple):
             their logarithms: below -margin (or equal), not below it, below +margin, inside or
             outside +-margin
         keys: keys of conf/paper that it reads, of `OPTIONAL_KEYS`
-        needs: returns a sentence on the missing key of a claim, else None
+        needs_margin: if True, a margin of 0 is refused
         parts: returns the claims of which it consists, each with its own verdict
         per_size: if True, panels of several sizes have a verdict per size
     """
@@ -350,7 +346,7 @@ class ClaimType(NamedTuple):
     measure: Callable[[ClaimSpec, LoadedPanel], Estimate]
     test: Callable[[PairedDifference, float], Outcome]
     keys: tuple[str, ...] = ()
-    needs: Callable[[ClaimSpec, PanelSpec], str | None] = _needs_nothing
+    needs_margin: bool = False
     parts: Callable[[ClaimSpec], tuple[ClaimSpec, ...]] = _itself
     per_size: bool = True
 
@@ -358,26 +354,6 @@ class ClaimType(NamedTuple):
     def compares(self) -> bool:
         """If True, the statement is about two arms."""
         return "{b}" in self.statement
-
-
-def _needs_two_branches(claim: ClaimSpec, panel: PanelSpec) -> str | None:
-    branches = [tag for tag in claim.tags if tag.count("/") > 1]
-    are_two = len(claim.tags) == len(branches) == 2
-    if are_two:
-        return _needs_margin(claim, panel)
-    return f"two tags, e.g. branch_norm/mean/q_proj/effective; it has {claim.tags}"
-
-
-def _needs_margin(claim: ClaimSpec, panel: PanelSpec) -> str | None:
-    if claim.margin > 0:
-        return None
-    return "a margin above 0"
-
-
-def _needs_rates_alone(claim: ClaimSpec, panel: PanelSpec) -> str | None:
-    if [*panel.axes] == ["model.optim.lr"]:
-        return None
-    return "the axis model.optim.lr alone"
 
 
 def _lower(claim: ClaimSpec, share: float) -> ClaimSpec:
@@ -402,7 +378,7 @@ KINDS: dict[str, ClaimType] = {
     "less": ClaimType("{a} {ends} below {b}{more}", loss, _below_or_equal, ("margin", "until")),
     "not_less": ClaimType("{a} does not end below {b}{more}", loss, _not_below, ("margin",)),
     "equal": ClaimType(
-        "{a} ends within {margin:g} of {b}", loss, equivalent, ("margin",), needs=_needs_margin
+        "{a} ends within {margin:g} of {b}", loss, equivalent, ("margin",), needs_margin=True
     ),
     "leads": ClaimType(
         "{a} is below {b} at each quarter of the tokens",
@@ -434,7 +410,7 @@ KINDS: dict[str, ClaimType] = {
         growths_apart,
         _outside,
         ("margin", "tags"),
-        needs=_needs_two_branches,
+        needs_margin=True,
     ),
     "lower": ClaimType(
         "it ends lower in {a} than in {b}",
@@ -454,20 +430,19 @@ KINDS: dict[str, ClaimType] = {
         "the loss of {a} depends less on the learning rate than that of {b}",
         lr_sensitivity,
         directed,
-        needs=_needs_rates_alone,
     ),
     "cost": ClaimType(
         "a step of {a} takes less than {margin:g} times that of {b}",
         partial(ratio, what="time of a step", tag="throughput/tokens_per_s", power=-1),
         directed,
         ("margin",),
-        needs=_needs_margin,
+        needs_margin=True,
     ),
     "memory": ClaimType(
         "{a} needs less than {margin:g} times the memory of {b}",
         partial(ratio, what="peak memory", tag="memory/peak_gib"),
         directed,
         ("margin",),
-        needs=_needs_margin,
+        needs_margin=True,
     ),
 }

@@ -214,13 +214,10 @@ class LoadedPanel(_Panel):
         lacking = self.kind.lacking(all_arms)
         if lacking:
             raise NotTestableError(lacking[0].why_no_runs)
-        remaining = {arm.series for arm in self.kind.kept(all_arms)}
-        for arm in all_arms:
-            if arm.series not in remaining:
-                raise NotTestableError(f"runs of {arm.series} diverged at each of its settings")
         arms = self.kind.comparable(all_arms)
-        if not arms:
-            raise NotTestableError(f"the arms {' and '.join(names)} share no seed")
+        if {arm.series for arm in arms} != {arm.series for arm in all_arms}:
+            found = f"{' and '.join(names)} share no seed"
+            raise NotTestableError(f"{found}, or all settings of one have a diverged run")
         return LoadedPanel(self.spec, arms, all_arms, self.pool)
 
     def paired(self, a: Arm, b: Arm) -> tuple[Arm, Arm]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.arms import Arm, PlannedArm
 from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel, PanelKind
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec, values_under
@@ -28,10 +28,14 @@ class GridKind(PanelKind):
     lost_runs = "Such points are left out."
 
     def check(self, panel: PanelSpec) -> None:
-        """Check that the grid varies no key that all points have in common."""
+        """Check that the grid varies no key that all points have in common, or rates alone."""
         for key in panel.axes.keys() & {"model.tokens_per_param", "trainer.max_steps"}:
             expected = "other keys, because all points have the same steps"
             raise ConfigError(f"axes has {key}; expected {expected}. Use kind 'lengths'.")
+        for claim in panel.claims:
+            if claim.kind == "sensitivity":
+                expected = "model.optim.lr alone, because of its claim 'sensitivity'."
+                expect([*panel.axes] == ["model.optim.lr"], "axes", [*panel.axes], expected)
 
     def why_not(self, panel: "BudgetedPanel") -> str | None:
         """Return a sentence if the budget has no values."""

@@ -53,6 +53,11 @@ class NormsKind(PanelKind):
 
     claims = ("apart",)
 
+    def check(self, panel: PanelSpec) -> None:
+        """Check that each claim names two scalars."""
+        for claim in panel.claims:
+            expect(len(claim.tags) == 2, "tags of a claim 'apart'", claim.tags, "two tags.")
+
     def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw one plot per arm."""
         # matplotlib is slow to import
