@@ -89,7 +89,7 @@ def request_arms(
     first, *others = arms
     for arm in others:
         _check_length(arm, first)
-    return [_with_steps(arm, first.steps) for arm in arms]
+    return [replace(arm, steps=first.steps) for arm in arms]
 
 
 def checked_data(
@@ -107,10 +107,6 @@ def _parse_run(named: NamedArm, files: Sequence[Path], common: Mapping[str, Any]
     label, given = named
     expanded = without_preset(given)
     run = RunConfig(files, {**common, **expanded.overrides}, expanded.scale).parse()
-    _, options_of_preset = expand_preset(given.scale, ScaleOptions())
-    has_more_options = run.model.scale_options != options_of_preset
-    if label == given.scale and has_more_options:
-        label += run.model.scale_options.label()  # options of all arms
     return RequestedArm(label, given, run, plan_steps(run.model, run.data, run.trainer))
 
 
@@ -126,14 +122,6 @@ def _check_length(arm: RequestedArm, first: RequestedArm) -> None:
     for key in ("trainer.max_steps", "model.tokens_per_param"):
         expected = f"no value, because all arms have the steps of {first.label}. Remove it."
         expect(key not in own, f"{key} of {name}", own.get(key), expected)
-
-
-def _with_steps(arm: RequestedArm, steps: int) -> RequestedArm:
-    """Return an arm of this many steps, with a key if it would have others."""
-    if int(arm.run.trainer["max_steps"]) == steps:
-        return arm
-    overrides = {**arm.spec.overrides, "trainer.max_steps": steps}
-    return replace(arm, spec=replace(arm.spec, overrides=overrides), steps=steps)
 
 
 def tokens_sentence(arms: Sequence[RequestedArm]) -> str:
