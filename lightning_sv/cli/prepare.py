@@ -26,22 +26,15 @@ _USAGE = """lightning-sv prepare --data NAME|FILE|FOLDER [--KEY VALUE ...]
 def run(argv: list[str]) -> int:
     """Parse the arguments, write the corpus, print its content; return the exit code."""
     config, corpus = _parse(resolve_names(underscored(argv)).to_prepare)
-    hash_before = _prepared_hash(corpus.dir)
+    existed = (Path(corpus.dir).expanduser() / FILENAME).is_file()
     part_bytes = byte_size("--part_bytes", config.part_bytes)
     workers = usable_cores() if config.workers is None else config.workers
     manifest = prepare(corpus, progress=not config.json, workers=workers, part_bytes=part_bytes)
     if config.json:
         print(json_text({"dir": config.data.corpus.dir, **manifest.to_dict()}))
     else:
-        existed = manifest.corpus_hash == hash_before
         print("\n".join(_lines(config.data.corpus.dir, manifest, existed)))
     return 0
-
-
-def _prepared_hash(dir: str) -> str | None:
-    """Return the hash of the corpus in a folder, which may grow; None if there is none."""
-    folder = Path(dir).expanduser()
-    return Manifest.load(folder).corpus_hash if (folder / FILENAME).is_file() else None
 
 
 def prepare_named(corpus: NamedCorpus | None) -> None:
@@ -50,7 +43,7 @@ def prepare_named(corpus: NamedCorpus | None) -> None:
         return
     _, config = _parse(corpus.prepare)
     if corpus.is_prepared:
-        # only `prepare` itself grows a corpus
+        # it may have been given to `prepare` alone
         max_tokens = Manifest.load(corpus.folder).settings.get("max_tokens")
         prepare(replace(config, max_tokens=max_tokens))
     else:

@@ -28,10 +28,7 @@ from lightning_sv.errors import expect
 
 
 def publish(job: Job, selection: Selection, target: Path, *, shown: bool) -> Manifest:
-    """Write the corpus of the selected documents and rename it to `target`.
-
-    The parts are removed, unless the corpus can grow.
-    """
+    """Write the corpus of the selected documents, rename it to `target`, and remove the parts."""
     _check_max_tokens(job.config, selection)
     folder = job.folder / "corpus"
     remove(folder)  # of a start that was interrupted
@@ -42,8 +39,7 @@ def publish(job: Job, selection: Selection, target: Path, *, shown: bool) -> Man
     write_atomically(folder / FILENAME, json.dumps(manifest.to_dict(), indent=2, sort_keys=True))
     replace(folder, target)
     manifest = Manifest.load(target)  # with its checksum
-    if job.config.max_tokens is None:
-        remove(job.folder)
+    remove(job.folder)
     check_corpus(manifest, target)  # now, because other users may not write verified.json
     # The library's threads do not survive a fork, about which it would warn in every process forked
     # later.

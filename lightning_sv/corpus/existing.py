@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 
 from lightning_sv.corpus.config import LAYER, CorpusConfig
-from lightning_sv.corpus.job import FILENAME as JOB
-from lightning_sv.corpus.job import GROWING, parts_folder
 from lightning_sv.corpus.manifest import FILENAME, Manifest
 from lightning_sv.corpus.sources.files import changed_file
 from lightning_sv.corpus.tokenizer import open_tokenizer, tokenizer_file
@@ -14,7 +12,7 @@ from lightning_sv.errors import ConfigError
 
 
 def existing_corpus(config: CorpusConfig, target: Path) -> Manifest | None:
-    """Return the corpus in `target`; None if there is none, or if it grows or shrinks.
+    """Return the corpus in `target`; None if there is none.
 
     Raises:
         ConfigError: the folder has other content, or a corpus of other settings, tokenizer or text
@@ -27,10 +25,6 @@ def existing_corpus(config: CorpusConfig, target: Path) -> Manifest | None:
         raise ConfigError(f"dir is {found}; expected {expected}")
 
     manifest = Manifest.load(target)
-    has_parts = (parts_folder(target) / JOB).is_file()
-    if has_parts and config.changed(manifest.settings).keys() == {GROWING}:
-        _check_text(config, manifest)
-        return None
     _check_settings(config, manifest)
     check_corpus(manifest, target, checksums=False)
     _check_tokenizer(config, manifest)

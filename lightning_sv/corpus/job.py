@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from lightning_sv.atomic import read_json, remove, write_atomically
-from lightning_sv.corpus.config import CorpusConfig, without_retired
+from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.parts import PART_VERSION, Part, grouped
 from lightning_sv.corpus.progress import phase
 from lightning_sv.corpus.sources.document import Slice, Source
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 FILENAME = "job.json"
 # More text hardly changes a byte-level BPE, and training keeps its words in memory.
 BPE_SAMPLE_BYTES = 32_000_000
-#: settings that a preparation may change: more parts are encoded, the others are kept
-GROWING = "max_tokens"
+#: setting that the next start may change, because it decides only how many parts are encoded
+CHANGEABLE = "max_tokens"
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,9 @@ class Job:
         """Read the plan of a folder."""
         plan = read_json(folder / FILENAME, f"delete {folder}.")
         try:
-            config = CorpusConfig(**without_retired(plan["settings"]))
+            config = CorpusConfig(**plan["settings"])
             slices = [Slice(*values) for values in plan["slices"]]
-            stored = plan["source"]  # in earlier versions with more keys
-            source = Source(
-                slices, stored["licence"], stored["packages"], stored["left_out"], stored["files"]
-            )
+            source = Source(slices, **plan["source"])
             content = (folder / Tokenizer.filename).read_bytes()
             tokenizer = Tokenizer(content, str(folder), plan["eot"])
             return cls(config, folder, source, tokenizer, plan["cuts"], plan["part_bytes"])
@@ -168,7 +165,7 @@ def _check_settings(config: CorpusConfig, given: Tokenizer | None, started: Job)
     then = started.config.settings()
     hint = "Restore it, delete that folder, or use a different dir."
     for key, value in config.changed(then).items():
-        if key != GROWING:
+        if key != CHANGEABLE:
             expected = f"{then[key]}, with which {started.folder} was started"
             raise ConfigError(f"{key} is {value}; expected {expected}. {hint}")
     before = started.tokenizer

@@ -70,7 +70,7 @@ def _prepare(
 ) -> Manifest:
     manifest = existing_corpus(config, target)  # without the lock, for a folder that is read-only
     if manifest is not None:
-        _remove_left_parts(config, target)
+        _remove_left_parts(target)
         return manifest
     with locked(target, f"prepare of {target}"):
         manifest = existing_corpus(config, target)
@@ -92,8 +92,8 @@ def _encode(job: Job, workers: int, *, shown: bool) -> Selection:
         raise
 
 
-def _remove_left_parts(config: CorpusConfig, target: Path) -> None:
+def _remove_left_parts(target: Path) -> None:
     """Remove the parts that a process left which was killed after it had published the corpus."""
     folder = parts_folder(target)
-    if config.max_tokens is None and (folder / JOB).is_file():
+    if (folder / JOB).is_file():
         remove(folder)

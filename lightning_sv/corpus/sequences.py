@@ -43,8 +43,8 @@ class Sequences(Dataset[Tensor]):
     """Sequences of one split in the order of its shards, int64 of shape (seq_len + 1,).
 
     `open_split` opens them. litdata maps the shards in place, without a copy, cache or lock files.
-    It maps a shard again after others, so it would read wrong tokens if `prepare` replaced the
-    folder meanwhile, e.g. by a larger corpus.
+    It maps a shard again after others, so it would read wrong tokens if the folder was deleted and
+    prepared again meanwhile.
     """
 
     def __init__(self, folder: Path, split: Split, seq_len: int, n: int, corpus_hash: str):

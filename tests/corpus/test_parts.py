@@ -9,6 +9,7 @@ import math
 import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -19,10 +20,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightning_sv.atomic import remove
 from lightning_sv.cli.names import resolve_names
 from lightning_sv.cli.prepare import prepare_for_run
-from lightning_sv.corpus import CorpusConfig, Manifest, encode, prepare, work
-from lightning_sv.corpus.job import Job, parts_folder
+from lightning_sv.corpus import CorpusConfig, Manifest, assemble, encode, prepare, work
+from lightning_sv.corpus.job import parts_folder
 from lightning_sv.corpus.parts import DOCUMENT
 from lightning_sv.corpus.selection import Selection
 from lightning_sv.errors import ConfigError
@@ -74,50 +76,17 @@ def test_prepare_any_parts_and_workers_give_the_same_corpus(
         assert parts == whole
 
 
-def test_prepare_max_tokens_grows_by_the_parts_that_it_lacks(
-    repeated: CorpusConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prepare_max_tokens_limits_the_corpus(repeated: CorpusConfig, tmp_path: Path) -> None:
     whole = prepared(repeated, "whole", workers=1)
     total = whole.train.tokens + whole.val.tokens
-    small = prepared(
-        replace(repeated, max_tokens=total // 3), "grows", part_bytes=PART_BYTES, workers=1
-    )
+    limited = replace(repeated, max_tokens=total // 3)
+    small = prepared(limited, "small", part_bytes=PART_BYTES, workers=1)
     assert total // 3 - 400 < small.train.tokens + small.val.tokens <= total // 3
-    folder = tmp_path / "grows.parts"
-    before = {path: path.stat().st_mtime_ns for path in folder.glob("[0-9]*/part.json")}
-    assert 0 < len(before) < len(Job.load(folder).parts)
-
-    large = prepared(replace(repeated, max_tokens=total), "grows", workers=1)
-    assert large.corpus_hash == whole.corpus_hash
-    assert all(path.stat().st_mtime_ns == time_ns for path, time_ns in before.items())
-    smaller = prepared(replace(repeated, max_tokens=total // 3), "grows", workers=1)
-    assert smaller.corpus_hash == small.corpus_hash
-
+    assert not (tmp_path / "small.parts").exists()
     with pytest.raises(ConfigError, match=rf"max_tokens is .*{total:,}"):
-        prepared(replace(repeated, max_tokens=total + 1), "grows", workers=1)
-    with (tmp_path / "a.jsonl").open("a") as file:
-        file.write('{"text": "changed"}\n')
-    with pytest.raises(ConfigError, match="text has changed"):
-        prepared(replace(repeated, max_tokens=total - 1), "grows", workers=1)
-    assert Manifest.load(tmp_path / "grows").corpus_hash == small.corpus_hash
-
-
-def test_prepare_goes_on_with_a_preparation_of_an_earlier_version(
-    repeated: CorpusConfig, tmp_path: Path
-) -> None:
-    """Its parts have other names, and are removed."""
-    first = prepared(replace(repeated, max_tokens=3000), "grows", part_bytes=PART_BYTES)
-    folder = tmp_path / "grows.parts"
-    plan = json.loads((folder / "job.json").read_text())
-    plan["settings"]["errors"] = "skip"
-    plan["source"]["unreadable"] = 0
-    (folder / "job.json").write_text(json.dumps(plan))
-    encoded = next(folder.glob("00000-*"))
-    encoded.rename(folder / "00000-of-earlier")
-
-    second = prepared(replace(repeated, max_tokens=4000), "grows")
-    assert first.train.tokens < second.train.tokens
-    assert list(folder.glob("00000-*")) == [encoded]
+        prepared(replace(repeated, max_tokens=total + 1), "whole1", workers=1)
+    with pytest.raises(ConfigError, match="max_tokens="):
+        prepared(replace(repeated, max_tokens=total), "small", workers=1)
 
 
 def test_prepare_max_tokens_before_the_first_validation_document_is_refused(
@@ -129,9 +98,21 @@ def test_prepare_max_tokens_before_the_first_validation_document_is_refused(
     assert prepared(replace(repeated, max_tokens=3000), "few", workers=1).val.documents
 
 
+def count_parts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count the encoded parts of each preparation, by the name of its folder, at its end."""
+    counts: Counter[str] = Counter()
+
+    def counting_remove(folder: Path) -> None:
+        counts[folder.name] += len(list(folder.glob("[0-9]*/part.json")))
+        remove(folder)
+
+    monkeypatch.setattr(assemble, "remove", counting_remove)
+    return counts
+
+
 @pytest.mark.parametrize("key", ["max_tokens", "max_bytes"])
 def test_prepare_of_compressed_files_encodes_no_more_than_the_limit(
-    key: str, tmp_path: Path, texts: list[str]
+    key: str, tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their bytes are fewer than those of the text, by a ratio that the first part shows."""
     n_files = 20
@@ -143,10 +124,9 @@ def test_prepare_of_compressed_files_encodes_no_more_than_the_limit(
     whole = prepared(config, "whole", workers=1)
     tokens = whole.train.tokens + whole.val.tokens
     totals = {"max_tokens": tokens, "max_bytes": whole.train.bytes + whole.val.bytes}
-    limits = {"max_tokens": tokens, key: totals[key] // 4}  # without max_tokens, no part stays
-    prepared(replace(config, **limits), "part", part_bytes=1, workers=1)
-    encoded = list((tmp_path / "part.parts").glob("[0-9]*/part.json"))
-    assert n_files / 4 <= len(encoded) <= n_files / 4 + 2
+    encoded = count_parts(monkeypatch)
+    prepared(replace(config, **{key: totals[key] // 4}), "part", part_bytes=1, workers=1)
+    assert n_files / 4 <= encoded["part.parts"] <= n_files / 4 + 2
 
 
 def test_sufficient_tokens_feed_a_run(repeated: CorpusConfig) -> None:
@@ -159,7 +139,7 @@ def test_sufficient_tokens_feed_a_run(repeated: CorpusConfig) -> None:
 def test_training_by_name_leaves_a_part_of_a_text_as_it_is(
     repeated: CorpusConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only `prepare` grows it. A text that is prepared for a run has the settings of its command
+    """A text that is prepared for a run has the settings of its command
     line."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "conf/data").mkdir(parents=True)
@@ -273,13 +253,14 @@ def test_prepare_in_a_script_without_main_guard(
 
 
 def test_prepare_max_tokens_stops_workers_that_are_ahead(
-    repeated: CorpusConfig, tmp_path: Path
+    repeated: CorpusConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They complete fewer than two parts each beyond the parts that are needed."""
+    encoded = count_parts(monkeypatch)
     for workers in (1, 2):
         limited = replace(repeated, max_tokens=4000)
         prepared(limited, f"limited{workers}", part_bytes=500, workers=workers)
-    one, two = (len(list(tmp_path.glob(f"limited{n}.parts/[0-9]*/part.json"))) for n in (1, 2))
+    one, two = encoded["limited1.parts"], encoded["limited2.parts"]
     assert one <= two < one + 2 * 2
 
 

@@ -203,16 +203,6 @@ def test_prepare_equal_text_is_no_change(notes: Path, own: CorpusConfig, told: T
     assert prepare(own, progress=False) == made
 
 
-def test_prepare_command_of_a_corpus_that_grows_has_its_new_content(
-    own: CorpusConfig, told: Told
-) -> None:
-    args = [f"--data.corpus.{key}={getattr(own, key)}" for key in ("dir", "source", "tokenizer")]
-    for max_tokens in (300, 600):  # one of the notes, two of them
-        grow = [*args, f"--data.corpus.max_tokens={max_tokens}"]
-        assert "already prepared" not in told("prepare", *grow)
-        assert "already prepared" in told("prepare", *grow)
-
-
 def test_training_with_other_settings_of_the_corpus_is_refused(config: CorpusConfig) -> None:
     prepare(config, progress=False)
     unset = CorpusConfig(config.dir, tokenizer=config.tokenizer)  # the others are as prepared
