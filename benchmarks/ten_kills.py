@@ -61,7 +61,7 @@ def write_documents(folder: Path, n_bytes: int) -> None:
 def start(target: Path, texts: Path, workers: int, part_bytes: int) -> subprocess.Popen[bytes]:
     """Start a preparation in a process group of its own."""
     tokenizer = str(texts / "tokenizer.json")
-    arguments = [str(target), f"files:{texts}/*.jsonl", tokenizer, str(workers), str(part_bytes)]
+    arguments = [str(target), f"files:{texts}", tokenizer, str(workers), str(part_bytes)]
     return subprocess.Popen([sys.executable, "-c", SCRIPT, *arguments], start_new_session=True)
 
 

@@ -32,9 +32,9 @@ class CorpusConfig:
             once per node
         source: source of the text: 'stdlib' (Python sources of the standard library and of 14
             locked packages), 'installed' (of the standard library and all installed packages except
-            this one), 'files:PATH[,PATH...]' (files, folders or globs of .txt .md .py .jsonl
-            .ndjson .parquet; all but .parquet also as .gz .zst .bz2 .xz), or 'hf:NAME' (a dataset
-            of the Hugging Face hub, or the path of a folder in its format)
+            this one), 'files:PATH[,PATH...]' (files or folders of .txt .md .py .jsonl .ndjson
+            .parquet; all but .parquet also as .gz .zst .bz2 .xz), or 'hf:NAME' (a dataset of the
+            Hugging Face hub)
         tokenizer: 'bpe:N' (a byte-level BPE of N tokens trained on the corpus), 'gpt2' (50,257
             tokens, downloaded from the Hugging Face hub), or a path to a tokenizer.json or to the
             folder of one
@@ -44,8 +44,7 @@ class CorpusConfig:
             independent of their order; for few documents, the end of each (see `SplitDocuments`)
         max_bytes: maximum number of UTF-8 bytes of text; null for all (for 'stdlib': 75 MB)
         max_tokens: maximum number of tokens of both splits, at most those of the source; null for
-            all. The corpus can be prepared again with a larger number, which encodes only the parts
-            that it lacks
+            all
         text_field: name of the text column in .jsonl, .parquet and Hugging Face data
         hf_subset: configuration name of the Hugging Face dataset
         hf_split: split of the Hugging Face dataset

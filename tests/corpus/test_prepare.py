@@ -90,10 +90,12 @@ def test_prepare_large_vocabulary_has_32_bits(config: CorpusConfig, tmp_path: Pa
     library = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="w0"))
     library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()  # type: ignore[assignment]
     library.save(str(tmp_path / "big.json"))
+    texts = tmp_path / "texts"
+    texts.mkdir()
     for number in range(40):
-        (tmp_path / f"{number}.txt").write_text(f"w{number} w69999 w65536 " * 5)
+        (texts / f"{number}.txt").write_text(f"w{number} w69999 w65536 " * 5)
     spec = str(tmp_path / "big.json")
-    large = replace(config, source=f"files:{tmp_path}/*.txt", tokenizer=spec, val_fraction=0.2)
+    large = replace(config, source=f"files:{texts}", tokenizer=spec, val_fraction=0.2)
     result = prepare(large, progress=False)
     assert (result.dtype, result.vocab_size, result.eot) == ("uint32", 70_001, 70_000)
     assert result.train.largest_token == 70_000
@@ -109,7 +111,7 @@ def test_prepare_single_document_holds_out_its_end(
     text = "".join(text.replace("\n", " ") + "\n" for text in texts)
     for name in ("one.txt", "same.txt"):
         (tmp_path / name).write_text(text)
-    lone = replace(config, source=f"files:{tmp_path}/*.txt")
+    lone = replace(config, source=f"files:{tmp_path}/one.txt,{tmp_path}/same.txt")
     made = prepare(lone, progress=False)
     assert (made.train.documents, made.val.documents, made.duplicates) == (1, 1, 1)
     assert made.train.bytes + made.val.bytes == len(text.encode())

@@ -28,7 +28,7 @@ _HINT = "Check the path, or convert the files; rename .json files of JSON lines 
 
 
 def files_source(config: CorpusConfig, previous: Source, part_bytes: int) -> Source:
-    """Return the documents of files, folders and globs, in the order of their names.
+    """Return the documents of files and folders, in the order of their names.
 
     A file of lines or row groups that is larger than `part_bytes` has several slices. Files whose
     size and time are those of the `previous` start are not hashed again.
@@ -46,11 +46,9 @@ def source_files(location: str) -> tuple[list[Path], dict[str, int]]:
     paths: dict[Path, None] = {}
     left_out = Counter[str]()
     for name in named_paths(location):
-        target = Path(name).expanduser()
-        reached = [target] if target.is_file() else reached_files(target)
         files = []
         skipped = Counter[str]()
-        for path in reached:
+        for path in reached_files(Path(name).expanduser()):
             if path.is_file() and FileFormat.of(path).is_known:
                 files.append(path)
             else:

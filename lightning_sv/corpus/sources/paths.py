@@ -1,6 +1,5 @@
-"""Files that the paths of a source name: files, folders and globs."""
+"""Files that the paths of a source name: files and folders."""
 
-import glob
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,69 +16,27 @@ def named_paths(location: str) -> list[str]:
 
 
 def reached_files(target: Path) -> list[Path]:
-    """Return the files in a folder, or those that a glob matches, sorted.
-
-    A file that links to folders reach by several paths is returned once, by the first of them.
-    """
-    first_paths: dict[tuple[str, str], Path] = {}
-    for path in sorted(_reached(target)):
-        place = (os.path.realpath(path.parent), path.name)
-        first_paths.setdefault(place, path)
-    return list(first_paths.values())
-
-
-def _reached(target: Path) -> Iterator[Path]:
-    roots = [target] if target.is_dir() else _matches(target)
-    for root in roots:
-        if not root.is_dir():
-            yield root
-            continue
-        for folder, names in _folders(root):
-            for name in names:
-                yield folder / name
-
-
-def _matches(pattern: Path) -> Iterator[Path]:
-    """Yield the paths that match a glob.
-
-    `**` follows a link to a folder once, where glob.glob follows loops.
-    """
-    parts = pattern.parts
-    while parts[-1:] == ("**",):  # all files of a folder
-        parts = parts[:-1]
-    if "**" not in parts:
-        yield from _glob(Path(*parts))
-        return
-    first = parts.index("**")
-    rest = parts[first + 1 :]
-    for top in _glob(Path(*parts[:first])):
-        for folder, _ in _folders(top):
-            escaped = glob.escape(str(folder))
-            yield from _matches(Path(escaped, *rest))
-
-
-def _glob(pattern: Path) -> Iterator[Path]:
-    return map(Path, glob.glob(str(pattern)))  # noqa: PTH207
-
-
-def _folders(top: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Yield a folder and those in it, each with the names of its files.
+    """Return a file, or the files in a folder and in those below it, sorted; none without either.
 
     Links to folders are followed once, hidden names are skipped.
     """
+    if not target.is_dir():
+        return [target] if target.is_file() else []
+    files: list[Path] = []
     seen: set[str] = set()
-    for folder, subfolders, files in os.walk(top, followlinks=True, onerror=_refuse):
-        real = os.path.realpath(folder)
+    for path, subfolders, names in os.walk(target, followlinks=True, onerror=_refuse):
+        real = os.path.realpath(path)
         if real in seen:
             subfolders.clear()
             continue
         seen.add(real)
-        subfolders[:] = _visible(subfolders)  # os.walk goes on with these
-        yield Path(folder), _visible(files)
+        subfolders[:] = sorted(_visible(subfolders))  # os.walk goes on with these
+        files += [Path(path, name) for name in _visible(names)]
+    return sorted(files)
 
 
-def _visible(names: list[str]) -> list[str]:
-    return sorted(name for name in names if not name.startswith("."))
+def _visible(names: list[str]) -> Iterator[str]:
+    return (name for name in names if not name.startswith("."))
 
 
 def _refuse(error: OSError) -> None:
