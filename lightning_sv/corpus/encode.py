@@ -36,8 +36,7 @@ def encode_part(job: Job, part: Part, step: Callable[[int], None]) -> None:
     with atomic_path(part.path) as folder:
         folder.mkdir()
         table = _write_tokens(job, part, folder, step)
-        names = [piece.name for piece in part.slices]
-        job.source.check_unchanged(names, "while it was being read; start again.")
+        job.source.check_unchanged(part.slices)
         np.save(folder / "documents.npy", table)
         summary = {
             "documents": len(table),

@@ -117,7 +117,7 @@ def open_job(config: CorpusConfig, target: Path, part_bytes: int, *, shown: bool
 
     Raises:
         ConfigError: the folder has the parts of a preparation with other settings or another
-            tokenizer, or of a folder of `hf:` whose files have changed since
+            tokenizer
     """
     folder = parts_folder(target)
     given = _given_tokenizer(config)  # checked before any reading
@@ -129,8 +129,6 @@ def open_job(config: CorpusConfig, target: Path, part_bytes: int, *, shown: bool
     started = Job.load(folder)
     _check_settings(config, given, started)
     source = open_source(config, started.source, started.part_bytes)
-    since = f"since {folder} was started. Restore it, or delete that folder."
-    source.check_unchanged(source.files, since)
     if source.slices != started.source.slices:
         log.warning("the text of %s has changed; its changed parts are encoded again", folder)
         return _new_job(config, folder, source, given, started.part_bytes, shown=shown)

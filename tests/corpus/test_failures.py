@@ -15,7 +15,7 @@ import pytest
 
 from lightning_sv.corpus import CorpusConfig, Tokenizer, encode, prepare
 from lightning_sv.corpus.job import Job, parts_folder
-from lightning_sv.corpus.sources.document import Source
+from lightning_sv.corpus.sources.document import Slice, Source
 from lightning_sv.errors import ConfigError, RunError
 from tests.conftest import file_size_limit, is_running
 from tests.corpus.conftest import write_rows
@@ -90,10 +90,10 @@ def changed_text(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> N
     after_two_parts(monkeypatch, lambda: None)
     unchanged = Source.check_unchanged
 
-    def touch(source: Source, names: list[str], since: str) -> None:
-        if names[0].endswith("b.jsonl"):
+    def touch(source: Source, slices: list[Slice]) -> None:
+        if slices[0].name.endswith("b.jsonl"):
             os.utime(preparation.folder / "b.jsonl", (1, 1))
-        unchanged(source, names, since)
+        unchanged(source, slices)
 
     monkeypatch.setattr(Source, "check_unchanged", touch)
 

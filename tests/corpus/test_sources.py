@@ -93,14 +93,6 @@ def test_files_source_folder_has_a_document_per_text_file(tmp_path: Path, texts:
     assert _texts(f"files:{tmp_path}") == texts
 
 
-def test_hub_source_local_folder_has_the_same_documents(
-    jsonl: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(jsonl.parents[1]))
-    for folder in (jsonl.parent, f"~/{jsonl.parent.name}"):
-        assert _texts(f"hf:{folder}") == texts
-
-
 def test_files_source_counts_skipped_files_and_follows_links_once(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     other = tmp_path / "other"
@@ -265,8 +257,7 @@ def test_files_source_bad_file_is_named(
     ("source", "settings", "message"),
     [
         ("files:{}/*.jsonl", {}, r"source is files:.*\*\.jsonl"),  # a glob is no path
-        ("hf:{}", {"text_field": "content"}, "'content'"),
-        ("hf:{}", {"hf_split": "test"}, "hf_split is test"),
+        ("hf:{}", {}, "files:"),
     ],
 )
 def test_source_missing_name_is_named(

@@ -155,11 +155,11 @@ class Source:
     left_out: dict[str, int] = field(default_factory=dict)
     files: FileStates = field(default_factory=dict)
 
-    def check_unchanged(self, names: Iterable[str], since: str) -> None:
-        """Check that none of `files` with these names has changed, by its size and time."""
-        for name in sorted(self.files.keys() & set(names)):
+    def check_unchanged(self, slices: Iterable[Slice]) -> None:
+        """Check that the files of some slices have not changed, by their size and time."""
+        for name in sorted({piece.name for piece in slices} & self.files.keys()):
             if not is_untouched(Path(name), self.files[name]):
-                raise ConfigError(f"{name} has changed {since}")
+                raise ConfigError(f"{name} has changed while it was being read; start again.")
 
 
 def file_times(path: Path) -> dict[str, int]:

@@ -107,12 +107,11 @@ def file_states(paths: Sequence[Path], known: FileStates) -> FileStates:
 def changed_file(manifest: Manifest) -> str | None:
     """Return the first file that was added, removed or changed since the preparation.
 
-    Only files are compared, if this user can find any of them. A file that was added to a folder of
-    `hf:` is not noticed.
+    Only files are compared, if this user can find any of them.
     """
-    then = manifest.sources
-    now = _files_now(manifest)
-    if not then or not now:
+    then = manifest.sources  # empty unless the source is files
+    now = _files_now(manifest) if then else set()
+    if not now:
         return None
     for name in sorted(then.keys() | now):
         if name not in now or not _is_same(Path(name), then.get(name, {})):
@@ -122,12 +121,11 @@ def changed_file(manifest: Manifest) -> str | None:
 
 def _files_now(manifest: Manifest) -> set[str]:
     """Return the files that the source of a corpus names now, if this user can find them."""
-    kind, _, location = manifest.source.partition(":")
-    if kind == "files":
-        # some text may be gone, or this user may not read its folder
-        with suppress(ConfigError, OSError):
-            files, _ = source_files(location)
-            return set(map(str, files))
+    location = manifest.source.removeprefix("files:")
+    # some text may be gone, or this user may not read its folder
+    with suppress(ConfigError, OSError):
+        files, _ = source_files(location)
+        return set(map(str, files))
     return set(filter(os.path.isfile, manifest.sources))
 
 

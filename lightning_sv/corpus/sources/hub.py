@@ -6,7 +6,6 @@ start goes on.
 """
 
 import logging
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,10 +21,9 @@ from lightning_sv.corpus.sources.document import (
     record_text,
     text_documents,
 )
-from lightning_sv.corpus.sources.files import file_states
 from lightning_sv.corpus.sources.packages import needs
 from lightning_sv.corpus.sources.parquet import read_parquet, row_groups
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 
 log = logging.getLogger(__name__)
 
@@ -40,27 +38,26 @@ _HINT = (
 
 
 def hub_source(config: CorpusConfig, previous: Source, part_bytes: int) -> Source:
-    """Return the documents of a Hugging Face dataset or folder, in the dataset's order.
+    """Return the documents of a dataset of the Hugging Face hub, in the dataset's order.
 
-    A preparation goes on with the revision of its `previous` start, without asking for a newer one,
-    or with the files of the folder at that start.
+    A preparation goes on with the revision of its `previous` start, without asking for a newer one.
     """
     needs("datasets", config.source)
+    name = config.location
+    expected = f"a dataset of the hub. Read a folder by files:{name}."
+    expect(not Path(name).exists(), "source", config.source, expected)
     revision = previous.packages.get(config.source)
     if revision is not None:
         log.info("going on with revision %s of %s", revision, config.source)
     if previous.slices:
         return previous
 
-    name = os.path.expanduser(config.location)  # noqa: PTH111
-    is_folder = Path(name).exists()
-    revision = None if is_folder else _hub_revision(config)
+    revision = _hub_revision(config)
     packages = {config.source: revision} if revision else {}
     with _naming(config, _subset(config)):
         files = _data_files(config, name, revision)
-        states = file_states(list(map(Path, files)), {}) if is_folder else {}
         slices = _slices(config, name, files, revision, part_bytes)
-    return Source(slices, packages=packages, files=states)
+    return Source(slices, packages=packages)
 
 
 @contextmanager
