@@ -8,7 +8,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.nn.attention_kernels import AttentionBackend, attend
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.scale import Branch, ScaleBuilder
-from lightning_sv.scale.fast import rotate
+from lightning_sv.scale.definitions import rotate
 from lightning_sv.scale.shapes import Float
 
 if TYPE_CHECKING:

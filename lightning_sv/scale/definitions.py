@@ -8,8 +8,8 @@
     next_token_loss        mean cross-entropy in nats
 
 Compiled and traced code, torch.func and passes without gradients run these functions. Eager mode
-runs the function of the same name in `scale/fast`: equal values, fewer passes over memory, less
-saved for backward.
+runs the function of the same name in `scale/fast`, if there is one: equal values, fewer passes over
+memory, less saved for backward.
 """
 
 import torch
@@ -78,9 +78,14 @@ def swiglu(
 
 
 def rotate(
-    x: Float[Tensor, "B T H d_head"], cos: Float[Tensor, "T 1 half"], sin: Float[Tensor, "T 1 half"]
+    x: Float[Tensor, "B T H d_head"],
+    tables: tuple[Float[Tensor, "T 1 half"], Float[Tensor, "T 1 half"]],
 ) -> Float[Tensor, "B T H d_head"]:
-    """Rotate the channel pairs (i, i + d_head/2) by the angle of their position."""
+    """Rotate the channel pairs (i, i + d_head/2) by the angle of their position.
+
+    The result is computed in x's dtype, as in transformers.
+    """
+    cos, sin = (table.to(x.dtype) for table in tables)
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 

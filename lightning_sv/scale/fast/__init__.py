@@ -5,7 +5,7 @@ of the size of x, a folded matrix is kept next to the matrix, and the logits of 
 are the largest tensor of a step. The compiler removes all of this; eager mode, which most runs on a
 CPU and all debugging use, does not.
 
-So each function of `scale/definitions.py` has a counterpart here, in three parts:
+So functions of `scale/definitions.py` have counterparts here, in three parts:
 
     def normalize(...)              chooses: the definition, or the class below
     class _Normalize(Function)      forward in few passes; saves its inputs and little else
@@ -22,7 +22,6 @@ from lightning_sv.scale.fast.fold import effective_weight, scaled_product
 from lightning_sv.scale.fast.gram import inverse_rms_of_product
 from lightning_sv.scale.fast.grouped import Rows, grouped_product
 from lightning_sv.scale.fast.norm import normalize
-from lightning_sv.scale.fast.rotary import rotate
 from lightning_sv.scale.fast.swiglu import normed_swiglu, swiglu
 
 __all__ = [
@@ -33,7 +32,6 @@ __all__ = [
     "linear_cross_entropy",
     "normalize",
     "normed_swiglu",
-    "rotate",
     "scaled_product",
     "swiglu",
 ]
