@@ -65,14 +65,13 @@ def flow(
         initial: parameters at t = 0; None for the student's own
 
     Raises:
-        ConfigError: the flow is stiff or diverges, a shape, a time or an entry of the teacher is
-            wrong, or A is not an analytic function
+        ConfigError: the flow is stiff or diverges, a shape is wrong, or A is not an analytic
+            function
     """
     target = _matrix(teacher).astype(float)
     blocks = _initial_blocks(student, target, initial)
-    at = _increasing(times)
-    _check_derivatives(student, target, blocks)
-    states = _integrate(student, target, blocks, at)
+    check_analytic(student.effective, blocks)
+    states = _integrate(student, target, blocks, np.asarray(times, dtype=float))
     residuals = np.array([student.effective(*state) - target for state in states])
     return Flow(0.5 * (residuals**2).sum((1, 2)), states)
 
@@ -99,23 +98,6 @@ def _initial_blocks(student: Student, target: Array, initial: list[Array] | None
         f"that of the teacher, {target.shape}.",
     )
     return blocks
-
-
-def _increasing(times: Sequence[float] | Array) -> Array:
-    """Return the output times as an array; they must increase from 0 or more to more than 0."""
-    at = np.asarray(times, dtype=float)
-    is_list = at.ndim == 1 and at.size > 0
-    increases = is_list and bool((np.diff(at) > 0).all())
-    is_valid = increases and at[0] >= 0 and at[-1] > 0
-    expect(bool(is_valid), "times", times, "increasing times from 0, of which the last is above 0.")
-    return at
-
-
-def _check_derivatives(student: Student, target: Array, blocks: list[Array]) -> None:
-    """Raise `ConfigError` if the gradient at t = 0 is not finite, or A is not analytic."""
-    is_finite = bool(np.isfinite(student.gradient(blocks, target)).all())
-    expect(is_finite, f"the gradient of {student.name!r} at t = 0", "not finite", "finite numbers.")
-    check_analytic(student.effective, blocks)
 
 
 def _integrate(
@@ -158,9 +140,8 @@ def power_series(student: Student, teacher: Any, order: int) -> list[Array]:
         The student's blocks as arrays of `PowerSeries` of that order.
 
     Raises:
-        ConfigError: the order is negative, or the teacher is not a matrix of finite numbers
+        ConfigError: the teacher is not a matrix
     """
-    expect(order >= 0, "the order", order, "at least 0.")
     target = exact(_matrix(teacher))
     start = student.initial(*target.shape)
     known = [[x] for x in exact(join(start))]  # coefficients found so far, a list per parameter
@@ -284,24 +265,7 @@ def starts_below(student: Student, baseline: Student, teacher: Any) -> bool:
 
 
 def _matrix(teacher: Any) -> Array:
-    """Return W* (c, d) of a `Teacher` or of rows of numbers; raise `ConfigError` for others."""
-    given = getattr(teacher, "matrix", teacher)
-    try:
-        matrix = np.asarray(given)
-        is_valid = matrix.ndim == 2 and matrix.size > 0 and _are_real_and_finite(matrix)
-    # rows of different lengths, an entry that is not a number, or one too large for a float
-    except (TypeError, ValueError, OverflowError):
-        is_valid = False
-    expect(
-        is_valid,
-        "the teacher",
-        reprlib.repr(given),
-        "a matrix (outputs, inputs) of real, finite numbers.",
-    )
+    """Return W* (c, d) of a `Teacher` or of rows of numbers."""
+    matrix = np.asarray(getattr(teacher, "matrix", teacher))
+    expect(matrix.ndim == 2, "the teacher", reprlib.repr(teacher), "a matrix (outputs, inputs).")
     return matrix
-
-
-def _are_real_and_finite(entries: Array) -> bool:
-    # booleans, integers, floats, and objects such as Fractions; not complex numbers or text
-    is_real = entries.dtype.kind in "biufO"
-    return is_real and bool(np.isfinite(entries.astype(float)).all())
