@@ -113,11 +113,10 @@ def _warn_of_short_vectors(model: nn.Module, parameters: Mapping[str, ModelParam
 
     Their entries are about 1, and steps are smaller than the gaps between numbers.
     """
-    tensors = dict(model.named_parameters())  # a script has no get_parameter
     for name, parameter in parameters.items():
         if parameter.role not in ("input", "output"):
             continue
-        dtype = tensors[name].dtype
+        dtype = model.get_parameter(name).dtype
         if dtype.itemsize < 4:
             gap = f"numbers above 1 are {torch.finfo(dtype).eps:.1g} apart"
             lost = f"{gap}, so most steps of an optimizer are lost"

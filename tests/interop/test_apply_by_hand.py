@@ -876,9 +876,6 @@ REFUSED: dict[str, tuple[str, str, Callable[[], nn.Module]]] = {
     "no norm": ("hg", "Bare has no norm", lambda: Bare(lambda x: x)),
     "zero gamma": ("hg+dp+or", r"^norm.weight .*near 0", with_zero_gamma),
     "subclass of a tensor": ("hg+dp", "^head.weight is a Quantized", with_subclass),
-    "a script": ("hg", "torch.jit.script", lambda: torch.jit.script(nn.RMSNorm(D))),
-    "a script inside": ("hg", "torch.jit.script", lambda: nn.Sequential(
-        torch.jit.script(nn.RMSNorm(D)))),
     "applied": ("hg+dp+or", "fold_applied", with_strategy),
     "expert without tokens": ("hg", r"reached experts\.1", lambda: Experts()),
 }  # fmt: skip

@@ -151,15 +151,6 @@ def test_decayed_names_of_compiled_model_needs_no_example(build: Any) -> None:
     assert list(map(unwrapped, found)) == decayed_names(model)
 
 
-def test_decayed_names_of_a_script_are_those_of_the_model() -> None:
-    model = nn.Sequential(nn.Embedding(8, 4), nn.LayerNorm(4), nn.Linear(4, 8))
-    ids = torch.arange(8)
-    script = torch.jit.script(model)
-    for _ in range(3):  # torch compiles it after its first passes
-        assert decayed_names(script, example=ids) == decayed_names(model, example=ids)
-        script(ids).sum().backward()
-
-
 def code_of_page(heading: str) -> list[str]:
     """Return the Python code of docs/own-model.md after a heading."""
     page = (ROOT / "docs/own-model.md").read_text().partition(heading)[2]

@@ -194,11 +194,8 @@ def _has_values(parameter: nn.Parameter) -> bool:
 
 
 def _check_kind(module: nn.Module, name: str) -> None:
-    """Refuse a module that was built with a strategy, wraps the model, is PEFT's or a script."""
+    """Refuse a module that was built with a strategy, wraps the model, or is PEFT's."""
     kind = type(module)
-    if isinstance(module, torch.jit.ScriptModule):
-        what = f"this {name} has modules of torch.jit.script"
-        raise ConfigError(f"{what}; apply the strategy to the model in Python.")
     if isinstance(module, Backbone | ScaledLinear | ScaleVector):
         found = f"a {name} that was built with a strategy"
         wanted = "a model without scale vectors of this package. Build this one with its strategy."
