@@ -636,19 +636,6 @@ def assert_folded(model: nn.Module) -> None:
     assert not any("Parametrized" in type(module).__name__ for module in model.modules())
 
 
-def test_apply_strategy_trained_recurrent_net_is_copied_and_folds() -> None:
-    net = Net(lambda net, x: net.head(net.recurrent(x)[0]))
-    net.matrix = None
-    net.recurrent = nn.LSTM(D, D, batch_first=True)
-    apply_strategy(net, "hg+dp+or", IDS)
-    perturb(net)
-    net(IDS).sum().backward()
-    folded = fold_applied(copy.deepcopy(net))
-    torch.testing.assert_close(folded(IDS), net(IDS))
-    assert isinstance(folded.recurrent.weight_ih_l0, nn.Parameter)
-    assert not isinstance(net.recurrent.weight_ih_l0, nn.Parameter)
-
-
 def test_apply_strategy_compiled_parts_and_models_fold() -> None:
     net = applied()
     part = Net(plain)

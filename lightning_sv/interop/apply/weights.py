@@ -51,8 +51,6 @@ class ComputedTensor(Tensor):
     ) -> Any:
         """Run a function on the tensor itself, because autograd refers to it; refuse changes."""
         kwargs = kwargs or {}
-        if func is Tensor.__deepcopy__:  # nn.LSTM keeps the weights of its last pass
-            return args[0].detach().clone()
         first = next(iter((*args, *kwargs.values())))  # nn.init passes a keyword
         if _changes_first(func) and isinstance(first, cls):
             hint = "Call fold_applied(model) before LoRA's merge and other changes of weights."
