@@ -9,7 +9,7 @@ end, the stack runs all inverses in reverse order:
     hooks             | remove the hooks
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -23,7 +23,6 @@ from lightning_sv.interop.apply.applied import APPLIED, FROZEN, REMOVE, Applied
 from lightning_sv.interop.apply.checks import check_complete, check_state
 from lightning_sv.interop.apply.matrices import TracedBranch
 from lightning_sv.interop.apply.placements import (
-    Before,
     Gamma,
     PlacedBranch,
     PlacedNorm,
@@ -45,9 +44,6 @@ from lightning_sv.interop.groups import unwrapped
 from lightning_sv.scale import DirectScale, OffsetScale, ScaleVector
 from lightning_sv.scale.definitions import upcast
 from lightning_sv.scale.vector import Role
-
-#: scale vector of a matrix, or a function that returns its gamma if a different matrix owns it
-_Source = ScaleVector | Callable[[], Tensor]
 
 
 class Change:
@@ -124,12 +120,9 @@ class Change:
             gamma = upcast(self.named[norm.vector]) + _origin(norm)
             self._change_gamma(placed, gamma)
 
-        if placed.before is Before.SHARED and placed.branches:
-            self._share_vector(placed)
-            return
         for branch in placed.branches:
-            before: list[_Source | None] = [None] * len(branch.branch.parts)
-            if placed.before is Before.OWN:
+            before: list[ScaleVector | None] = [None] * len(branch.branch.parts)
+            if placed.scale_in:
                 before = self._own_vectors(norm, branch.branch, gamma)
             self._scale(branch, before)
 
@@ -150,39 +143,19 @@ class Change:
 
     def _own_vectors(
         self, norm: TracedNorm, branch: TracedBranch, gamma: Tensor | None
-    ) -> list[_Source | None]:
+    ) -> list[ScaleVector | None]:
         """Return a vector before each matrix of a branch; it trains if the norm's vector did.
 
         Of a norm without a vector it has ones, and trains if the matrix does.
         """
+        weight = self.named[branch.weight]
         if gamma is None:
-            gamma = self._ones_before(branch)
-        lead = self.named[branch.weight].shape[:-2]
+            d_in = branch.rows(weight).shape[-1]
+            gamma = upcast(weight).new_ones(d_in)
+        lead = weight.shape[:-2]
         rows = gamma.expand(*lead, -1)  # (d_in) -> (*batch_dims, d_in)
         like = norm.vector or branch.weight
         return [self._vector(like, rows, "input") for _ in branch.parts]
-
-    def _share_vector(self, placed: PlacedNorm) -> None:
-        """Add one vector of ones before all branches of a norm without one.
-
-        The first matrix owns it. The others call it: FSDP2 gathers its parameters in a hook of the
-        call. It trains if one of the matrices does.
-        """
-        branches = placed.norm.branches
-        trained = [branch for branch in branches if self._trains[branch.weight]]
-        like = (trained or branches)[0]
-        vector = self._vector(like.weight, self._ones_before(like), "input")
-        owner = placed.branches[0]
-        for branch in placed.branches:
-            before: list[_Source | None] = [vector.__call__] * len(branch.branch.parts)
-            if branch is owner:
-                before[0] = vector
-            self._scale(branch, before)
-
-    def _ones_before(self, branch: TracedBranch) -> Tensor:
-        weight = self.named[branch.weight]
-        d_in = branch.rows(weight).shape[-1]
-        return upcast(weight).new_ones(d_in)
 
     def _keep(self, norm: TracedNorm, gamma: Tensor) -> None:
         """Keep gamma in its norm, in the strategy's parameterization."""
@@ -214,17 +187,17 @@ class Change:
             raise ConfigError(f"{why}; vectors behind it cannot represent that. {hint}")
         self._set(norm.bias, torch.where(gamma == 0, bias, bias / gamma))
 
-    def _scale(self, placed: PlacedBranch, before: Sequence[_Source | None]) -> None:
+    def _scale(self, placed: PlacedBranch, before: Sequence[ScaleVector | None]) -> None:
         """Add vectors to a branch: those before its matrices, and ones after them."""
         branch = placed.branch
         if placed.norm_out:
             self._normalize_output(placed)
         parts = []
-        for source, width in zip(before, branch.parts, strict=True):
+        for scale_in, width in zip(before, branch.parts, strict=True):
             after: ScaleVector | None = None
             if placed.scale_out and not placed.norm_out:  # a norm has the vector itself
                 after = self._ones_after(branch, width)
-            parts.append(ScaledPart(source, after))
+            parts.append(ScaledPart(scale_in, after))
         scaled = ScaledWeight(parts, branch.parts, branch.transposed, branch.role)
         self._parametrize(branch.weight, scaled)
 

@@ -21,6 +21,10 @@ def notes_on_matrices(norm: TracedNorm, strategy: ScaleStrategy) -> Iterator[Not
         yield from _on_missing_vectors(norm)
     if strategy.per_branch:
         yield from _on_mixed_branches(norm)
+    elif adds_before:
+        for branch in norm.branches:
+            why = "because its norm has none that matrices could share; hg gives each its own"
+            yield branch.weight, f"no vector before it, {why}"
 
 
 def _on_missing_vectors(norm: TracedNorm) -> Iterator[Note]:

@@ -36,14 +36,6 @@ class Gamma(Enum):
     CONSTANT = auto()
 
 
-class Before(Enum):
-    """Vectors before the matrices behind a norm, by which they read gamma * xhat."""
-
-    NONE = auto()
-    OWN = auto()  #: one per matrix
-    SHARED = auto()  #: one for all matrices, behind a norm without a vector
-
-
 @dataclass(frozen=True)
 class PlacedBranch:
     """A branch, and what it gets after it.
@@ -66,13 +58,13 @@ class PlacedNorm:
     Attributes:
         norm: the norm
         gamma: what becomes of its vector
-        before: the vectors before its branches
+        scale_in: whether each of its branches gets a vector before it
         branches: branches that change
     """
 
     norm: TracedNorm
     gamma: Gamma
-    before: Before
+    scale_in: bool
     branches: tuple[PlacedBranch, ...]
 
 
@@ -139,9 +131,10 @@ class Placements:
         for name, note in notes_on_matrices(norm, self.strategy):
             self._note(name, note)
         gamma = self._gamma(norm)
-        before = self._before(gamma)
-        branches = tuple(self._placed_branches(norm, before))
-        return PlacedNorm(norm, gamma, before, branches)
+        is_added = gamma is Gamma.ABSENT and self.row.scale_in and self.strategy.per_branch
+        scale_in = gamma is Gamma.MOVED or is_added
+        branches = tuple(self._placed_branches(norm, scale_in))
+        return PlacedNorm(norm, gamma, scale_in, branches)
 
     def _gamma(self, norm: TracedNorm) -> Gamma:
         """Decide what becomes of a norm's vector, and note why it deviates from the strategy."""
@@ -186,15 +179,6 @@ class Placements:
             self._note(norm.vector, f"unchanged: {norm.stays}")
         return Gamma.KEPT
 
-    def _before(self, gamma: Gamma) -> Before:
-        """Decide which vectors the branches get before them."""
-        if gamma is Gamma.MOVED:
-            return Before.OWN
-        is_added = gamma is Gamma.ABSENT and self.row.scale_in
-        if not is_added:
-            return Before.NONE
-        return Before.OWN if self.strategy.per_branch else Before.SHARED
-
     def _is_heterogeneous(self, norm: TracedNorm) -> bool:
         """Return True if the strategy has a vector per matrix, and there are several."""
         n_branches = len(norm.tied) + len(norm.unfit)
@@ -203,13 +187,13 @@ class Placements:
             n_branches += len(branch.parts) * n_expert
         return self.strategy.per_branch and n_branches != 1
 
-    def _placed_branches(self, norm: TracedNorm, before: Before) -> Iterator[PlacedBranch]:
+    def _placed_branches(self, norm: TracedNorm, scale_in: bool) -> Iterator[PlacedBranch]:
         """Yield the branches that change, unless a different norm changed them."""
         for branch in norm.branches:
             if branch.weight in self._changed:
                 continue
             placed = self._placed_branch(branch)
-            if before is not Before.NONE or placed.norm_out or placed.scale_out:
+            if scale_in or placed.norm_out or placed.scale_out:
                 self._changed.add(branch.weight)
                 yield placed
 

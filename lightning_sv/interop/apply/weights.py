@@ -11,7 +11,6 @@ Only the norm of `dnp` is no factor of the weight. It is a hook on the layer's o
 """
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from lightning_sv.errors import RunError
 from lightning_sv.roles.types import ModelRole
 from lightning_sv.scale import ScaleVector, normalize
 from lightning_sv.scale.fast import effective_weight
+from lightning_sv.scale.vector import gamma_of
 
 #: `zero_`, `normal_`, ...; `+=` and `weight[i] =`
 _CHANGES = re.compile(
@@ -119,23 +119,18 @@ class ScaledPart(nn.Module):
     """Scale vectors of one matrix: diag(gamma_out) W diag(gamma_in).
 
     Args:
-        scale_in: source of gamma_in, (*batch_dims, d_in); None for 1; a function if a different
-            part owns the vector
-        scale_out: source of gamma_out, (*batch_dims, d_out); None for 1
+        scale_in: vector gamma_in, (*batch_dims, d_in); None for 1
+        scale_out: vector gamma_out, (*batch_dims, d_out); None for 1
     """
 
-    def __init__(
-        self, scale_in: ScaleVector | Callable[[], Tensor] | None, scale_out: ScaleVector | None
-    ):
+    def __init__(self, scale_in: ScaleVector | None, scale_out: ScaleVector | None):
         super().__init__()
         self.scale_in = scale_in
         self.scale_out = scale_out
 
     def forward(self, weight: Tensor) -> Tensor:
         """(*batch_dims, d_out, d_in) -> the same shape, in the vectors' dtype if that is wider."""
-        gamma_in = None if self.scale_in is None else self.scale_in()
-        gamma_out = None if self.scale_out is None else self.scale_out()
-        return effective_weight(weight, gamma_in, gamma_out)
+        return effective_weight(weight, gamma_of(self.scale_in), gamma_of(self.scale_out))
 
 
 class ScaledWeight(Scaled):
@@ -201,9 +196,9 @@ class OutputNorm(Scaled):
     def forward(self, y: Tensor) -> Tensor:
         """(..., d_out) -> (..., d_out)."""
         heads = y.unflatten(-1, (-1, self.width))  # (..., d_out / width, width)
-        gamma: Tensor | None = None
-        if self.scale is not None:
-            gamma = self.scale().unflatten(-1, (-1, self.width))
+        gamma = gamma_of(self.scale)
+        if gamma is not None:
+            gamma = gamma.unflatten(-1, (-1, self.width))
         return normalize(heads, self.eps, gamma).flatten(-2)
 
 
