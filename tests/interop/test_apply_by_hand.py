@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.callbacks import branch_norms
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop import (
     apply_strategy,
@@ -506,36 +505,6 @@ def test_apply_strategy_bare_norm_adds_vectors(strategy: str, norm: str) -> None
     assert torch.equal(copied(IDS), applied)  # of vectors of its own
 
 
-class Tied(nn.Module):
-    """Two norms with one gamma, and a matrix that the model itself owns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.emb = nn.Embedding(V, D)
-        self.one = nn.RMSNorm(D)
-        self.two = nn.RMSNorm(D)
-        self.between = nn.Linear(D, D)
-        self.two.weight = self.one.weight
-        self.W = nn.Parameter(0.1 * torch.randn(D, V))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x: Tensor = self.emb(ids)
-        return self.two(x + self.between(self.one(x))) @ self.W  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("strategy", ["or", "hg+dp+or", "hg+dp"])
-def test_apply_strategy_tied_norms_train_and_fold(strategy: str) -> None:
-    model = Tied()
-    apply_strategy(model, strategy, IDS)
-    assert model.two.weight is model.one.weight and model.one.weight.requires_grad
-    assert any("W" in key.split("/") for key in branch_norms(model))
-    perturb(model)
-    with torch.no_grad():
-        model.one.weight += 0.1 * torch.randn(D)
-    outputs = model(IDS)
-    torch.testing.assert_close(fold_applied(model)(IDS), outputs)
-
-
 @pytest.mark.parametrize("strategy", ["ap", "nop"])
 def test_fold_applied_layers_copied_after_the_strategy_train(strategy: str) -> None:
     model = nn.Sequential(*(nn.Sequential(nn.RMSNorm(D), nn.Linear(D, D)) for _ in range(2)))
@@ -793,6 +762,12 @@ def with_strategy() -> Net:
     return net
 
 
+def with_tied_norms() -> nn.Module:
+    net = nn.Sequential(nn.Embedding(V, D), nn.RMSNorm(D), nn.Linear(D, D), nn.RMSNorm(D))
+    net[3].weight = net[1].weight
+    return net.append(nn.Linear(D, V))
+
+
 def zero_beside_bias() -> nn.Module:
     model: Any = named("gpt2")
     with torch.no_grad():
@@ -842,6 +817,7 @@ REFUSED: dict[str, tuple[str, str, Callable[[], nn.Module]]] = {
     "no norm": ("hg", "Bare has no norm", lambda: Bare(lambda x: x)),
     "zero gamma": ("hg+dp+or", r"^norm.weight .*near 0", with_zero_gamma),
     "subclass of a tensor": ("hg+dp", "^head.weight is a Quantized", with_subclass),
+    "tied norms": ("or", "^1.weight is tied", with_tied_norms),
     "applied": ("hg+dp+or", "fold_applied", with_strategy),
     "expert without tokens": ("hg", r"reached experts\.1", lambda: Experts()),
 }  # fmt: skip

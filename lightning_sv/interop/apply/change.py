@@ -162,8 +162,7 @@ class Change:
         role: Role = "input" if norm.role == "input" else "output"
         origin = _origin(norm)
         self.norms[norm.vector] = role, origin
-        has_form = self.strategy.vector_class is (OffsetScale if origin else DirectScale)
-        if norm.is_tied or has_form:
+        if self.strategy.vector_class is (OffsetScale if origin else DirectScale):
             return
         if gamma.shape[-1] == 1:  # a column (d, 1), or (d, 1, 1) of images
             gamma = gamma.flatten()

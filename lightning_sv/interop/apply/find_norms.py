@@ -41,9 +41,12 @@ def find_norms(traced: TracedModel) -> list[TracedNorm]:
     """Return the norms that have a scale vector, and those without one that only matrices read.
 
     Raises:
-        ConfigError: the pass did not reach a vector, or a matrix like those behind norms
+        ConfigError: several modules have a vector, or the pass did not reach a vector, or a matrix
+            like those behind norms
     """
-    norms = [*norms_with_vectors(traced), *bare_norms(Matrices(traced))]
+    matrices = Matrices(traced)
+    norms = [*norms_with_vectors(traced), *bare_norms(matrices)]
+    _check_untied(norms, matrices)
     _check_reached(norms, traced)
     return norms
 
@@ -69,7 +72,6 @@ def _traced_norm(row: ModelParameter, matrices: Matrices) -> TracedNorm:
         bias=added.bias if stays is None else None,
         branches=tuple(branch for branch in branches if branch.weight not in matrices.tied),
         tied=tuple(sorted(matrices.tied.intersection(names))),
-        is_tied=row.name in matrices.tied,
         stays=stays,
         unfit=tuple(unfit),
     )
@@ -79,8 +81,6 @@ def _reason_to_stay(
     row: ModelParameter, weights: list[str], unfit: list[str], added: Added, matrices: Matrices
 ) -> str | None:
     """Return why a vector cannot move into the matrices that read it; None if it can."""
-    if row.name in matrices.tied:
-        return "it is tied to a different parameter"
     if added.others:
         return "something other than one bias of its shape is added after it"
     for weight in weights:
@@ -124,6 +124,14 @@ def _constant_added(factor: Node) -> float | None:
     if c is None:
         return None
     return c if gammas == [c, c + 1, c + 3] else None
+
+
+def _check_untied(norms: Iterable[TracedNorm], matrices: Matrices) -> None:
+    """Refuse a vector that several modules have, of which one alone would get the strategy's."""
+    for norm in norms:
+        if norm.vector in matrices.tied:
+            hint = "give each module a parameter of its own, with the same values."
+            raise ConfigError(f"{norm.vector} is tied to another parameter; {hint}")
 
 
 def _check_reached(norms: Iterable[TracedNorm], traced: TracedModel) -> None:

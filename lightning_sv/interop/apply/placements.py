@@ -142,7 +142,7 @@ class Placements:
             return Gamma.ABSENT
         if not norm.branches:
             self._note_without_branches(norm)
-            return self._kept(norm)
+            return Gamma.KEPT
         if self.row.scale_in:
             return self._gamma_before_branches(norm)
         if norm.stays is None:
@@ -153,11 +153,11 @@ class Placements:
     def _gamma_before_branches(self, norm: TracedNorm) -> Gamma:
         """Decide whether each branch gets a vector of its own, or the norm keeps one for all."""
         if not self._is_heterogeneous(norm):
-            return self._kept(norm)
+            return Gamma.KEPT
         if norm.stays is None:
             return Gamma.MOVED
         self._note(norm.vector, f"shared by all branches, without heterogeneity: {norm.stays}")
-        return self._kept(norm)
+        return Gamma.KEPT
 
     def _note_without_branches(self, norm: TracedNorm) -> None:
         """Note why a vector stays in its norm, although the strategy has vectors at matrices."""
@@ -173,11 +173,6 @@ class Placements:
         elif not self._behind.issuperset(norm.unfit):
             why = "operations other than matrices also read it"
             self._note(norm.vector, f"{what}: {why}, so matrices that read it get no vectors")
-
-    def _kept(self, norm: TracedNorm) -> Gamma:
-        if norm.is_tied:
-            self._note(norm.vector, f"unchanged: {norm.stays}")
-        return Gamma.KEPT
 
     def _is_heterogeneous(self, norm: TracedNorm) -> bool:
         """Return True if the strategy has a vector per matrix, and there are several."""

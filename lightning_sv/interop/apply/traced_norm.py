@@ -23,7 +23,6 @@ class TracedNorm:
         bias: name of the bias that its norm adds
         branches: matrices that read it; empty for an output vector
         tied: names of matrices that read it and are tied to a different parameter
-        is_tied: whether other modules have the same vector
         stays: why it cannot be folded into the matrices; None if it can
         unfit: names of matrices that read it and cannot have vectors; of an output vector, all
     """
@@ -34,7 +33,6 @@ class TracedNorm:
     bias: str | None = None
     branches: tuple[TracedBranch, ...] = ()
     tied: tuple[str, ...] = ()
-    is_tied: bool = False
     stays: str | None = None
     unfit: tuple[str, ...] = ()
 
