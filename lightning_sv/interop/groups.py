@@ -8,19 +8,17 @@ Roles may have been found before the model was wrapped, and its names then diffe
 So names are compared without the parts that wrappers add.
 """
 
-import math
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from numbers import Real
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.own_code import find
 from lightning_sv.roles import ModelParameter, Roles, weight_decay_roles
-from lightning_sv.scale.strategy import DECAYS, Decay, ScaleStrategy
+from lightning_sv.scale.strategy import DECAYS, Decay
 
 #: name parts that DDP, torch.compile, FSDP and activation checkpointing add
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -51,14 +49,11 @@ def param_groups(
             before wrapping; also on fake tensors, or with given roles
 
     Raises:
-        ConfigError: as `weight_decay_roles`; `roles` belong to a different model; or a number is
-            negative or not finite
+        ConfigError: as `weight_decay_roles`; or `roles` belong to a different model
 
     Warns:
         UserWarning: scale vectors, also those of a plain model's norms, have 16 bits
     """
-    _check_number("lr", lr)
-    _check_number("weight_decay", weight_decay)
     decayed = set(decayed_names(model, policy, example, roles))
     with_decay: list[nn.Parameter] = []
     without: list[nn.Parameter] = []
@@ -77,11 +72,6 @@ def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             yield name, parameter
-
-
-def _check_number(name: str, value: float) -> None:
-    usable = isinstance(value, Real | Tensor) and 0 <= value < math.inf
-    expect(bool(usable), name, f"{value!r:.40}", "a finite number of at least 0.")
 
 
 def decayed_names(
@@ -144,20 +134,15 @@ def _trained_parameters(
 
 
 def _applied_policy(model: nn.Module) -> str:
-    """Return the decay of the applied strategies of trained models, by default 'iwd'."""
-    decays = dict.fromkeys(_decays_of_strategies(model))
+    """Return the decay of the applied strategies, by default 'iwd'."""
+    decays: dict[str, None] = {}
+    for module in model.modules():
+        applied = vars(module).get("applied_strategy")  # of interop.apply.applied.Applied
+        if applied is not None:
+            decays[applied.strategy.decay] = None
     wanted = f"one of {' '.join(decays)}, because the strategies inside differ."
     expect(len(decays) <= 1, "policy", None, wanted)
     return next(iter(decays), "iwd")
-
-
-def _decays_of_strategies(model: nn.Module) -> Iterator[str]:
-    """Yield the decay of each applied strategy, without those of frozen models."""
-    for module in model.modules():
-        applied = vars(module).get("applied_strategy")  # of interop.apply.applied.Applied
-        strategy = getattr(applied, "strategy", None)
-        if isinstance(strategy, ScaleStrategy) and next(_trained(module), None) is not None:
-            yield strategy.decay
 
 
 def _matched(names: list[str], roles: Roles) -> dict[str, ModelParameter]:

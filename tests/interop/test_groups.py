@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -211,8 +210,6 @@ def test_param_groups_of_different_strategies_need_a_policy() -> None:
     example = (torch.arange(4, 8)[None],)
     with pytest.raises(ConfigError, match="^policy is None"):
         decayed_names(both, example=example)
-    teacher.requires_grad_(False)
-    assert decayed_names(both, example=example) == decayed_names(both, "nowd", example)
     with pytest.raises(ConfigError, match="^policy is .*a decay"):  # of your own
         decayed_names(both, "lightning_sv.scale.vector:ExponentialScale", example)
 
@@ -229,28 +226,11 @@ class Pair(nn.Module):
         return self.student(ids).logits - self.teacher(ids).logits  # type: ignore[no-any-return]
 
 
-NO_NUMBERS = ("1e-3", -1e-9, float("nan"), float("inf"), None, [0.1])
-WRONG = {
-    "lr": NO_NUMBERS,
-    "weight_decay": NO_NUMBERS,
-    "policy": ("idw", "hg+iwd", "nomodule:Name", 3),
-}
-
-
-@pytest.mark.parametrize("key", WRONG)
-def test_param_groups_wrong_value_refused(key: str) -> None:
-    """Before the model is looked at; an optimizer would find out later, or never."""
-    for value in WRONG[key]:
-        with pytest.raises(ConfigError, match=f"^{key} "):
-            param_groups(nn.Linear(2, 2), **{"lr": 0.1, "weight_decay": 0.1, key: value})
-
-
-def test_param_groups_numpy_and_torch_numbers_accepted() -> None:
-    model = nn.Linear(2, 2, bias=False)
-    roles = Roles((ModelParameter("weight", (2, 2), "matrix"),))
-    for value in (0, np.float32(0.5), torch.tensor(0.5)):
-        (group,) = param_groups(model, value, value, roles=roles)
-        assert group["lr"] is value and group["weight_decay"] is value
+def test_param_groups_wrong_policy_refused() -> None:
+    """Before the model is looked at."""
+    for policy in ("idw", "hg+iwd", "nomodule:Name", 3):
+        with pytest.raises(ConfigError, match="^policy "):
+            param_groups(nn.Linear(2, 2), 0.1, 0.1, policy)  # type: ignore[arg-type]
 
 
 def three_lines() -> dict[str, str]:
