@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -78,7 +77,7 @@ class _Call:
         node = Node(
             op=self.op.name,
             shape=tuple(tensor.shape),
-            stride=_strides(tensor),
+            stride=tensor.stride(),
             dtype=tensor.dtype,
             scalars=self.scalars,
             output=output,
@@ -118,7 +117,7 @@ class Tracer(TorchDispatchMode):
     def source(self, tensor: Tensor, op: str) -> Node:
         """Return the node of a tensor that exists before the pass."""
         kind = _SOURCES.get(op, CONST)
-        node = Node(op, tuple(tensor.shape), _strides(tensor), tensor.dtype, kind=kind)
+        node = Node(op, tuple(tensor.shape), tensor.stride(), tensor.dtype, kind=kind)
         self._record_new(tensor, node)
         return node
 
@@ -229,23 +228,11 @@ def _tensors(value: Any) -> list[Tensor]:
     return [leaf for leaf in tree_iter(value) if isinstance(leaf, Tensor)]
 
 
-def _storage(tensor: Tensor) -> Any:
-    try:
-        return StorageWeakRef(tensor.untyped_storage())
-    except (NotImplementedError, RuntimeError):  # a subclass without storage
-        return tensor
-
-
-def _strides(tensor: Tensor) -> tuple[int, ...]:
-    """Return the strides of a tensor; empty if it is sparse."""
-    if tensor.layout != torch.strided:
-        return ()
-    return tensor.stride()
+def _storage(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())
 
 
 def _geometry(tensor: Tensor) -> tuple[Any, ...]:
-    if tensor.layout != torch.strided:
-        return tensor.shape, tensor.dtype
     return tensor.shape, tensor.dtype, tensor.stride(), tensor.storage_offset()
 
 
