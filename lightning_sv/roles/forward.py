@@ -1,8 +1,9 @@
 """A forward pass that leaves the model as it was, and the numbers that it returns.
 
-A pass can change a model in many ways: running statistics, caches with their lengths, counters. And
+A pass can change a model: running statistics, caches, counters. And
 the caller may have set autocast, inference mode or compiled code. So the pass runs in one known
-state, and mode, buffers, random numbers and settings are restored afterwards, also after an error.
+state, and mode, values of buffers, random numbers and settings are restored afterwards, also after
+an error. A table that a pass replaces by a longer one stays longer, as after any pass.
 """
 
 import logging
@@ -20,42 +21,22 @@ from torch.utils._pytree import tree_map_only
 
 
 class _ModuleState:
-    """Mode, attributes, buffers and their values of a module before a pass."""
+    """Mode of a module, and the values of its buffers, before a pass."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.training = module.training
-        self.attributes = dict(vars(module))
-        self.buffers = dict(module._buffers)
         self.values = []
         for buffer in module.buffers(recurse=False):
             if not isinstance(buffer, FakeTensor):
                 self.values.append((buffer, buffer.clone()))
 
     def restore(self) -> None:
-        """Restore mode and values, and all attributes if a buffer was replaced or added.
-
-        Some attributes describe a buffer, such as the length of a cache. Otherwise attributes stay:
-        in one of them transformers records that its hooks are registered.
-        """
+        """Restore mode and values; a buffer that the pass replaced stays replaced."""
         self.module.training = self.training
         for buffer, value in self.values:
             if not torch.equal(buffer, value):
                 buffer.detach().copy_(value)
-
-        buffers = self.module._buffers
-        if _identities(buffers) == _identities(self.buffers):
-            return
-        attributes = vars(self.module)
-        attributes.clear()
-        attributes.update(self.attributes)
-        buffers.clear()
-        buffers.update(self.buffers)
-
-
-def _identities(buffers: Mapping[str, Tensor | None]) -> list[tuple[str, int]]:
-    """Return the names of buffers in their order, and which objects they are."""
-    return [(name, id(buffer)) for name, buffer in buffers.items()]
 
 
 @contextmanager
