@@ -78,8 +78,9 @@ class HessianProduct:
             curvature
 
     Raises:
-        ConfigError: no parameters, a loss that is not a scalar or has no gradient, an operation
-            without second derivative, or, in a product, a model that has changed
+        ConfigError: no parameters or one of them twice, a loss that is not a scalar or has no
+            gradient, an operation without second derivative, or, in a product, a model that has
+            changed
 
     The Hessian of L = x^T A x / 2 is A:
 
@@ -117,7 +118,6 @@ class HessianProduct:
 
     def __call__(self, vector: Sequence[Tensor]) -> Vector:
         """Return H v, shaped as the parameters."""
-        _check_shapes(vector, self.parameters)
         outputs = []
         weights = []
         for gradient, v in zip(self._gradient, vector, strict=True):
@@ -171,22 +171,7 @@ def _subset(parameters: Sequence[Tensor]) -> Vector:
     expect(len(subset) > 0, "parameters", "empty", "at least one tensor.")
     if len(set(subset)) < len(subset):
         raise ConfigError("parameters has a duplicate tensor; expected each once.")
-
-    for i, parameter in enumerate(subset):
-        is_real = parameter.is_floating_point()
-        expected = "real floating-point numbers."
-        expect(is_real, "the dtype of a parameter", parameter.dtype, expected)
-        if not parameter.requires_grad:
-            found = f"parameter {i} of the subset does not require a gradient"
-            raise ConfigError(f"{found}; remove it from the parameters.")
     return subset
-
-
-def _check_shapes(vector: Sequence[Tensor], parameters: Vector) -> None:
-    shapes = [tuple(t.shape) for t in vector]
-    expected = [tuple(t.shape) for t in parameters]
-    fits = shapes == expected
-    expect(fits, "the shape of the vector", shapes, f"that of the parameters, {expected}.")
 
 
 def scalar_loss(loss: object) -> Tensor:
@@ -204,20 +189,13 @@ def _gradient(loss: Callable[[], Tensor], parameters: Vector) -> Vector:
     if not value.requires_grad:
         hint = "compute it from parameters, without detach() and inference_mode."
         raise ConfigError(f"the loss has no gradient; {hint}")
-    try:
-        gradient = torch.autograd.grad(
-            value,
-            parameters,
-            create_graph=True,
-            allow_unused=True,
-            materialize_grads=True,
-        )
-    except RuntimeError as error:
-        if "use_reentrant" not in str(error):
-            raise
-        found = "reentrant activation checkpointing"
-        hint = "Use checkpoint(..., use_reentrant=False)."
-        raise ConfigError(f"the loss has {found}; expected none. {hint}") from error
+    gradient = torch.autograd.grad(
+        value,
+        parameters,
+        create_graph=True,
+        allow_unused=True,
+        materialize_grads=True,
+    )
     return _dense(gradient)
 
 

@@ -18,7 +18,6 @@ from lightning_sv.curvature.vectors import (
     seeded,
     size,
 )
-from lightning_sv.errors import expect
 
 
 def lanczos(
@@ -43,17 +42,13 @@ def lanczos(
 
     Args:
         product: v -> H v
-        n_steps: maximum number of products
+        n_steps: maximum number of products, at least 1
         rtol: stop when the error is at most rtol |theta|, twice in a row; 0 to run all steps
         generator: generator of the start vector; None for seed 0
 
     Returns:
         lambda_max with its error, nan if a product is not finite.
-
-    Raises:
-        ConfigError: n_steps below 1
     """
-    expect(n_steps >= 1, "n_steps of lanczos", n_steps, "at least 1.")
     n_steps = min(n_steps, size(product.parameters))
     eps = rounding(product.parameters)
     basis = Basis(product.parameters, n_steps)
@@ -134,11 +129,7 @@ def hutchinson(
         product: v -> H v
         n_probes: number of products, at least 2
         generator: generator of the probes; None for seed 0
-
-    Raises:
-        ConfigError: fewer than 2 probes, which have no standard error
     """
-    expect(n_probes >= 2, "n_probes of hutchinson", n_probes, "at least 2 for a standard error.")
     generator = seeded(generator)
     traces = []
     squares = []
