@@ -170,8 +170,6 @@ class TokenLoader(DataLoader[Tensor]):
                 epoch length, or is inside a step that the run does not begin again
         """
         current = self.state_dict()
-        # checkpoints of earlier versions lack it
-        state = {"epoch_sequences": current["epoch_sequences"]} | state
         if set(state) != set(current):
             found = "the checkpoint's data position has a different format"
             raise ConfigError(f"{found}; start a new run.")
@@ -183,7 +181,7 @@ class TokenLoader(DataLoader[Tensor]):
             found = "the checkpoint was saved inside an optimizer step"
             hint = "Only a PretrainModule with a TokenDataModule begins the step again."
             raise ConfigError(f"{found}; expected one that was saved after a step. {hint}")
-        self._epoch = max(0, state["epoch"])  # earlier versions wrote -1 before the first epoch
+        self._epoch = state["epoch"]
         self._read = steps * share.accumulate
         self._has_begun = False
 

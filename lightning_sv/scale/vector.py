@@ -54,13 +54,6 @@ class ScaleVector(RecordedModule, ABC):
         if "form" not in vars(cls) and not is_of_torch:
             cls.form = cls.__name__
 
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any
-    ) -> None:
-        # Earlier versions wrote None for classes that are not ours.
-        form = local_metadata.get("form") or self.form
-        super()._load_from_state_dict(state_dict, prefix, {**local_metadata, "form": form}, *args)
-
     def __init__(self, d: int, role: Role, batch_dims: Sequence[int] = ()):
         super().__init__()
         assert role in ROLES, role
