@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -22,10 +23,7 @@ SHOWN_BYTES = 2 << 30
 
 @contextmanager
 def phase(name: str, total: float, *, shown: bool = True) -> Iterator[Callable[..., None]]:
-    """Show a progress bar on standard error; yield the function that advances it by bytes.
-
-    The function takes a new `total` too.
-    """
+    """Show a progress bar on standard error; yield the function that advances it by bytes."""
     columns = (
         SpinnerColumn(),
         TextColumn(f"{name:<16}"),
@@ -37,15 +35,8 @@ def phase(name: str, total: float, *, shown: bool = True) -> Iterator[Callable[.
     )
     with Progress(*columns, console=Console(stderr=True), disable=not shown) as bars:
         number = bars.add_task(name, total=total)
-        task = bars.tasks[number]
-
-        def advance(amount: int, total: float | None = None) -> None:
-            if total is not None:
-                task.total = total  # `bars.update` would forget the speed
-            bars.advance(number, amount)
-
-        yield advance
-        task.total = task.completed
+        yield partial(bars.advance, number)
+        bars.tasks[number].total = bars.tasks[number].completed
 
 
 def in_threads(

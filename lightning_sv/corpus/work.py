@@ -47,27 +47,21 @@ def encode_enough(job: Job, workers: int, *, shown: bool) -> Selection:
     max_bytes = config.limit or math.inf
     max_tokens = config.max_tokens or math.inf
     all_bytes = sum(part.n_bytes for part in job.parts)
-    source_bytes = 0  # of slices, e.g. of compressed files
     text_bytes = 0
     tokens = 0
     with (
-        phase("encoding", all_bytes, shown=shown) as advance,
+        phase("encoding", min(all_bytes, max_bytes), shown=shown) as advance,
         closing(_encoded(job, workers, advance)) as parts,
     ):
         for count, part in enumerate(parts, 1):
             summary = part.summary()
-            source_bytes += part.n_bytes
             text_bytes += summary["bytes"]
             tokens += summary["tokens"]
-            # The largest share of a limit that these parts reach; less without their duplicates,
-            # for which a search takes longer.
-            share = max(text_bytes / max_bytes, tokens / max_tokens)
-            if share > 1:
+            # less without duplicates, for which a search takes longer
+            if text_bytes > max_bytes or tokens > max_tokens:
                 selection = Selection.of(job.parts[:count], config)
                 if selection.is_limited:
                     return selection
-            if share:
-                advance(0, total=min(source_bytes / share, all_bytes))
     return Selection.of(job.parts, config)
 
 
