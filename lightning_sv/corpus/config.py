@@ -75,10 +75,6 @@ class CorpusConfig:
         for key in ("max_bytes", "max_tokens"):
             limit = getattr(self, key)
             expect(limit is None or limit >= 1, key, limit, "at least 1, or null.")
-        for key, value in asdict(self).items():
-            # bytes of a path that are not UTF-8 are half surrogate pairs in Python
-            is_valid = not re.search(r"[\ud800-\udfff]", str(value))
-            expect(is_valid, key, repr(value), "UTF-8. Rename the file or folder.")
         _ = self.chunk_size  # check the value early
 
     def _check_source(self) -> None:

@@ -103,11 +103,8 @@ def naming(path: Path) -> Iterator[None]:
     try:
         with reading(path):
             yield
-    except ConfigError:
+    except (ConfigError, MemoryError):
         raise
-    except MemoryError as error:
-        hint = "split it, or use fewer --workers."
-        raise ConfigError(f"{path}: there is too little memory for it; {hint}") from error
     except Exception as error:  # each compression and Parquet have errors of their own
         found = f"{path}: cannot be read ({error})"
         raise ConfigError(f"{found}; download it again, or remove it.") from error

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from lightning_sv.corpus.sources.document import Document, Slice, decoded, text_documents
+from lightning_sv.corpus.sources.document import Document, Slice, text_documents
 from lightning_sv.corpus.sources.packages import needs
 from lightning_sv.errors import ConfigError
 
@@ -52,19 +52,6 @@ def read_parquet(file: Any, piece: Slice, text_field: str) -> Iterator[Document]
     before = range(piece.start)
     row = sum(table.metadata.row_group(group).num_rows for group in before)
     for batch in table.iter_batches(batch_size=_ROWS, row_groups=groups, columns=[text_field]):
-        for value in _undecoded(batch.column(0)).to_pylist():
+        for text in batch.column(0).to_pylist():
             row += 1
-            where = f"{piece.name}, row {row}"
-            text = decoded(value, where) if isinstance(value, bytes) else value
-            yield from text_documents(text, where, text_field)
-
-
-def _undecoded(column: Any) -> Any:
-    """Return a column of text as bytes, because its text need not be UTF-8; any other as it is."""
-    import pyarrow
-
-    kind = column.type
-    if pyarrow.types.is_dictionary(kind):
-        kind = kind.value_type
-    is_text = kind in (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
-    return column.cast(pyarrow.large_binary()) if is_text else column
+            yield from text_documents(text, f"{piece.name}, row {row}", text_field)
