@@ -234,9 +234,6 @@ class BranchGroup(nn.Module):
             self._shared_key.update(dict.fromkeys(sharers, key))
 
         for name, branch in branches.items():
-            is_free = name.isidentifier() and not hasattr(self, name)
-            expected = "an identifier other than BranchGroup's attributes."
-            expect(is_free, f"a branch of {site}", repr(name), expected)
             self.add_module(name, branch)
 
     def branches(self) -> Iterator[tuple[str, ScaledLinear]]:

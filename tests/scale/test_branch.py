@@ -263,20 +263,10 @@ def test_gradient_of_gamma_in_16_bits_is_rounded_once(scale: str) -> None:
         assert (rounded.double() - exact).norm() < 0.01 * exact.norm()
 
 
-@pytest.mark.parametrize(
-    ("name", "width", "key"),
-    [
-        ("norm", 4, "branch of"),
-        ("u.v", 4, "branch of"),
-        ("u", 0, "dnp_width"),
-        ("u", 3, "dnp_width"),
-    ],
-)
-def test_builder_refuses_names_of_attributes_and_widths_that_do_not_divide(
-    name: str, width: int, key: str
-) -> None:
-    with pytest.raises(ConfigError, match=key):
-        ScaleBuilder("unified").group("attn_norm", D, {name: Branch(OUT, width)})
+@pytest.mark.parametrize("width", [0, 3])
+def test_builder_refuses_widths_that_do_not_divide(width: int) -> None:
+    with pytest.raises(ConfigError, match="dnp_width"):
+        ScaleBuilder("unified").group("attn_norm", D, {"u": Branch(OUT, width)})
 
 
 def test_state_of_dp_and_dnp_is_not_confused() -> None:

@@ -147,15 +147,6 @@ class OneForAll(Softplus):
         self.w.copy_(torch.expm1(gamma.flatten(0, -2)[0] if gamma.ndim > 1 else gamma).log())
 
 
-class Scalar(Softplus):
-    def __init__(self, *args: Any):
-        super().__init__(*args)
-        self.factor = nn.Parameter(torch.ones(()))
-
-    def forward(self) -> Tensor:
-        return self.factor * super().forward()
-
-
 class Constant(Softplus):
     def __init__(self, *args: Any):
         super().__init__(*args)
@@ -175,11 +166,6 @@ class Composed(ScaleVector):
 
     def set_gamma(self, gamma: Tensor) -> None:
         self.inner.set_gamma((gamma + 0.5) / 2)
-
-
-class Graph(Softplus):
-    def set_gamma(self, gamma: Tensor) -> None:
-        self.w.copy_(torch.expm1(gamma).log())
 
 
 class Unset(Softplus):
@@ -207,9 +193,7 @@ WRONG = {
     Constant: r"tensor fixed; expected",
     Copies: r"returns 1.313 after set_gamma\(1\);",
     Detached: " w no gradient",
-    Scalar: "scalar factor",
     OneForAll: r"shape \(64,\).* \(2, 64\)",
-    Graph: r"fails in set_gamma or forward with batch_dims \(\) \(.*\); .*@torch.no_grad\(\)",
 }
 
 
