@@ -24,10 +24,6 @@ from torch._subclasses.fake_tensor import (
 from lightning_sv.atomic import read_json
 from lightning_sv.errors import ConfigError, expect
 
-#: Upper bound on a number of layers: each is a Python object, also without weights, and larger
-#: numbers are typing errors.
-MAX_LAYERS = 1 << 12
-
 
 def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None) -> nn.Module:
     """Return the result of `build` on fake tensors: shapes and dtypes without memory or values.
@@ -93,7 +89,6 @@ def model_from_config(folder: Path, *, trust_remote_code: bool = False) -> nn.Mo
     wanted = "a folder written by save_pretrained. Merge PEFT's adapters into their model first."
     expect(file.exists(), str(file), "missing", wanted)
     written = read_json(file, "expected a folder written by save_pretrained.")
-    _check_depth(written, str(file))
     module = transformers()
     source = file
     options: dict[str, Any] = {}
@@ -112,16 +107,6 @@ def model_from_config(folder: Path, *, trust_remote_code: bool = False) -> nn.Mo
     except Exception as error:  # model code can raise anything
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise ConfigError(f"{file}: the model cannot be built ({why}).") from error
-
-
-def _check_depth(section: dict[str, Any], where: str) -> None:
-    """Refuse a number of layers that would take hours to build, also in parts of a model."""
-    for key, value in section.items():
-        place = f"{where}: {key}"
-        if isinstance(value, dict):
-            _check_depth(value, place)
-        elif isinstance(value, int) and key.endswith(("layer", "layers")):
-            expect(value <= MAX_LAYERS, place, value, f"at most {MAX_LAYERS:,}.")
 
 
 def _builder(module: Any, written: dict[str, Any], config: Any) -> Callable[..., nn.Module]:

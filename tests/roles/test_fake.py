@@ -92,19 +92,6 @@ def test_model_from_config_remote_code_runs_only_if_trusted(
     assert ran.exists() and len(list(found.parameters())) == len(list(llama.parameters()))
 
 
-@pytest.mark.parametrize("key", ["num_hidden_layers", "encoder_layers"])
-def test_model_from_config_depth_refused_before_the_model_is_built(
-    key: str, model_dir: Path
-) -> None:
-    config = model_dir / "config.json"
-    edit_json(config, **{key: 1_000_000})
-    with pytest.raises(ConfigError, match=f"{key} is 1000000"):
-        model_from_config(model_dir)
-    edit_json(config, **{key: 2}, text_config={key: 1_000_000})
-    with pytest.raises(ConfigError, match=f"text_config: {key} is 1000000"):
-        model_from_config(model_dir)
-
-
 @pytest.mark.parametrize(
     "names", [[None], ["PreTrainedModel"], ["NoModel"], "Gemma", {"a": 1}, 5, []]
 )
