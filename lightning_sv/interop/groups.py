@@ -18,7 +18,7 @@ from torch import nn
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.own_code import find
 from lightning_sv.roles import ModelParameter, Roles, weight_decay_roles
-from lightning_sv.scale.strategy import DECAYS, Decay
+from lightning_sv.scale.strategy import DECAYS
 
 #: name parts that DDP, torch.compile, FSDP and activation checkpointing add
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -89,10 +89,7 @@ def decayed_names(
     if not isinstance(policy, str):
         wanted = "a word such as 'iwd'. Give the model's inputs as example=."
         raise ConfigError(f"policy is {type(policy).__name__}; expected {wanted}")
-    decay = find(DECAYS, policy, "policy")  # before the trace, which takes seconds
-    expect(isinstance(decay, Decay), "policy", policy, "a decay such as 'iwd'.")
-    if not isinstance(roles, Roles | None):
-        raise ConfigError(f"roles is {roles!r}; expected the result of weight_decay_roles.")
+    find(DECAYS, policy, "policy")  # before the trace, which takes seconds
     parameters = _trained_parameters(model, example, roles)
     _warn_of_short_vectors(model, parameters)
     return [name for name, parameter in parameters.items() if parameter.decays(policy)]

@@ -271,7 +271,6 @@ def _given_roles(
     """
     if known is None:
         return {}
-    expect(isinstance(known, Mapping), "known", known, "a dict of roles by parameter name.")
     expected = f"a parameter of the model and one of: {' '.join(MODEL_ROLES)}."
     for name, role in known.items():
         is_usable = name in named and role in MODEL_ROLES

@@ -181,8 +181,6 @@ def test_apply_strategy_in_other_modes_of_torch_trains() -> None:
     ("key", "call"),
     [
         ("policy", lambda net: param_groups(net, 1e-3, 0.1, IDS)),
-        ("roles", lambda net: param_groups(net, 1e-3, 0.1, roles="iwd")),
-        ("known", lambda net: weight_decay_roles(net, IDS, known=["head.weight"])),
         ("model", lambda net: apply_strategy(nn.Linear, "hg")),
         ("model", lambda net: apply_strategy(nn.Sequential(net, nn.LazyLinear(D)), "hg", IDS)),
         ("model", lambda net: weight_decay_roles(nn.LazyLinear(D), IDS)),

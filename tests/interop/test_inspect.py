@@ -1,14 +1,11 @@
 """Statistics of scale vectors against formulas; the reads, and refused inputs."""
 
-import json
-import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lightning_sv import Backbone, BackboneConfig
@@ -55,17 +52,6 @@ def test_vectors_of_folder_are_those_of_the_roles_with_statistics_by_formulas(
         assert row.rms == pytest.approx(np.sqrt((gamma**2).mean()))
         assert row.negative == (gamma < 0).mean()
         assert row.folds == (row.role == "input" and row.name not in tied)
-
-
-def test_vectors_of_folder_wrapped_names_same_vectors(tmp_path: Path) -> None:
-    named("llama").save_pretrained(tmp_path)
-    expected = vectors_of_folder(tmp_path).vectors
-    weights = tmp_path / "model.safetensors"
-    renamed = {f"_orig_mod.module.{key}": value for key, value in load_file(weights).items()}
-    save_file(renamed, weights, metadata={"format": "pt"})
-    found = vectors_of_folder(tmp_path).vectors
-    for vector, same in zip(found, expected, strict=True):
-        assert vector.name == same.name and torch.equal(vector.stored, same.stored)
 
 
 def test_vectors_of_folder_gamma_of_unknown_form_is_noted(
@@ -146,51 +132,6 @@ def test_statistics_bf16_and_outliers_counted() -> None:
     assert statistics(vector(torch.tensor([0.0, 0.5]), origin=1.0)).at_start == 0.5
     with pytest.raises(ValueError, match=r"layers\.3\.norm"):
         statistics(vector(torch.tensor([1.0, torch.nan])))
-
-
-def made_up(folder: Path, width: int) -> int:
-    """Write a Llama with a layer of that width as holes of a file; return its bytes."""
-    import transformers
-
-    config = transformers.LlamaConfig(
-        hidden_size=1024, intermediate_size=width, num_hidden_layers=1, num_attention_heads=8,
-        vocab_size=64,
-    )  # fmt: skip
-    folder.mkdir()
-    config.save_pretrained(folder)
-    with torch.device("meta"):
-        state = transformers.LlamaForCausalLM(config).state_dict()
-    header = {}
-    at = 0
-    for name, value in state.items():
-        end = at + 2 * value.numel()
-        header[name] = {"dtype": "BF16", "shape": list(value.shape), "data_offsets": [at, end]}
-        at = end
-    words = json.dumps(header).encode()
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", len(words)) + words)
-        file.truncate(8 + len(words) + at)
-    return at
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/clear_refs").exists(), reason="the system does not count a process's peak"
-)
-def test_vectors_of_folder_large_model_constant_memory(tmp_path: Path) -> None:
-    def peak_of(folder: Path) -> float:
-        """MiB that are resident at most, beyond those before; pages of a mapped file count."""
-        Path("/proc/self/clear_refs").write_text("5")
-        before = peak()
-        assert len(vectors_of_folder(folder).vectors) == 3
-        return peak() - before
-
-    def peak() -> float:
-        return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 2**10
-
-    made_up(tmp_path / "small", 1024)
-    assert made_up(tmp_path / "large", 2**17) > 0.75 * 2**30
-    peak_of(tmp_path / "small")  # imports
-    assert peak_of(tmp_path / "large") < 100
 
 
 def test_inspect_shows_run_or_folder(

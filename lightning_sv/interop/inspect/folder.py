@@ -35,7 +35,7 @@ def vectors_of_folder(
 ) -> FoundVectors:
     """Return the scale vectors of a saved transformers model.
 
-    The model is traced on fake tensors, so memory use does not grow with it. `example` is as in
+    The model is traced on fake tensors, and only its scale vectors are read. `example` is as in
     `weight_decay_roles`; a model of images or speech needs one.
     """
     transformers()  # requires safetensors

@@ -1,4 +1,4 @@
-"""Tensors of safetensors files, opened only while one is read.
+"""Tensors of safetensors files.
 
 Transformers stores some models in a different form than it runs them. Its own table of names tells
 which parameter a stored tensor becomes, and whether an operation changes it on the way.
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from lightning_sv.atomic import reading, regular
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.interop.groups import unwrapped
 
 _NUMBERS = ("F64", "F32", "F16", "BF16")
 _MISMATCH = (
@@ -33,10 +32,10 @@ class StoredWeights:
             wanted = "a run directory, or a folder with config.json and *.safetensors"
             hint = f"For a model of the hub, first run hf download {folder} --local-dir DIR."
             raise ConfigError(f"{folder} is {found}; expected {wanted}. {hint}")
-        self.file_of: dict[str, Path] = {}
+        self.file_of: dict[str, Any] = {}  #: key -> its open file
         for path in sorted(folder.glob("*.safetensors")):
-            with opened(regular(path)) as file:
-                self.file_of |= dict.fromkeys(file.keys(), path)
+            file = opened(regular(path))
+            self.file_of |= dict.fromkeys(file.keys(), file)
         if not self.file_of:
             wanted = "a run, or config.json and weights"
             hint = "Pickled weights (*.bin, *.pt) are not loaded, because they can run code."
@@ -44,20 +43,16 @@ class StoredWeights:
 
     def shape(self, key: str) -> tuple[int, ...]:
         """Return the shape of a stored tensor."""
-        path = self.file_of[key]
-        with opened(path) as file:
-            stored = file.get_slice(key)
-            shape = tuple(stored.get_shape())
-            dtype = stored.get_dtype()
+        stored = self.file_of[key].get_slice(key)
+        dtype = stored.get_dtype()
         wanted = f"one of {' '.join(_NUMBERS)}. Inspect the model before quantization."
-        expect(dtype in _NUMBERS, f"{path}: the dtype of {key}", dtype, wanted)
-        return shape
+        expect(dtype in _NUMBERS, f"the dtype of {key}", dtype, wanted)
+        return tuple(stored.get_shape())
 
     def read(self, key: str) -> Tensor:
-        """Return a copy of a stored tensor."""
-        with opened(self.file_of[key]) as file:  # close the file to release its pages
-            stored: Tensor = file.get_tensor(key)
-            return stored.clone()
+        """Return a stored tensor."""
+        stored: Tensor = self.file_of[key].get_tensor(key)
+        return stored
 
 
 class StoredParameters:
@@ -100,7 +95,7 @@ def _unchanged_keys(weights: StoredWeights, model: nn.Module) -> dict[str, str]:
     names: Any = model.state_dict()
     keys = {}
     for key in sorted(weights.file_of):
-        name, pattern = rename_source_key(unwrapped(key), renamings, converters, prefix, names)
+        name, pattern = rename_source_key(key, renamings, converters, prefix, names)
         is_unchanged = pattern is None
         if is_unchanged:
             keys[name] = key
