@@ -34,7 +34,6 @@ def run_models(builds: Sequence[str]) -> int:
 
     with install_import_hook(["lightning_sv.scale", "lightning_sv.nn"], "beartype.beartype"):
         from lightning_sv.nn import Backbone, BackboneConfig, document_ids
-        from lightning_sv.scale import ScaleOptions, ScaleStrategy
         from lightning_sv.scale.definitions import effective_weight
     from tests.conftest import GEMMA, MOE
 
@@ -51,8 +50,7 @@ def run_models(builds: Sequence[str]) -> int:
         for build in builds:
             if family is GEMMA and "dnp" in build:
                 continue
-            shares = n % 2 == 1 and ScaleStrategy.parse(build).placement_row.scale_out
-            model = Backbone(replace(config, **family), build, ScaleOptions(share_scale_out=shares))
+            model = Backbone(replace(config, **family), build)
             model(tokens[:, :-1], document_ids(tokens[:, :-1], eot=0))
             model(tokens[:, :-1], targets=tokens[:, 1:]).backward()
             n += 1

@@ -6,8 +6,8 @@ Every strategy of the paper is a choice of the optional parts (Sections 3.1 and 
 owners:
 
     x -> [norm: xhat, shared scale_in] -> q_proj: own scale_in, W, norm, own scale_out
-                                       -> k_proj: ...                 or a scale_out that q and k
-                                       share -> v_proj
+                                       -> k_proj: ...
+                                       -> v_proj: ...
 
 `Branch` is what a model requests for one branch; `ScaledLinear` is the branch with the parts of a
 strategy. `BranchGroup` is the norm with its branches. Vectors on the side of the product with W are
@@ -15,8 +15,8 @@ folded into it (fast/fold.py), so own vectors cost nearly nothing. Shapes: B bat
 d_in width of the norm, d_out width of a branch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, cast
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -152,7 +152,6 @@ class ScaledLinear(RecordedModule):
     def forward(
         self,
         xhat: Float[Tensor, "*tokens {self.d_in}"],
-        gamma_out: Float[Tensor, "*batch_dims {self.d_out}"] | None = None,
         rows: Rows | None = None,
     ) -> Float[Tensor, "*tokens {self.d_out}"]:
         """(..., d_in) -> (..., d_out).
@@ -160,20 +159,14 @@ class ScaledLinear(RecordedModule):
         Args:
             xhat: the normalized input; (R, d_in), sorted by expert, if there is one matrix per
                 expert
-            gamma_out: output-side gamma owned by the group (see `BranchGroup`), used if the branch
-                has none
             rows: expert of each row, if there is one matrix per expert
         """
-        return self.output(xhat, gamma_out, rows).finish()
+        return self.output(xhat, rows).finish()
 
-    def output(
-        self, xhat: Tensor, gamma_out: Tensor | None = None, rows: Rows | None = None
-    ) -> Output:
+    def output(self, xhat: Tensor, rows: Rows | None = None) -> Output:
         """Return the result of `forward` before the norm; same arguments."""
         gamma_in = gamma_of(self.scale_in)
-        if self.scale_out is not None:
-            gamma_out = self.scale_out()
-
+        gamma_out = gamma_of(self.scale_out)
         if self.norm_width is None:
             product = self._product(xhat, gamma_in, gamma_out, rows)
             return Output(product, None, self.eps, None)
@@ -210,29 +203,13 @@ class BranchGroup(nn.Module):
         site: name of the norm's site, for instance 'attn_norm'
         norm: the norm; it owns the shared scale_in, if there is one
         branches: site name -> branch, in the order of the outputs
-        scale_out: shared output-side vectors (`share_scale_out`), keyed by the names of their
-            branches
     """
 
-    def __init__(
-        self,
-        site: str,
-        norm: RMSNorm,
-        branches: dict[str, ScaledLinear],
-        scale_out: Mapping[tuple[str, ...], ScaleVector] | None = None,
-    ):
+    def __init__(self, site: str, norm: RMSNorm, branches: dict[str, ScaledLinear]):
         super().__init__()
         self.site = site
         self.norm = norm
         self.names = tuple(branches)
-        self.scale_out = nn.ModuleDict()
-        #: branch -> key of its shared vector in `scale_out`
-        self._shared_key: dict[str, str] = {}
-        for sharers, vector in (scale_out or {}).items():
-            key = "_".join(sharers)
-            self.scale_out[key] = vector
-            self._shared_key.update(dict.fromkeys(sharers, key))
-
         for name, branch in branches.items():
             self.add_module(name, branch)
 
@@ -247,10 +224,7 @@ class BranchGroup(nn.Module):
         """Return the (input-side, output-side) scale vector of branch `name`, shared or own."""
         branch: ScaledLinear = getattr(self, name)
         scale_in = self.norm.scale if branch.scale_in is None else branch.scale_in
-        scale_out = branch.scale_out
-        if name in self._shared_key:
-            scale_out = cast(ScaleVector, self.scale_out[self._shared_key[name]])
-        return scale_in, scale_out
+        return scale_in, branch.scale_out
 
     def forward(self, x: Float[Tensor, "*tokens d_in"]) -> tuple[Float[Tensor, "*tokens _"], ...]:
         """(B, T, d_in) -> one (B, T, d_out) per branch."""
@@ -260,21 +234,13 @@ class BranchGroup(nn.Module):
     def outputs(self, x: Tensor) -> tuple[Output, ...]:
         """Return the results of `forward` before the norms, so that a caller can fuse the norm."""
         xhat = self.norm(x)
-        return tuple(
-            branch.output(xhat, self._shared_gamma(name)) for name, branch in self.branches()
-        )
+        return tuple(branch.output(xhat) for _, branch in self.branches())
 
     def branch(
         self, name: str, xhat: Float[Tensor, "*tokens d_in"], rows: Rows | None = None
     ) -> Float[Tensor, "*tokens d_out"]:
         """Apply one branch to the normalized input (see `ScaledLinear.forward`)."""
-        return getattr(self, name)(xhat, self._shared_gamma(name), rows)
-
-    def _shared_gamma(self, name: str) -> Tensor | None:
-        """Return the gamma of a shared output-side vector; a branch computes its own."""
-        if name not in self._shared_key:
-            return None
-        return self.scale_out[self._shared_key[name]]()
+        return getattr(self, name)(xhat, rows)
 
 
 class ScaledMatrix(NamedTuple):

@@ -14,10 +14,8 @@ options changed something: `finish` refuses options with an unknown name or with
 """
 
 import warnings
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import cast
 
 from torch import nn
@@ -31,9 +29,6 @@ from lightning_sv.scale.vector import HeadShared, Role, ScaleVector
 
 #: option -> its expected value in a model in which it changes nothing
 WITHOUT_EFFECT = {
-    "share_scale_out": (
-        "False, because no norm has several output-side scale vectors of equal width."
-    ),
     "freeze_input_beta": (
         "False, because no input-side scale vector with a beta has a normalized output."
     ),
@@ -103,16 +98,9 @@ class ScaleBuilder:
         if has_scale_in and len(plans) > 1:
             self._has_shared_groups = True
 
-        # vectors that several branches share belong to the norm and the group
-        norm_scale = self._shared_scale_in(site, plans)
-        shared_out = self._shared_scale_out(site, plans)
-        sharers = set(chain.from_iterable(shared_out))
-
-        linears = {}
-        for plan in plans:
-            owns_scale_out = plan.placement.scale_out and plan.name not in sharers
-            linears[plan.name] = self._scaled_linear(plan, owns_scale_out)
-        return kind(site, RMSNorm(d_in, self.eps, norm_scale), linears, shared_out)
+        norm = RMSNorm(d_in, self.eps, self._shared_scale_in(site, plans))
+        linears = {plan.name: self._scaled_linear(plan) for plan in plans}
+        return kind(site, norm, linears)
 
     def linear(
         self, site: str, d_in: int, d_out: int, batch_dims: tuple[int, ...] = ()
@@ -134,7 +122,7 @@ class ScaleBuilder:
             return nn.Linear(d_in, d_out, bias=False)
         branch = Branch(d_out, dnp_width=None, batch_dims=batch_dims)
         plan = LinearPlan(site, d_in, branch, placement, owns_scale_in=placement.scale_in)
-        return self._scaled_linear(plan, placement.scale_out)
+        return self._scaled_linear(plan)
 
     def norm(self, site: str, d: int) -> RMSNorm:
         """Build a norm without branches (Q/K-norm, Post-Norm), with the role of an Output-Norm.
@@ -214,30 +202,7 @@ class ScaleBuilder:
             self._freeze_beta(vector)
         return vector
 
-    def _shared_scale_out(
-        self, norm: str, plans: Sequence[LinearPlan]
-    ) -> dict[tuple[str, ...], ScaleVector]:
-        """Build one output-side vector per shape that several branches have, keyed by their names.
-
-        Empty unless `share_scale_out` is on.
-        """
-        if not self.options.share_scale_out:
-            return {}
-        plans_of_shape = defaultdict(list)
-        for plan in plans:
-            if plan.placement.scale_out:
-                shape = (plan.branch.d_out, plan.branch.batch_dims, plan.n_sharing_heads)
-                plans_of_shape[shape].append(plan)
-
-        vectors = {}
-        for sharers in plans_of_shape.values():
-            if len(sharers) > 1:
-                names = tuple(plan.name for plan in sharers)
-                vectors[names] = self._scale_out(norm, sharers[0])
-                self._effective.add("share_scale_out")
-        return vectors
-
-    def _scaled_linear(self, plan: LinearPlan, owns_scale_out: bool) -> ScaledLinear:
+    def _scaled_linear(self, plan: LinearPlan) -> ScaledLinear:
         branch = plan.branch
         scale_in: ScaleVector | None = None
         if plan.owns_scale_in:
@@ -245,8 +210,8 @@ class ScaleBuilder:
             if plan.norm_width is not None:
                 self._freeze_beta(scale_in)
         scale_out: ScaleVector | None = None
-        if owns_scale_out:
-            scale_out = self._scale_out(plan.name, plan)
+        if plan.placement.scale_out:
+            scale_out = self._scale_out(plan)
         return ScaledLinear(
             plan.d_in,
             branch.d_out,
@@ -258,11 +223,11 @@ class ScaleBuilder:
             role=branch.role,
         )
 
-    def _scale_out(self, owner: str, plan: LinearPlan) -> ScaleVector:
-        """Build an output-side vector, owned by the branch, or by the norm if several share it."""
+    def _scale_out(self, plan: LinearPlan) -> ScaleVector:
+        """Build the output-side vector of a branch."""
         n_head = plan.n_sharing_heads
         width = plan.branch.d_out // (n_head or 1)
-        vector = self._vector(f"{owner}.scale_out", width, "output", plan.branch.batch_dims)
+        vector = self._vector(f"{plan.name}.scale_out", width, "output", plan.branch.batch_dims)
         self._effective.add("initial_gamma_out")
         if self.options.initial_gamma_out != 1:
             vector.initial = self.options.initial_gamma_out

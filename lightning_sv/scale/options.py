@@ -29,8 +29,7 @@ class ScaleOptions:
             with bp, ap or dp
         role_at: role of single vectors, 'site.scale_in' or 'site.scale_out' -> 'input' | 'output',
             for instance {v_proj.scale_out: input} to decay the output side of v under `iwd`
-        share_scale_out: share one output-side vector between the branches of a norm that have equal
-            widths
+        share_scale_out: False; earlier versions could share one output-side vector between branches
         freeze_input_beta: do not train beta of scale_in if the branch's output is normalized; the
             loss does not depend on it, but Adam changes it
         share_heads: branches whose heads share one output-side vector of head width, for instance
@@ -48,6 +47,9 @@ class ScaleOptions:
 
     def __post_init__(self) -> None:
         expect_types("scale_options", self)
+        if self.share_scale_out:
+            hint = "share_heads shares a vector between the heads of a branch."
+            raise ConfigError(f"scale_options.share_scale_out is True; expected False. {hint}")
         gamma = self.initial_gamma_out
         expect(
             0 < gamma <= 1e12,
@@ -65,8 +67,8 @@ class ScaleOptions:
     def label(self) -> str:
         """Return '' or '[key=value,...]' with the options that differ from their defaults.
 
-        >>> ScaleOptions(placement_at={"lm_head": "dp"}, share_scale_out=True).label()
-        '[lm_head=dp,share_scale_out]'
+        >>> ScaleOptions(placement_at={"lm_head": "dp"}, freeze_input_beta=True).label()
+        '[lm_head=dp,freeze_input_beta]'
         """
         words = ",".join(self._label_words())
         return f"[{words}]" if words else ""
@@ -76,8 +78,6 @@ class ScaleOptions:
             yield f"{site}={token}"
         for vector, role in sorted(self.role_at.items()):
             yield f"{vector}={role}"
-        if self.share_scale_out:
-            yield "share_scale_out"
         if self.freeze_input_beta:
             yield "freeze_input_beta"
         if self.share_heads:

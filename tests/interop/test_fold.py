@@ -113,9 +113,8 @@ def test_foldable_dnp_v_and_up_fold_into_next_matrix(config: BackboneConfig) -> 
 @pytest.mark.parametrize(
     "options",
     [
-        {"share_scale_out": True},
         {"share_heads": ["q_proj", "k_proj"]},
-        {"share_heads": ["q_proj", "k_proj", "v_proj"], "share_scale_out": True},
+        {"share_heads": ["q_proj", "k_proj", "v_proj"]},
         {"placement_at": {"v_proj": "dp", "gate_proj": "dp", "up_proj": "dp", "lm_head": "dp"}},
         {"placement_at": {"o_proj": "dp", "down_proj": "dp"}},
         {

@@ -60,12 +60,9 @@ def naive(group, name: str, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("share_heads", [[], ["q", "k"]])
-@pytest.mark.parametrize("share_out", [False, True])
 @pytest.mark.parametrize("text", EVERY_BUILD)
-def test_branch_group_and_gradients_equal_naive_formula(
-    text: str, share_out: bool, share_heads: list[str]
-) -> None:
-    options = ScaleOptions(share_scale_out=share_out, share_heads=share_heads)
+def test_branch_group_and_gradients_equal_naive_formula(text: str, share_heads: list[str]) -> None:
+    options = ScaleOptions(share_heads=share_heads)
     build = ScaleBuilder(ScaleStrategy.parse(text), options, eps=EPS)
     heads = Branch(OUT, HEAD, n_head=OUT // HEAD)
     group = build.group("norm", D, {"q": heads, "k": heads, "u": Branch(OUT, OUT)})
@@ -206,14 +203,15 @@ def test_scale_options_change_their_site_and_unknown_site_refused() -> None:
         build("dp", placement_at={"v_proj": "ap"})
     with pytest.raises(ValueError, match="known: nop bp ap dp dnp"):
         ScaleOptions(placement_at={"v_proj": "up"})
-    label = ScaleOptions({"lm_head": "dp"}, {"v_proj.scale_out": "input"}, True).label()
-    assert label == "[lm_head=dp,v_proj.scale_out=input,share_scale_out]"
+    options = ScaleOptions({"lm_head": "dp"}, {"v_proj.scale_out": "input"}, share_heads=["q_proj"])
+    assert options.label() == "[lm_head=dp,v_proj.scale_out=input,share_heads=q_proj]"
+    with pytest.raises(ConfigError, match="share_scale_out is True"):
+        ScaleOptions(share_scale_out=True)
 
 
 @pytest.mark.parametrize(
     ("scale", "option"),
     [
-        ("hg+bp", {"share_scale_out": True}),
         ("hg+dp+or", {"freeze_input_beta": True}),
         ("hg+dnp", {"freeze_input_beta": True}),
         ("hg+bp+or", {"initial_gamma_out": 0.5}),

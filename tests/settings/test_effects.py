@@ -58,7 +58,6 @@ ROUTER: Effects = [
 OPTIONS: Effects = [
     ("placement_at", {"lm_head": "bp"}, "shapes", "hg+dp+iwd"),
     ("role_at", {"v_proj.scale_out": "input"}, "roles", "hg+dp+iwd"),
-    ("share_scale_out", True, "shapes", "hg+dp+iwd"),
     ("freeze_input_beta", True, "roles", "hg+dnp+or"),
     ("share_heads", ["q_proj", "k_proj"], "shapes", "hg+dp+iwd"),
     ("initial_gamma_out", 2.0, "weights", "hg+dp+iwd"),
@@ -179,7 +178,7 @@ def test_num_workers_are_the_processes_that_read(num_workers: int, corpus: Path)
         # the name selects the tuned learning rate, which tests/optim reads
         (BackboneConfig, BACKBONE, {"name"}),
         (RouterConfig, ROUTER, set()),
-        (ScaleOptions, OPTIONS, set()),
+        (ScaleOptions, OPTIONS, {"share_scale_out"}),  # False
     ],
 )
 def test_every_field_has_a_row(
