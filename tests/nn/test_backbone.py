@@ -3,7 +3,6 @@ FLOPs."""
 
 import copy
 import math
-import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -191,7 +190,6 @@ LLAMA = partial(BackboneConfig, d_model=32, n_layer=2, n_head=4)
     (CorpusConfig, {"source": "web"}, "source"),
     (CorpusConfig, {"source": "files:"}, "source"),
     (CorpusConfig, {"dir": " "}, "dir"),
-    (CorpusConfig, {"dir": os.fsdecode(b"caf\xe9")}, "dir"),
     (CorpusConfig, {"val_fraction": 0.0}, "val_fraction"),
     (CorpusConfig, {"max_bytes": 0}, "max_bytes"),
     (CorpusConfig, {"chunk_bytes": "64 parsecs"}, "chunk_bytes"),
