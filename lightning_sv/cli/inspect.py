@@ -10,14 +10,14 @@ import numpy as np
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.inspect import (
     VectorStatistics,
+    load_model,
     statistics,
     vectors_of_backbone,
-    vectors_of_folder,
+    vectors_of_model,
 )
 from lightning_sv.json_text import json_text
 from lightning_sv.nn import meta_backbone
 from lightning_sv.roles import family
-from lightning_sv.roles.example_inputs import MissingExampleError
 from lightning_sv.runs.checkpoint import read_model
 from lightning_sv.runs.directory import LAST, printable
 from lightning_sv.settings.plain_parser import PlainParser
@@ -99,11 +99,7 @@ def _read(
             list(map(statistics, vectors_of_backbone(model))),
             [],
         )
-    try:
-        found = vectors_of_folder(path, trust_remote_code=trust_remote_code)
-    except MissingExampleError as error:
-        hint = "The command has none: call vectors_of_folder(folder, example), see docs/inspect.md."
-        raise ConfigError(f"{error} {hint}") from error
+    found = vectors_of_model(load_model(path, trust_remote_code=trust_remote_code))
     return f"{found.model} in {path}", list(map(statistics, found.vectors)), found.notes
 
 

@@ -192,8 +192,6 @@ def test_link_out_of_the_corpus_is_refused(copy: Path, tmp_path: Path, name: str
         ("checkpoints/last.ckpt", "inspect RUN"),
         ("checkpoints/last.ckpt", "fit --run_dir RUN --ckpt_path last"),
         ("config.json", "inspect RUN"),
-        ("model.safetensors.index.json", "inspect RUN"),
-        ("model.safetensors", "inspect RUN"),
     ],
 )
 def test_command_pipe_in_a_directory_is_refused(
@@ -213,5 +211,5 @@ def test_command_pipe_in_a_directory_is_refused(
     command, *rest = argv(words.replace("RUN", str(run)))
     settings = short_args if command == "fit" else []
     error = refused(command, *settings, *rest)
-    assert Path(name).name in error or "no *.safetensors" in error
+    assert Path(name).name in error
     assert sorted(run.rglob("*")) == before and not (tmp_path / "runs").exists()

@@ -11,7 +11,6 @@ import pytest
 from lightning_sv.atomic import file_sha256
 from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.errors import UnreadableError
-from lightning_sv.interop.inspect.stored import opened as opened_weights
 from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.directory import read_config, read_stop, read_summary
 from lightning_sv.runs.sharded_checkpoint import read_sharded
@@ -24,7 +23,6 @@ READERS: dict[str, Any] = {
     "manifest.json": Manifest.load,
     "last.ckpt": lambda folder: check_checkpoint(str(folder / "last.ckpt")),
     "meta.pt": lambda folder: read_sharded(folder, tensors=False, checksums=True),
-    "model.safetensors": lambda folder: opened_weights(folder / "model.safetensors"),
 }
 
 

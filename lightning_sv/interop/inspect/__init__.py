@@ -1,13 +1,10 @@
-"""Statistics of a trained model's scale vectors, read from its files.
-
-The files are a folder of transformers (configuration and safetensors), or a run of this package.
-"""
+"""Statistics of a trained model's scale vectors: any model, or a backbone of this package."""
 
 from lightning_sv.interop.inspect.backbone import vectors_of_backbone
-from lightning_sv.interop.inspect.folder import FoundVectors, vectors_of_folder
+from lightning_sv.interop.inspect.model import FoundVectors, load_model, vectors_of_model
 from lightning_sv.interop.inspect.statistics import StoredVector, VectorStatistics, statistics
 
 __all__ = [
-    "FoundVectors", "StoredVector", "VectorStatistics", "statistics", "vectors_of_backbone",
-    "vectors_of_folder",
+    "FoundVectors", "StoredVector", "VectorStatistics", "load_model", "statistics",
+    "vectors_of_backbone", "vectors_of_model",
 ]  # fmt: skip
