@@ -47,10 +47,12 @@ def load_model(folder: Path, *, trust_remote_code: bool = False) -> nn.Module:
         hint += "call vectors_of_model(model, example), see docs/inspect.md."
         raise ConfigError(f"{folder}: no language model can be loaded ({why}). {hint}") from error
 
-    different = sorted([*loaded["missing_keys"], *loaded["unexpected_keys"]])
-    if different:
-        found = f"{folder}: {different[0]} is in the model or in the weights, not in both"
-        raise ConfigError(f"{found}; a file is missing, or was saved before fold_applied.")
+    missing = sorted(loaded["missing_keys"])
+    if missing:
+        found = f"{folder}: the weights have no {missing[0]}"
+        raise ConfigError(
+            f"{found}; a file is missing, or the model was saved before fold_applied."
+        )
     return model  # type: ignore[no-any-return]
 
 
