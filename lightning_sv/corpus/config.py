@@ -18,8 +18,6 @@ LAYER = "corpus.yaml"
 #: Vocabularies are padded to a multiple of this, as GPT-2's 50,257 to 50,304, because odd matrix
 #: widths are slow.
 PADDED_TO = 64
-#: Settings that earlier versions stored. Their values have no effect on a prepared corpus.
-RETIRED = frozenset({"errors"})
 
 
 @dataclass(frozen=True)
@@ -117,11 +115,6 @@ class CorpusConfig:
         """Return the settings that differ from stored ones."""
         settings = self.settings()
         return {key: now for key, now in settings.items() if stored.get(key) != now}
-
-
-def without_retired(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return stored settings of a corpus without those that only earlier versions have."""
-    return {key: value for key, value in stored.items() if key not in RETIRED}
 
 
 def byte_size(key: str, text: str) -> int:

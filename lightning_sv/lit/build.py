@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_sv.callbacks.steps import total_steps
 from lightning_sv.corpus import CorpusConfig, Manifest, local_folder
-from lightning_sv.corpus.config import without_retired
 from lightning_sv.errors import expect_fields
 from lightning_sv.optim import ScheduleConfig
 
@@ -40,7 +39,7 @@ def corpus_from(value: CorpusConfig | str | Path | dict[str, Any]) -> CorpusConf
     if isinstance(value, CorpusConfig):
         return value
     if isinstance(value, Mapping):
-        fields: CorpusConfig = config_from(CorpusConfig, without_retired(value))
+        fields: CorpusConfig = config_from(CorpusConfig, value)
         return fields
     tokenizer = Manifest.load(local_folder(value)).tokenizer
     return CorpusConfig(dir=str(value), tokenizer=tokenizer)

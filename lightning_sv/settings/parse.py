@@ -21,14 +21,7 @@ from lightning_sv.errors import NUMBERS, ConfigError, did_you_mean, expect, expe
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.overrides import given_values, option_value, with_config_paths
 from lightning_sv.settings.paths import PATHS, expand_path
-from lightning_sv.settings.sections import (
-    CALLBACKS,
-    IGNORED,
-    RETIRED,
-    SECTIONS,
-    without_empty,
-    without_retired,
-)
+from lightning_sv.settings.sections import CALLBACKS, SECTIONS, without_empty
 from lightning_sv.settings.trainer import TRAINER_ARGUMENTS, TRAINER_DEFAULTS, Plain
 from lightning_sv.settings.trainer_classes import check_imports, check_strategy_class
 from lightning_sv.settings.words import underscored
@@ -82,12 +75,9 @@ class Parser(ArgumentParser):
     def _load_config_parser_mode(
         self, content: str, path: Any = "", *rest: Any, **more: Any
     ) -> Namespace:
-        """Load a config file without keys of earlier versions, and without empty sections.
-
-        These would reset the sections of earlier files.
-        """
+        """Load a config file without empty sections, which would reset those of earlier files."""
         given = parse_yaml(content, f"--config {path}")
-        kept = without_empty(without_retired(given))
+        kept = without_empty(given)
         if not kept or kept != given:
             # quotes the text 1e5, which yaml.safe_dump does not, and which is read as a number
             content = OmegaConf.to_yaml(OmegaConf.create(kept))
@@ -166,14 +156,13 @@ class Parser(ArgumentParser):
         return did_you_mean(key, same_last_name) or did_you_mean(key, known)
 
     def _unknown(self, keys: Iterable[str]) -> list[str]:
-        """Return the keys that are not of the parser or of an earlier version, nor in a value."""
+        """Return the keys that are not of the parser, nor in a value."""
         known = set(self.known_keys())
         sections = {name.rpartition(".")[0] for name in known}
         inside_values = tuple(f"{name}." for name in known - sections)
-        accepted = known.union(RETIRED, IGNORED)
         unknown = []
         for key in keys:
-            if key not in accepted and not key.startswith(inside_values):
+            if key not in known and not key.startswith(inside_values):
                 unknown.append(key)
         return unknown
 

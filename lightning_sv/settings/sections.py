@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lightning_sv.errors import expect
-
 #: section of a callback of every run -> its class, which only `fit` imports
 CALLBACKS = {
     "scalars": "lightning_sv.callbacks.TrainingMonitor",
@@ -20,20 +18,6 @@ SECTIONS = frozenset(CALLBACKS) | {
     "model.scale_options", "model.optim", "model.schedule",
     "data", "data.corpus", "trainer",
 }  # fmt: skip
-#: key of the config of an earlier version -> the value that every run has now
-RETIRED = {
-    "allow_lr_jump": False,
-    "model.nonfinite": "stop",
-    "checkpoint.keep": 1,
-}
-#: the same for arguments of FullyShardedStrategy, which other strategies may have
-RETIRED_OF_FSDP = {
-    "trainer.strategy.init_args.keep_gathered": False,
-    "trainer.strategy.init_args.replicas": 1,
-}
-#: Keys of the config of an earlier version whose values have no effect now. Those of
-#: `corpus.config.RETIRED` are not imported from there, because the package needs torch.
-IGNORED = frozenset({"data.corpus.errors"})
 
 
 def without_empty(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
@@ -48,41 +32,6 @@ def without_empty(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
         if isinstance(value, dict):
             kept[name] = without_empty(value, f"{key}.")
         elif value is not None or key not in SECTIONS:
-            kept[name] = value
-    return kept
-
-
-def retired_values(config: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the keys that only earlier versions have, with the value that every run has now."""
-    strategy = leaves(config).get("trainer.strategy.class_path")
-    if str(strategy).endswith("FullyShardedStrategy"):
-        return RETIRED | RETIRED_OF_FSDP
-    return RETIRED
-
-
-def without_retired(content: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return the config of a run without the keys that only earlier versions have.
-
-    Raises:
-        ConfigError: a key of `retired_values` has a value that no run has any more
-    """
-    return _without(content, retired_values(content))
-
-
-def _without(
-    content: Mapping[Any, Any], retired: Mapping[str, Any], prefix: str = ""
-) -> dict[Any, Any]:
-    kept = {}
-    for name, value in content.items():
-        key = f"{prefix}{name}"
-        if key in IGNORED:
-            continue
-        if key in retired:
-            expected = f"{retired[key]}, as in every run. Leave the key out."
-            expect(value == retired[key], key, value, expected)
-        elif isinstance(value, dict):
-            kept[name] = _without(value, retired, f"{key}.")
-        else:
             kept[name] = value
     return kept
 

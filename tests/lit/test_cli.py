@@ -112,7 +112,7 @@ def test_cli_with_an_own_optimizer_records_no_rate_of_the_settings(
     again = argv(f"fit --config {config} --run_dir {run} --ckpt_path last")
     with pytest.raises(ConfigError, match="model_class"):
         PretrainCLI(OwnLoss, args=again)
-    # of an earlier version
+    # without the key, which is then that of the command line
     config.write_text(config.read_text().replace("model_class: OwnStep\n", ""))
     assert PretrainCLI(OwnStep, args=again).summary == summary
     assert main(["export", str(run), str(tmp_path / "out")]) == 0

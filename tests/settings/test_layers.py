@@ -17,7 +17,7 @@ from lightning_sv.runs.directory import CONFIG, read_config
 from lightning_sv.settings.overrides import parse_overrides
 from lightning_sv.settings.paths import PATHS, expand_path
 from lightning_sv.settings.plain_parser import PlainParser
-from lightning_sv.settings.sections import SECTIONS, without_retired
+from lightning_sv.settings.sections import SECTIONS
 from lightning_sv.settings.yaml_file import read_leaves, read_yaml
 from tests.conftest import CONFIG as LAYERS
 from tests.conftest import Refused, argv, thinned
@@ -37,28 +37,6 @@ def parsed(args: list[str]) -> RunArguments:
 def test_sections_are_those_of_the_parser() -> None:
     keys = {key for key in run_parser().known_keys() if "." in key}
     assert {key.rpartition(".")[0] for key in keys} <= SECTIONS
-
-
-def test_key_of_an_earlier_version_is_ignored_or_refused(tmp_path: Path, refused: Refused) -> None:
-    fsdp = "{class_path: lightning_sv.lit.fsdp.FullyShardedStrategy, init_args: {replicas: 1}}"
-    text = "allow_lr_jump: false\nmodel: {nonfinite: stop}\ndata: {corpus: {errors: skip}}\n"
-    text += f"checkpoint: {{keep: 1, every_n_steps: 7}}\ntrainer: {{strategy: {fsdp}}}\n"
-    earlier = parsed(layer(tmp_path, text))
-    assert "replicas" not in earlier.trainer["strategy"]["init_args"]
-    assert earlier.model == parsed(LAYERS).model
-    four = f"trainer: {{strategy: {fsdp.replace('replicas: 1', 'replicas: 4')}}}\n"
-    for text, named in (
-        ("checkpoint: {keep: 3}\n", "checkpoint.keep is 3"),
-        (four, "replicas is 4"),
-    ):
-        assert named in refused("fit", *layer(tmp_path, text))
-
-
-def test_argument_of_a_strategy_of_your_own_is_kept() -> None:
-    """It may have the name of an argument that FullyShardedStrategy had."""
-    strategy = {"class_path": "my.Own", "init_args": {"replicas": 4}}
-    config = {"trainer": {"strategy": strategy}}
-    assert without_retired(config) == config
 
 
 @pytest.mark.parametrize(
@@ -109,7 +87,7 @@ def test_parse_run_text_next_to_an_empty_section_stays_text(tmp_path: Path) -> N
     [
         ("data: {corpus: x}", "data.corpus"),
         ("trainer: false", "trainer"),
-        ("model: {nonfinite: stop, optim: {weight_deacy: 0.1}}", "model.optim.weight_decay"),
+        ("model: {unlike_any: stop, optim: {weight_deacy: 0.1}}", "model.optim.weight_decay"),
         ("model: {optim: {lr: '${nowhere.lr}'}}", "nowhere"),
         ("data: {corpus: {dir: '${SCRATCH}/r'}}", "SCRATCH"),
     ],
