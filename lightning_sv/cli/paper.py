@@ -44,7 +44,7 @@ from lightning_sv.experiments.spec import (
 from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.runs.launch import default_parallel
-from lightning_sv.runs.slurm import array_script, submit
+from lightning_sv.runs.slurm import array_script
 from lightning_sv.settings.overrides import parse_overrides
 from lightning_sv.settings.paths import find_config
 from lightning_sv.settings.plain_parser import PlainParser
@@ -54,8 +54,6 @@ from lightning_sv.settings.yaml_file import read_leaves
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     """Parse the arguments of `paper`, train, evaluate and report; return the exit code."""
     options, words = _parser().parse_known_args(argv)
-    if options.submit and not options.slurm:
-        raise ConfigError("--submit is set without --slurm; expected both. Add --slurm.")
     budget = load_budget(options.budget)
     keys = _keys(words)
     figures = _plan_figures(options.fig, budget, keys)
@@ -70,7 +68,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     _prepare_corpora(budget, keys)
     check_corpora(figures)
     if options.slurm:
-        return command.print_array()
+        return command.write_array()
     return command.train()
 
 
@@ -97,10 +95,8 @@ def _parser() -> PlainParser:
     plan = "List runs, steps, tokens per parameter and time."
     ways.add_argument("--dry_run", action="store_true", help=plan)
     ways.add_argument("--no_train", action="store_true", help="Evaluate existing runs only.")
-    ways.add_argument(
-        "--slurm", action="store_true", help="Print the missing runs as one sbatch array."
-    )
-    parser.add_argument("--submit", action="store_true", help="With --slurm: submit the array.")
+    array = "Write the missing runs as one sbatch array, slurm.sh in the output directory."
+    ways.add_argument("--slurm", action="store_true", help=array)
     recordings = (
         "Folders or CSV files of recorded runs, which replace missing runs, e.g. results/cpu."
     )
@@ -195,11 +191,11 @@ class PaperCommand:
         failed = train_missing(self.figures, runs, parallel=self.parallel, console=progress)
         return self._report(runs, failed)
 
-    def print_array(self) -> int:
-        """Print the missing runs as an sbatch array, submit it if asked; return the exit code."""
+    def write_array(self) -> int:
+        """Write the missing runs as an sbatch array; return the exit code."""
         runs = self._checked_runs()
         console = self.console
-        self._print_runs(Console(stderr=True, width=console.width), runs)
+        self._print_runs(console, runs)
         missing = runs.missing(requests_of(self.figures))
         if not missing:
             console.print("all runs are complete; call without --slurm for the verdicts.")
@@ -209,10 +205,7 @@ class PaperCommand:
         script = runs.out / "slurm.sh"
         text = array_script(missing, f"paper-{self.budget.name}", self.budget.sbatch)
         script.write_text(text, encoding="utf-8")
-        script.chmod(0o755)
-        print(text)
-        if self.options.submit:
-            console.print(submit(script), markup=False)
+        console.print(f"submit them with: sbatch {script}", markup=False, soft_wrap=True)
         return 0
 
     def _print_runs(self, console: Console, runs: RunStore) -> None:

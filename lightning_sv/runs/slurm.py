@@ -1,11 +1,8 @@
 """Requested runs as an array of a SLURM cluster, one per task."""
 
 import shlex
-import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
-from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.runs.job import Job
 
 
@@ -45,17 +42,3 @@ def array_script(jobs: Sequence[Job], name: str, sbatch: Sequence[str] = ()) -> 
         "",
     ]
     return "\n".join(lines)
-
-
-def submit(script: Path) -> str:
-    """Submit the script with sbatch and return its output."""
-    try:
-        answer = subprocess.run(
-            ["sbatch", str(script)], capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError:
-        hint = f"copy {script} to the cluster and submit it there."
-        raise ConfigError(f"sbatch is not installed; {hint}") from None
-    if answer.returncode:
-        raise RunError(f"sbatch {script} failed: {answer.stderr.strip()}")
-    return answer.stdout.strip()

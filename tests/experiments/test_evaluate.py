@@ -334,11 +334,8 @@ def test_paper_command_dry_run_slurm_train_report(
     assert f" {run_spec.tokens_per_param:.1f} {run_spec.epochs:.2f} " in listed
 
     assert run_paper([*words, "--slurm"]) == 0
-    assert capsys.readouterr().out.startswith("#!/bin/bash\n# 9 runs")
-    assert (out / "slurm.sh").exists()
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"slurm\.sh"):
-        run_paper([*words, "--slurm", "--submit"])
+    assert f"sbatch {out / 'slurm.sh'}" in capsys.readouterr().out
+    assert (out / "slurm.sh").read_text().startswith("#!/bin/bash\n# 9 runs")
 
     assert run_paper(words, launcher=FAKE) == 0
     assert "Holds: hg - shared is" in " ".join(capsys.readouterr().out.split())
@@ -362,7 +359,6 @@ WRONG = [
     (["--budget", "cpu-long", "--fig", "protocol"], "lightning-sv sweep"),
     (["--budget", "gpu-25", "--fig", "own-optimum-mini"], "tuned/mini-12891"),
     (["--fig", "iwd", "--data.corpus.dir", "data/no"], "data.corpus.dir"),
-    (["--submit"], "--submit"),
     (["--jobs", "0"], "--jobs"),
     (["--fig", "iwd", "--data.corpus.dir"], "--data.corpus.dir"),
     (["--fig", "iwd", "--model.scale", "hg"], "--model.scale"),
