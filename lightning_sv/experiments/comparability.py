@@ -64,13 +64,9 @@ def comparability_warnings(runs: Mapping[str, Run]) -> list[str]:
     Each warning lists all values with their runs. Runs of a plan need `training_warnings` alone,
     because their names have the hash of their settings.
     """
-    configs = pd.DataFrame(list(map(_compared_settings, runs.values())), list(runs), dtype=object)
-    warnings = []
-    for key, values in _differences(configs.fillna("the default")):  # an absent key is null
-        warnings.append(f"The configs differ in {key}: {values}.")
-    tokens = pd.DataFrame({"tokens": [str(run.tokens) for run in runs.values()]}, list(runs))
-    for _, values in _differences(tokens):
-        warnings.append(f"The runs end at different tokens: {values}.")
+    settings = [_compared_settings(run) for run in runs.values()]
+    table = pd.DataFrame(settings, list(runs), dtype=object).fillna("the default")
+    warnings = [f"The runs differ in {key}: {values}." for key, values in _differences(table)]
     return warnings + training_warnings(runs)
 
 
@@ -155,8 +151,8 @@ def runs_by_name(arms: Sequence[Arm]) -> dict[str, Run]:
 
 
 def _compared_settings(run: Run) -> dict[str, Any]:
-    """Return the config of a run by dotted keys, without those that each run has of its own."""
-    settings = {}
+    """Return tokens and config by dotted keys, without keys that each run has of its own."""
+    settings: dict[str, Any] = {"tokens": run.tokens}
     for key, value in leaves(run.config).items():
         if f"{key}.".startswith(_OWN_KEYS):
             continue

@@ -128,11 +128,11 @@ class RunResolver:
         return [self.conf / f"{name}.yaml" for name in names]
 
     def _own_rate(self, panel: PanelSpec, arm: ArmSpec) -> dict[str, float]:
-        """Return the learning rate that panel or arm give for the budget."""
-        for rates in (arm.lr, panel.lr):
-            if rates is not None and self.budget.name in rates:
-                return {"model.optim.lr": rates[self.budget.name]}
-        return {}
+        """Return the learning rate that arm or panel give for the budget."""
+        rates = arm.lr or panel.lr or {}
+        if self.budget.name not in rates:
+            return {}
+        return {"model.optim.lr": rates[self.budget.name]}
 
     def _tuned(self, panel: PanelSpec, model: ModelSpec) -> Tuned | None:
         """Return the optima that a panel uses; None if it uses none or their file is missing."""

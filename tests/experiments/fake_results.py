@@ -124,5 +124,5 @@ def figure() -> Figure:
     paper = {"difference at 0.12B": "-0.033"}
     specs = [panel.spec for panel in panels]
     spec = FigureSpec("placement", title, summary, specs, paper, section="Section 4.1")
-    warnings = ("The configs differ in model.optim.lr: 1 against 2.",)
+    warnings = ("The runs differ in model.optim.lr: 1 against 2.",)
     return Figure(spec, panels, verdicts, warnings, "lightning-sv paper placement --scale 'a b'")

@@ -33,7 +33,7 @@ def run(directory: Path, config: dict[str, Any], **summary: Any) -> Run:
     ({"seed_everything": 0, "model": {"seed": 0}}, {"seed_everything": 1, "model": {"seed": 1}}, []),
     ({"x": [1, "a"]}, {"x": [1, "b"]}, ["x"]),
     ({"model": {"scale": "hg"}}, {"model": {"scale": "nop", "scale_options": 1}}, ["model.scale_options"]),
-    ({"trainer": {"max_steps": 1}}, {"trainer": {"max_steps": 2}}, ["trainer.max_steps", "tokens"]),
+    ({"trainer": {"max_steps": 1}}, {"trainer": {"max_steps": 2}}, ["tokens", "trainer.max_steps"]),
 ])  # fmt: skip
 def test_comparability_warnings_name_keys(
     a: dict[str, Any], b: dict[str, Any], different: list[str]

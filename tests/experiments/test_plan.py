@@ -198,7 +198,7 @@ WRONG = [
     (of_panel("", "kind: widens, a: a, b: b, at: 0.5, until: 0.5"), "at is 0.5"),
     (of_panel("", "kind: less, a: a, b: b, skip_under: {gpuu: x}"), "'gpuu'"),
     (of_arm("scale: hg, skip_under: {cup: x}"), "'cup'"),
-    (of_panel("models: [dense, dense-1]"), "models is set.*'curves'"),
+    (of_panel("models: [dense, dense-1]"), "models is .*'curves'"),
     (of_panel(GRID % "cpu").replace("hg}", "hg, model: moe}"), "model of arm 'b'"),
     (of_panel(GRID % "mne"), "'mne'"),
     (of_panel("", "kind: slope, a: a, b: b"), "'slope'"),

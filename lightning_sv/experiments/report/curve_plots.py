@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.arms import Arm, runs_of
+from lightning_sv.experiments.arms import Arm, baseline_first, runs_of
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
 from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
 from lightning_sv.experiments.report.plot import Plot, finished, with_looks
@@ -23,8 +23,11 @@ _STEP_ASIDE = 0.03
 
 def curve_plots(panel: LoadedPanel) -> Drawing:
     """Plot loss against tokens, and the difference to the baseline; notes on missing parts."""
-    differences, notes = _difference_plots(panel)
-    return Drawing([_loss_plot(panel), *differences], notes)
+    lines, notes = _lines(panel)
+    plots = [_loss_plot(panel)]
+    if lines:
+        plots.append(_difference_plot(panel, lines))
+    return Drawing(plots, notes)
 
 
 def _loss_plot(panel: LoadedPanel) -> Plot:
@@ -92,22 +95,19 @@ class _Line(NamedTuple):
         return label
 
 
-def _difference_plots(panel: LoadedPanel) -> Drawing:
-    """Plot the mean difference, with its interval, of arms that have the tokens of the baseline."""
+def _lines(panel: LoadedPanel) -> tuple[list[_Line], list[str]]:
+    """Return the arms that can be drawn against the baseline, and why others cannot."""
     (baseline, _), *others = with_looks(panel.arms)
+    lines: list[_Line] = []
+    notes: list[str] = []
     if not baseline.baseline:
-        return Drawing()
-
-    lines = []
-    notes = []
+        return lines, notes
     for arm, look in others:
         try:
             lines.append(_line(panel, baseline, arm, look))
         except NotTestableError as error:
             notes.append(str(error))
-    if not lines:
-        return Drawing(notes=notes)
-    return Drawing([_difference_plot(panel.title, baseline, lines)], notes)
+    return lines, notes
 
 
 def _line(panel: LoadedPanel, baseline: Arm, arm: Arm, look: style.Look) -> _Line:
@@ -130,7 +130,8 @@ def _line(panel: LoadedPanel, baseline: Arm, arm: Arm, look: style.Look) -> _Lin
     return _Line(arm, look, curve, panel.difference(arm, baseline, confidence=TWO_SIDED))
 
 
-def _difference_plot(title: str, baseline: Arm, lines: Sequence[_Line]) -> Plot:
+def _difference_plot(panel: LoadedPanel, lines: Sequence[_Line]) -> Plot:
+    baseline, *_ = baseline_first(panel.arms)
     axes = style.new_axes()
     axes.axhline(0, color=style.GREY, linewidth=1)
     shown = []
@@ -141,7 +142,7 @@ def _difference_plot(title: str, baseline: Arm, lines: Sequence[_Line]) -> Plot:
     difference = f"difference to {baseline.name}"
     axes.set(title="How far from the baseline?", ylabel=f"{difference}, nats per token")
     legend = f"at the end; {interval_legend([line.curve.n for line in lines])}"
-    return finished("difference", f"{title}: {difference}", axes, legend)
+    return finished("difference", f"{panel.title}: {difference}", axes, legend)
 
 
 def _draw_difference(axes: Axes, line: _Line, aside: float) -> list[Curve]:
