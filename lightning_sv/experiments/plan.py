@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.arms import PlannedArm
 from lightning_sv.experiments.budgeted_panel import BudgetedPanel
 from lightning_sv.experiments.comparability import VALIDATION_KEYS, check_same_data
@@ -11,7 +11,7 @@ from lightning_sv.experiments.kinds.base import KINDS, PlannedPanel
 from lightning_sv.experiments.panel_checks import check_panel
 from lightning_sv.experiments.resolver import RunResolver
 from lightning_sv.experiments.results import PlannedFigure
-from lightning_sv.experiments.spec import ClaimSpec, FigureSpec
+from lightning_sv.experiments.spec import FigureSpec
 
 
 def plan_figure(figure: FigureSpec, resolver: RunResolver) -> PlannedFigure:
@@ -42,7 +42,7 @@ def _plan(panel: BudgetedPanel) -> PlannedPanel:
     if why_untrained is not None:
         return PlannedPanel(panel.spec, skipped=panel.skipped, why_not=why_untrained)
     arms = tuple(_plan_arms(panel))
-    warnings = [*KINDS[panel.spec.kind].warnings(panel)]
+    warnings = []
     have_one = "all arms have one learning rate and initial std"
     for reason in panel.why_untuned:
         warnings.append(f"{panel.spec.title}: {have_one}: {reason}.")
@@ -76,19 +76,13 @@ def _why_untrained(panel: BudgetedPanel) -> str | None:
 
 def _plan_arms(panel: BudgetedPanel) -> list[PlannedArm]:
     """Resolve the arms that the budget trains, at all of their points, with their seeds."""
-    for claim in panel.spec.claims:
-        _check_seeds(claim, panel)
     kind = KINDS[panel.spec.kind]
     first = kind.first_seed(panel)
     arms = []
     for label, spec in panel.spec.arms.items():
         if label in panel.skipped:
             continue
-        count = panel.seed_count(spec)
-        expect(
-            count >= 1, f"seeds of {label!r} under budget {panel.budget.name}", count, "1 or more."
-        )
-        seeds = tuple(range(first, first + count))
+        seeds = tuple(range(first, first + panel.seed_count(spec)))
         for arm in kind.points(panel, label, spec):
             arms.append(replace(arm, seeds=seeds, ours=spec.not_in_paper, baseline=spec.baseline))
     check_arms(arms)
@@ -98,19 +92,6 @@ def _plan_arms(panel: BudgetedPanel) -> list[PlannedArm]:
         facts[arm.label] = {f"data.{key}": data.get(key) for key in VALIDATION_KEYS}
     check_same_data(facts, "arms")  # losses on different validation sets differ by that too
     return arms
-
-
-def _check_seeds(claim: ClaimSpec, panel: BudgetedPanel) -> None:
-    """Refuse a claim about an arm with one seed, because one pair has no interval."""
-    budget = panel.budget.name
-    is_tested = budget not in claim.skip_under and panel.skipped.keys().isdisjoint(claim.arms)
-    if not is_tested:
-        return
-    for label in claim.arms:
-        count = panel.seed_count(panel.spec.arms[label])
-        hint = f"Increase it, or give its claims `skip_under: {{{budget}: why}}`."
-        expected = f"two or more to decide a claim. {hint}"
-        expect(count >= 2, f"seeds under budget {budget}", count, expected)
 
 
 def check_arms(arms: Sequence[PlannedArm]) -> None:

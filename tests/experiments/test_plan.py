@@ -156,13 +156,6 @@ def test_plan_figure_without_a_trained_arm_has_their_reason(conf: Path) -> None:
     assert panel.arms == () and panel.why_not == "too long"
 
 
-def test_plan_figure_one_pair_for_a_claim_refused(conf: Path) -> None:
-    one = FIGURE.replace("title: p", "title: p\n  seeds: {cpu: 1}")
-    with pytest.raises(ConfigError, match="seeds under budget cpu"):
-        plan_mine(conf, one + CLAIM % "less")
-    assert len(plan_mine(conf, one).requests()) == 2  # it has no claim
-
-
 def of_arm(keys: str) -> str:
     return FIGURE.replace("scale: hg", keys)
 
@@ -270,19 +263,6 @@ def run_specs_of(figure: PlannedFigure) -> list[RunSpec]:
     for panel in figure.panels:
         specs += [arm.run_spec for arm in panel.arms]
     return specs
-
-
-@pytest.mark.parametrize(("n_sizes", "warns"), [(1, False), (2, True), (3, False)])
-def test_plan_figure_two_sizes_warn_that_the_line_cannot_be_checked(
-    n_sizes: int, warns: bool
-) -> None:
-    """One size has no line."""
-    figure = load_figure("dense-scaling")
-    (spec,) = figure.panels
-    models = spec.models[:n_sizes]
-    figure = replace(figure, panels=[replace(spec, models=models)])
-    (panel,) = plan_figure(figure, RunResolver(load_budget("cpu"), {})).panels
-    assert any("two sizes" in warning for warning in panel.warnings) == warns
 
 
 SPELLINGS = """- title: q

@@ -85,10 +85,6 @@ class PanelKind:
         """Return why a budget has no such panel; None if it has one."""
         return None
 
-    def warnings(self, panel: "BudgetedPanel") -> list[str]:
-        """Return warnings about the plan of a panel."""
-        return []
-
     def first_seed(self, panel: "BudgetedPanel") -> int:
         """Return the first seed of its runs."""
         return panel.budget.first_seed

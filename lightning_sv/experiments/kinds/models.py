@@ -85,13 +85,6 @@ class ScalingKind(ModelsKind):
         """Return the activated parameters."""
         return run_spec.parameters
 
-    def warnings(self, panel: "BudgetedPanel") -> list[str]:
-        """Return a warning about two sizes, through which a line always goes."""
-        if len(panel.roles) != 2:
-            return []
-        found = f"{panel.spec.title}: the budget has two sizes"
-        return [f"{found}, so it cannot be checked that differences lie on a line."]
-
     def lines(self, panel: LoadedPanel) -> list[tuple[Series, DifferenceLine]]:
         """Return each series but the baseline with its line, unless there is one size.
 
