@@ -151,8 +151,8 @@ def compare(
 
     named = runs_by_name(panel.arms)
     check_same_corpus(named)
-    warnings = [*training_warnings(named), *panel.warnings, *panel.unpaired]
-    result = figure.with_runs(reported_panels(panel), warnings, command)
+    warnings = (*training_warnings(named), *panel.warnings, *panel.unpaired)
+    result = Figure(figure.spec, reported_panels(panel), warnings=warnings, command=command)
     write_report([result], out, "a comparison of your own")
     return result
 
@@ -189,6 +189,6 @@ def sweep(
     panel = _train(figure, runs, out, jobs, console)
     if panel.why_not is not None:
         raise RunError(f"{panel.why_not}; give other values.")
-    report = figure.with_runs([panel], panel.warnings, command)
+    report = Figure(figure.spec, (panel,), warnings=panel.warnings, command=command)
     write_report([report], out, "a sweep of your own")
     return panel

@@ -22,7 +22,14 @@ def evaluate(figures: Sequence[PlannedFigure], runs: RunStore) -> list[Figure]:
     for figure in figures:
         panels = load_panels(figure.panels, runs)
         warnings = dict.fromkeys(chain.from_iterable(map(panel_warnings, panels)))
-        loaded.append(figure.with_runs(panels, warnings))
+        with_runs = Figure(
+            figure.spec,
+            panels,
+            warnings=tuple(warnings),
+            budget=figure.budget,
+            paper_scale=figure.paper_scale,
+        )
+        loaded.append(with_runs)
     return decide_claims(loaded)
 
 

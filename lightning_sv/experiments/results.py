@@ -76,19 +76,6 @@ class PlannedFigure:
         """Return each required run once, seed by seed."""
         return requests_of([self])
 
-    def with_runs(
-        self, panels: Sequence[LoadedPanel], warnings: Iterable[str], command: str = ""
-    ) -> "Figure":
-        """Return the figure with the runs of its panels, without verdicts."""
-        return Figure(
-            self.spec,
-            tuple(panels),
-            warnings=tuple(warnings),
-            command=command,
-            budget=self.budget,
-            paper_scale=self.paper_scale,
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class Figure:
