@@ -36,22 +36,20 @@ def check_corpora(figures: Sequence[PlannedFigure]) -> None:
         ConfigError: names the folder, and the command that prepares it
     """
     run_specs = [run_spec for run_spec, _ in requests_of(figures)]
-    for run_spec in run_specs:
-        _check_corpus(run_spec, run_specs[0])
-
-
-def _check_corpus(run_spec: RunSpec, first: RunSpec) -> None:
-    folder = _corpus_folder(run_spec)
+    if not run_specs:
+        return
+    first = run_specs[0]
+    folder = _corpus_folder(first)
     hint = "Set --data.corpus.dir for all runs, with an --out per corpus."
-    expected = f"{_corpus_folder(first)}, that of {first.title}. {hint}"
-    is_that_of_first = folder == _corpus_folder(first)
-    expect(is_that_of_first, f"data.corpus.dir of {run_spec.title}", folder, expected)
+    expected = f"{folder}, that of {first.title}. {hint}"
+    for run_spec in run_specs:
+        other = _corpus_folder(run_spec)
+        expect(other == folder, f"data.corpus.dir of {run_spec.title}", other, expected)
     if is_remote(folder):
         return
     manifest = Path(folder).expanduser() / FILENAME
-    command = shlex.join(["lightning-sv", "prepare", *_prepare_args(run_spec.args)])
-    expected = f"a prepared corpus. Run `{command}`."
-    expect(manifest.is_file(), "data.corpus.dir", folder, expected)
+    command = shlex.join(["lightning-sv", "prepare", *_prepare_args(first.args)])
+    expect(manifest.is_file(), "data.corpus.dir", folder, f"a prepared corpus. Run `{command}`.")
 
 
 def _corpus_folder(run_spec: RunSpec) -> str:
