@@ -50,10 +50,7 @@ def draw_vectors(
     for axes, role in zip(every_axes, roles, strict=True):
         _draw_panel(axes, role, families, n_layers)
     figure.suptitle(name, x=0.012, ha="left", fontsize=10, color=GREY)
-    legend = ""
-    if len(depths) < len(vectors):
-        legend = "after the last layer: vectors outside the layers"
-    legend_below(figure, legend)
+    legend_below(figure, "after the last layer: vectors outside the layers")
     write_picture(figure, path)
 
 

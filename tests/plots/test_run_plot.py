@@ -14,7 +14,6 @@ from lightning_sv.plots import style
 from lightning_sv.plots.run_plot import draw_run
 from lightning_sv.plots.style import write_picture
 from lightning_sv.runs.events import Curve, Run
-from tests.conftest import thinned
 
 
 def synthetic(label: str, seed: int, gain: float, branches: bool = True) -> Run:
@@ -35,9 +34,8 @@ def synthetic(label: str, seed: int, gain: float, branches: bool = True) -> Run:
     return Run(Path("synthetic"), label, {}, {}, curves)
 
 
-@pytest.mark.parametrize("label", thinned(["$$", "price $5$", r"a $\alpha"], ["price $5$"]))
-def test_draw_run_dollar_in_a_label_is_a_dollar_sign(label: str, tmp_path: Path) -> None:
-    draw_run(synthetic(label, 0, 0.0), tmp_path / "r.png")
+def test_draw_run_dollar_in_a_label_is_a_dollar_sign(tmp_path: Path) -> None:
+    draw_run(synthetic("price $5$", 0, 0.0), tmp_path / "r.png")
     assert (tmp_path / "r.png").stat().st_size > 10_000
 
 

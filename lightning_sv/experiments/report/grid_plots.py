@@ -43,10 +43,8 @@ def _profile_plot(panel: LoadedPanel, axis: int, key: str, optima: Mapping[str, 
     name = key.rpartition(".")[2]
     setting = _WORDS.get(name, name)
     axes.set(xlabel=setting, ylabel=FINAL_LOSS, title="Where is the optimum of each arm?")
-    legend = "mean of the seeds"
-    if len(panel.spec.axes) > 1:
-        legend += ", the other settings at their best"
-    legend += ";\nring: the fitted optimum, with its standard error"
+    legend = "mean of the seeds, other settings at their best;\n"
+    legend += "ring: the fitted optimum, with its standard error"
     return finished(name, f"{panel.title}, {setting}", axes, legend)
 
 
