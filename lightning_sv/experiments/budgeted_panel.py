@@ -74,12 +74,9 @@ class BudgetedPanel:
     @cached_property
     def why_untuned(self) -> list[str]:
         """Sentences on why arms do not have their own optima."""
-        reasons: list[str] = []
-        for role in self.roles:
-            reason = self.resolver.why_untuned(self.spec, self.budget.models[role])
-            if reason is not None and reason not in reasons:
-                reasons.append(reason)
-        return reasons
+        models = [self.budget.models[role] for role in self.roles]
+        reasons = [self.resolver.why_untuned(self.spec, model) for model in models]
+        return list(dict.fromkeys(filter(None, reasons)))
 
     def seed_count(self, arm: ArmSpec) -> int:
         """Return the number of runs of an arm."""

@@ -274,7 +274,8 @@ def _budgets_named(figure: FigureSpec) -> Iterator[str]:
     """Yield all names of budgets in a figure."""
     for panel in figure.panels:
         yield from panel.one_at_a_time
-        for spec in (panel, *panel.arms.values()):
+        specs: list[PanelSpec | ArmSpec] = [panel, *panel.arms.values()]
+        for spec in specs:
             yield from (*spec.seeds, *spec.skip_under, *(spec.lr or ()))
             yield from chain.from_iterable(spec.axes.values())
         for claim in panel.claims:

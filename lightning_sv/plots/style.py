@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import TextWrapper
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from matplotlib import rc_context, rcParamsDefault
@@ -61,10 +61,9 @@ class Look(NamedTuple):
 class _TokenFormatter(EngFormatter):
     """Counts of tokens or parameters: 500k, 1.5M, 20B."""
 
-    ENG_PREFIXES: ClassVar[dict[int, str]] = {0: "", 3: "k", 6: "M", 9: "B", 12: "T"}
-
     def __init__(self) -> None:
         super().__init__(sep="", usetex=False, useMathText=False)
+        self.ENG_PREFIXES = {0: "", 3: "k", 6: "M", 9: "B", 12: "T"}
 
 
 def human_tokens(tokens: float) -> str:

@@ -153,7 +153,7 @@ def _draw_difference(axes: Axes, line: _Line, aside: float) -> list[Curve]:
     axes.plot(tokens, mean, color=colour, linestyle=dashes, linewidth=2, label=line.label)
 
     end = line.end
-    place = tokens[-1:] * (1 + aside)
+    place = (tokens[-1:] * (1 + aside)).astype(np.int64)
     half = np.nan_to_num(end.smallest_resolvable)  # no bar without an interval
     axes.errorbar(place, [end.mean], half, color=colour, marker="o", markersize=4, capsize=3)
     bar = [Curve(place, np.array([end.mean + sign * half])) for sign in (-1, 1)]

@@ -3,6 +3,7 @@
 from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
+from itertools import chain
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -38,11 +39,9 @@ def html_page(title: str, markdown: str, root: Path) -> str:
 
 def _embed_pictures(tokens: Sequence[Token], root: Path) -> None:
     """Embed pictures as images, because ids of inline SVG elements of two would collide."""
-    for token in tokens:
-        for image in token.children or ():
-            if image.type != "image":
-                continue
-
-            picture = root / unquote(str(image.attrGet("src")))
+    parts = chain.from_iterable(token.children or () for token in tokens)
+    for part in parts:
+        if part.type == "image":
+            picture = root / unquote(str(part.attrGet("src")))
             svg = b64encode(picture.with_suffix(".svg").read_bytes()).decode()
-            image.attrSet("src", f"data:image/svg+xml;base64,{svg}")
+            part.attrSet("src", f"data:image/svg+xml;base64,{svg}")

@@ -60,5 +60,5 @@ def draw_losses(
 def with_looks(arms: Sequence[_ArmOrSeries]) -> list[tuple[_ArmOrSeries, style.Look]]:
     """Return each arm with its look, the baseline first; the first one is blue and solid."""
     first, *others = baseline_first(arms)
-    looks = map(style.Look, cycle(_COLOURS), cycle(style.LINES[1:]))
+    looks: map[style.Look] = map(style.Look, cycle(_COLOURS), cycle(style.LINES[1:]))
     return [(first, style.Look(style.BLUE, "-")), *zip(others, looks, strict=False)]

@@ -37,22 +37,24 @@ def write_tuned(figures: Sequence[Figure], out: Path) -> None:
 
 
 def _tuned(figure: Figure, panel: LoadedPanel) -> Tuned:
+    first = panel.arms[0].run_spec
+    assert first is not None  # the arms are planned
     arms = {}
     source = _source(figure, panel)
     for series in panel.series:
         run_spec = series.arms[0].run_spec
-        assert run_spec is not None  # the arms are planned
+        assert run_spec is not None
         best = series.optimum
         values = map(rounded, best.values)
         arms[run_spec.strategy] = dict(zip(panel.spec.axes, values, strict=True))
         if best.why_not:
             source += f"; {run_spec.strategy} is its lowest point: {best.why_not}"
     return Tuned(
-        name=f"{run_spec.model}-{run_spec.steps}",
+        name=f"{first.model}-{first.steps}",
         source=source,
         optim=panel.spec.optim,
         schedule=panel.spec.schedule,
-        d_model=run_spec.settings["model"]["backbone"]["d_model"],
+        d_model=first.settings["model"]["backbone"]["d_model"],
         arms=arms,
     )
 
