@@ -1,6 +1,6 @@
 """Arms of a panel, planned and with their runs; series over settings, sizes or lengths."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -56,10 +56,6 @@ class _ArmPlace:
     def name(self) -> str:
         """Name in legends."""
         return _legend_name(self.label, ours=self.ours)
-
-    def is_of(self, labels: Collection[str]) -> bool:
-        """Return True if it, or its series, has one of these labels."""
-        return self.label in labels or self.series in labels
 
 
 @dataclass(frozen=True, eq=False)

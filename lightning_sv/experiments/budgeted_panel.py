@@ -1,7 +1,7 @@
 """A panel under a budget: what the budget trains of it, and with which settings."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -43,11 +43,6 @@ class BudgetedPanel:
     def axes(self) -> dict[str, list[int | float]]:
         """Key of a grid -> values."""
         return values_under(self.budget.name, self.spec.axes)
-
-    @property
-    def spec_of_budget(self) -> PanelSpec:
-        """The panel with only the axes that have values under the budget."""
-        return replace(self.spec, axes={key: self.spec.axes[key] for key in self.axes})
 
     @cached_property
     def skipped(self) -> dict[str, str]:

@@ -46,7 +46,8 @@ def _plan(panel: BudgetedPanel) -> PlannedPanel:
     have_one = "all arms have one learning rate and initial std"
     for reason in panel.why_untuned:
         warnings.append(f"{panel.spec.title}: {have_one}: {reason}.")
-    spec = panel.spec_of_budget
+    axes_of_budget = {key: panel.spec.axes[key] for key in panel.axes}
+    spec = replace(panel.spec, axes=axes_of_budget)
     return PlannedPanel(spec, arms, skipped=panel.skipped, warnings=tuple(warnings))
 
 

@@ -114,7 +114,9 @@ def _decide(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool) -> Verdict:
     estimate = KINDS[claim.kind].measure(claim, panel)
     d = estimate.d
     outcome = _outcome(claim, estimate)
-    paper_value = _paper_value(claim, estimate, paper_scale)
+    paper_value = None
+    if paper_scale and d.has_interval:
+        paper_value = claim.paper_value
     agreement = _agreement(d, paper_value)
 
     details = [estimate.detail, *_diverged_sentences(claim, panel)]
@@ -167,14 +169,6 @@ def _diverged_sentences(claim: ClaimSpec, panel: LoadedPanel) -> list[str]:
             count = len(arm.diverged)
             sentences.append(f"diverged runs of {arm.label}, which are left out: {count}")
     return sentences
-
-
-def _paper_value(claim: ClaimSpec, estimate: Estimate, paper_scale: bool) -> float | None:
-    """Return the number of the paper, if the runs have its models and there is an interval."""
-    is_comparable = paper_scale and estimate.d.has_interval
-    if not is_comparable:
-        return None
-    return claim.paper_value
 
 
 def _agreement(d: PairedDifference, paper_value: float | None) -> str:

@@ -206,7 +206,7 @@ class LoadedPanel(_Panel):
         Raises:
             NotTestableError: one of these arms has no runs that ended, or they share no seed
         """
-        all_arms = tuple(arm for arm in self.all_arms if arm.is_of(names))
+        all_arms = tuple(arm for arm in self.all_arms if arm.label in names or arm.series in names)
         lacking = self.kind.lacking(all_arms)
         if lacking:
             raise NotTestableError(lacking[0].why_no_runs)

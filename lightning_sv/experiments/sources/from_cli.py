@@ -4,7 +4,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_sv.errors import ConfigError, expect
@@ -85,7 +84,12 @@ def request_arms(
     """
     files, keys = parse_overrides(words, "compare")
     common = {**keys, **point}
-    arms = [_parse_run(arm, files, common) for arm in named]
+    arms = []
+    for label, spec in named:
+        expanded = without_preset(spec)
+        run = RunConfig(files, {**common, **expanded.overrides}, expanded.scale).parse()
+        steps = plan_steps(run.model, run.data, run.trainer)
+        arms.append(RequestedArm(label, spec, run, steps))
     first, *others = arms
     for arm in others:
         _check_length(arm, first)
@@ -100,14 +104,6 @@ def checked_data(
     for arm in arms:
         check_trainer_keys(arm.run.trainer, complete=True)
     return arms[0].run.data
-
-
-def _parse_run(named: NamedArm, files: Sequence[Path], common: Mapping[str, Any]) -> RequestedArm:
-    """Parse the run of an arm, given the files and keys of all arms."""
-    label, given = named
-    expanded = without_preset(given)
-    run = RunConfig(files, {**common, **expanded.overrides}, expanded.scale).parse()
-    return RequestedArm(label, given, run, plan_steps(run.model, run.data, run.trainer))
 
 
 def _check_length(arm: RequestedArm, first: RequestedArm) -> None:
@@ -141,16 +137,13 @@ def check_data(arms: Sequence[RequestedArm]) -> None:
         ConfigError: arguments that `fit` refuses, or a different corpus, tokenizer or validation
             set
     """
-    hashed = set[Path]()
     facts = {}
     for arm in arms:
         data = arm.run.data
         check_trainer_keys(arm.run.trainer, complete=True)
         check_precision(arm.run.trainer["precision"])  # the runs' own warnings are in their logs
-        corpus = data.folder.resolve()
-        is_new = corpus not in hashed  # the checksums of a large corpus take minutes
-        data.check(arm.run.model.backbone.vocab_size, checksums=is_new)
-        hashed.add(corpus)
+        is_first = arm is arms[0]  # other corpora are refused, and checksums take minutes
+        data.check(arm.run.model.backbone.vocab_size, checksums=is_first)
         _check_devices(arm.run)
         facts[arm.label] = {key: getattr(data.manifest, key) for key in CORPUS_KEYS}
         for key in VALIDATION_KEYS:
