@@ -27,9 +27,10 @@ def load_model(folder: Path, *, trust_remote_code: bool = False) -> nn.Module:
         ConfigError: there is none, it needs code that may not run, or weights are missing
     """
     if not (folder / "config.json").is_file():
-        hint = f"For a model of the hub, first run hf download {folder} --local-dir DIR."
+        found = "has no config.json" if folder.exists() else "is missing"
         expected = "a run, or a folder written by save_pretrained"
-        raise ConfigError(f"{folder} has no config.json; expected {expected}. {hint}")
+        hint = f"For a model of the hub, first run hf download NAME --local-dir {folder}."
+        raise ConfigError(f"{folder} {found}; expected {expected}. {hint}")
     try:
         model, loaded = transformers().AutoModelForCausalLM.from_pretrained(
             folder,
