@@ -24,6 +24,10 @@ from lightning_sv.errors import ConfigError, expect
 
 #: Fragments of torch's errors for operations without a second derivative.
 _NO_SECOND_DERIVATIVE = ("is not implemented", "double backward")
+_CHANGED = (
+    "the model has changed since HessianProduct was built, for instance by an optimizer step; "
+    "build a new one."
+)
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,7 @@ class HessianProduct:
             self._gradient = _gradient(loss, self.parameters)
         if _has_dead_end(self._gradient):
             raise ConfigError("the loss has a once_differentiable function; replace it.")
+        self._version_of = {p: p._version for p in self.parameters}
 
     def subset(self, parameters: Sequence[Tensor]) -> "HessianProduct":
         """Return the product for a part of the subset, on the same graph.
@@ -118,6 +123,9 @@ class HessianProduct:
 
     def __call__(self, vector: Sequence[Tensor]) -> Vector:
         """Return H v, shaped as the parameters."""
+        # Autograd checks the tensors that its graph has saved: biases and embeddings are not.
+        if any(p._version != self._version_of[p] for p in self.parameters):
+            raise ConfigError(_CHANGED)
         outputs = []
         weights = []
         for gradient, v in zip(self._gradient, vector, strict=True):
@@ -155,8 +163,7 @@ def _explained() -> Iterator[None]:
     except RuntimeError as error:
         message = str(error)
         if "modified by an inplace" in message:
-            since = "since HessianProduct was built, for instance by an optimizer step"
-            raise ConfigError(f"the model has changed {since}; build a new one.") from error
+            raise ConfigError(_CHANGED) from error
         if any(fragment in message for fragment in _NO_SECOND_DERIVATIVE):
             found = f"an operation without second derivative ({error})"
             raise ConfigError(f"the loss has {found}; replace it.") from error

@@ -216,11 +216,22 @@ def test_products_and_estimates_of_wrong_input_refused() -> None:
     for call, name in wrong_products(p):
         with pytest.raises(ConfigError, match=name):
             call()
-    before_a_step = HessianProduct(lambda: p.pow(3).sum(), [p])
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_product_of_a_model_that_has_changed_is_refused(name: str) -> None:
+    """The graph saves neither the first weight nor the bias, so autograd does not see the step."""
+    layer = nn.Linear(3, 2)
+    x = torch.ones(4, 3)
+    p = getattr(layer, name)
+    before_a_step = HessianProduct(lambda: layer(x).tanh().sum(), [p])
+    (product,) = before_a_step([torch.ones_like(p)])
+    assert product.any()
     with torch.no_grad():
         p.add_(1)
-    with pytest.raises(ConfigError, match="HessianProduct"):
-        before_a_step([torch.ones(3)])
+    for each in (before_a_step, before_a_step.subset([p])):
+        with pytest.raises(ConfigError, match="HessianProduct"):
+            each([torch.ones_like(p)])
 
 
 def with_eigenvalues(values: list[float], seed: int = 0) -> Tensor:
