@@ -91,7 +91,9 @@ def _imbalance(branches: list[ScaledBranch], side: str) -> Tensor:
     for branch in branches:
         of_branch = _squared_lengths(branch.full_weight(), side, square)
         lengths = lengths + of_branch.sum_to_size(square.shape)  # over experts that share gamma
-    return _mean((square - lengths).abs() / (square + lengths))
+    total = square + lengths
+    is_zero = total == 0  # of a column without weights and gamma, which is in balance
+    return _mean((square - lengths).abs() / total.masked_fill(is_zero, 1.0))
 
 
 def beta_gradients(model: nn.Module) -> dict[str, Tensor]:

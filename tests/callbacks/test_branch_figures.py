@@ -114,6 +114,19 @@ def test_scale_vector_figures_of_a_norm_have_no_imbalance(config: BackboneConfig
     assert figures_of(figures, "layer0/q_norm") == {"drift_out": 0}
 
 
+def test_imbalance_of_a_column_of_zeros_is_zero(config: BackboneConfig) -> None:
+    model = Backbone(config, "hg")
+    before = scale_vector_figures(model)["layer0/q_proj/imbalance_in"].item()
+    q_proj = model.layers[0].attn.qkv.q_proj
+    lengths = q_proj.weight.detach().square().sum(0)
+    of_column = ((1 - lengths[0]).abs() / (1 + lengths[0])).item()
+    with torch.no_grad():
+        q_proj.weight[:, 0] = 0
+        q_proj.scale_in.gamma[0] = 0
+    after = scale_vector_figures(model)["layer0/q_proj/imbalance_in"].item()
+    assert before - after == pytest.approx(of_column / len(lengths), rel=1e-4)
+
+
 @pytest.mark.parametrize("text", ["llama", "dp"])
 def test_imbalance_gamma_shared_by_experts_counts_all_their_matrices(
     text: str, config: BackboneConfig
