@@ -15,6 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_sv.errors import expect
+
 #: nats per token above the lowest mean; points that are higher are not fitted
 CLIFF = 0.1
 #: largest factor between the settings of the minimum and those of the nearest run
@@ -61,11 +63,16 @@ def fit_optimum(points: Rows, losses: Rows, planned: Rows = ()) -> Optimum:
             cross
         losses: (N, S) losses of the runs, nats per token; the same S seeds at every point
         planned: (M, K) points of the grid with those that diverged; by default `points`
+
+    Raises:
+        ConfigError: a loss that is not finite, or a value that is not positive
     """
     y = np.asarray(losses, dtype=np.float64)
+    values = np.asarray(points, dtype=np.float64)
+    expect(bool(np.isfinite(y).all()), "a loss", "not finite", "losses of runs that ended.")
+    expect(bool((values > 0).all()), "a value of an axis", values.min(), "a number above 0.")
     means = y.mean(axis=1)
     lowest = int(np.argmin(means))
-    values = np.asarray(points, dtype=np.float64)
     try:
         return _fit(values, y, lowest, np.asarray(planned or points, dtype=np.float64))
     except _NoFitError as reason:

@@ -6,6 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.statistics.optimum import Optimum, fit_optimum
 
 POINTS = list(product((0.003, 0.006, 0.012, 0.024), (0.01, 0.02, 0.04)))
@@ -107,6 +108,20 @@ def test_fit_optimum_minimum_far_from_all_runs_refused(step: float, is_near: boo
     assert found.values[0] == pytest.approx(best if is_near else 0.01)
     assert (found.why_not == "") == is_near
     assert not fit([*rates, best * 1.1]).why_not
+
+
+@pytest.mark.parametrize(
+    ("points", "losses", "key"),
+    [
+        ([(1.0,), (2.0,), (4.0,)], [[math.nan], [2.9], [2.95]], "a loss"),
+        ([(0.0,), (2.0,), (4.0,)], [[3.0], [2.9], [2.95]], "a value of an axis"),
+    ],
+)
+def test_fit_optimum_of_no_numbers_refused(
+    points: list[tuple[float]], losses: list[list[float]], key: str
+) -> None:
+    with pytest.raises(ConfigError, match=key):
+        fit_optimum(points, losses)
 
 
 def test_fit_optimum_errors_equal_repeated_experiments() -> None:
