@@ -6,7 +6,7 @@ of `Student`. A teacher is a matrix.
 """
 
 from lightning_sv.theory.claims import CLAIMS
-from lightning_sv.theory.flow import difference_series, flow, loss_ratio
+from lightning_sv.theory.flow import difference_series, flow, loss_ratio, starts_below
 from lightning_sv.theory.students import STUDENTS, TEACHERS, Scaled, Student, Teacher
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "difference_series",
     "flow",
     "loss_ratio",
+    "starts_below",
 ]

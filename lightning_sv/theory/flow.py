@@ -188,7 +188,11 @@ class LossRatio(NamedTuple):
 
     @property
     def stays_below_one(self) -> bool:
-        """True if the student's loss is the lower one at all times."""
+        """True if the student's loss is the lower one at all times, beyond rounding.
+
+        False may also mean that the first losses are too close to tell, as those of a small teacher
+        are. `starts_below` is exact there.
+        """
         return self.largest < 1 - EARLY_ERROR
 
     @property
@@ -230,6 +234,8 @@ def loss_ratio(
         student_start: parameters of the student at t = 0; None for its own
         baseline_start: parameters of the baseline at t = 0; None for its own
     """
+    first = float(np.ravel(times)[0])
+    expect(first > 0, "the first time", first, "a time above 0, because all losses start equal.")
     ours = flow(student, teacher, times, initial=student_start).loss
     theirs = flow(baseline, teacher, times, initial=baseline_start).loss
     loss_of_zero = 0.5 * float((_matrix(teacher).astype(float) ** 2).sum())

@@ -23,6 +23,8 @@ _F = STUDENTS["f"]
 _G = STUDENTS["g"]
 #: time before which a start of size 1/100 could be behind g
 EARLY = 0.1
+#: random states of the mean shares, whose standard errors are below 0.003
+N_STATES = 4_000
 
 
 class DeepLinear(Student):
@@ -120,7 +122,7 @@ def _shares(students: Mapping[str, Student]) -> tuple[list[float], str]:
     for student in students.values():
         rng = np.random.default_rng(0)
         shares = []
-        for _ in range(100):
+        for _ in range(N_STATES):
             blocks = [rng.standard_normal(block.shape) for block in student.initial(size, size)]
             if isinstance(student, DeepLinear):
                 blocks = balanced(blocks[0])
@@ -128,14 +130,14 @@ def _shares(students: Mapping[str, Student]) -> tuple[list[float], str]:
             shares.append((k[apart] ** 2).sum() / (k**2).sum())
         means.append(float(np.mean(shares)))
     listed = ", ".join(f"{name} {mean:.2f}" for name, mean in zip(students, means, strict=True))
-    return means, f"share of ‖K‖² between channels: {listed}"
+    return means, f"share of ‖K‖² between channels, mean of {N_STATES:,} states: {listed}"
 
 
 @_dln("channel-wise", "random states")
 def _channel_wise() -> Finding:
     """f's K is 0 between channels, a DLN's is not."""
     (share, deep), note = _shares({"f, scale vector": _F, "DLN, two layers": DeepLinear()})
-    return Finding(0.0, share, None, share == 0 and deep > 0.05, note)
+    return Finding(0.0, share, None, share == 0 and deep > 0.02, note)
 
 
 @_dln("every design", "random states, c = d = 3", expected="fails")
