@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_sv.atomic import file_sha256
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import expect
 from lightning_sv.experiments.spec import ArmSpec
 from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.runs.directory import LAST
@@ -110,11 +111,10 @@ class RunConfig:
         Raises:
             ConfigError: a key is a section of another one, so that it is unknown which one counts
         """
-        for key, value in self.keys.items():
-            for other in self.keys:
-                if other.startswith(f"{key}."):
-                    expected = f"no value, because --{other} is set. Set its entries instead."
-                    raise ConfigError(f"--{key} is {value}; expected {expected}")
+        for key, following in pairwise(sorted(self.keys)):
+            is_section = following.startswith(f"{key}.")
+            expected = f"no value, because --{following} is set. Set its entries instead."
+            expect(not is_section, f"--{key}", self.keys[key], expected)
 
         changes = {}
         for key, value in sorted(keys_in_sections(self.keys).items()):

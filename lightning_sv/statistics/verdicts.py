@@ -50,11 +50,9 @@ def verdict_below(d: PairedDifference, bound: float = 0.0) -> VerdictWord:
 
 def verdict_inside(d: PairedDifference, margin: float) -> VerdictWord:
     """Return the verdict on "d is within +-margin", by its interval."""
-    is_inside = -margin < d.low and d.high < margin
-    is_outside = d.low > margin or d.high < -margin
-    if is_inside:
+    if max(abs(d.low), abs(d.high)) < margin:
         return HOLDS
-    if is_outside:
+    if d.low > margin or d.high < -margin:
         return CONTRADICTED
     return NOT_RESOLVED
 

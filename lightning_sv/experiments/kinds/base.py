@@ -60,7 +60,7 @@ class PanelKind:
         arms_have_models: if True, an arm may have a model of its own; otherwise all have those of
             the panel
         has_own_pool: if True, arms do not share their scatter with other panels of the figure
-        has_pairs: if True, arms are compared with the baseline in pairs
+        has_pairs: if True, arms are compared with the baseline in pairs, whose seeds may differ
         shows_copying: if True, the report has copying from the context if all runs measured it
         lost_runs: sentence on what is compared if runs are missing
     """
@@ -108,8 +108,11 @@ class PanelKind:
         return [arm for arm in all_arms if arm.series not in incomplete]
 
     def comparable(self, all_arms: Sequence[Arm]) -> tuple[Arm, ...]:
-        """Return the arms that are compared, with the runs of the seeds that all of them have."""
-        return on_shared_seeds(self.kept(all_arms))
+        """Return the arms that are compared, without pairs on the seeds that all of them have."""
+        kept = self.kept(all_arms)
+        if self.has_pairs:
+            return tuple(kept)
+        return on_shared_seeds(kept)
 
     def lines(self, panel: "LoadedPanel") -> list[tuple[Series, DifferenceLine]]:
         """Return each series with the line of its difference to the baseline against size."""

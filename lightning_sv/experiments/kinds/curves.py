@@ -1,7 +1,5 @@
 """Loss against tokens, and differences to the baseline."""
 
-from collections.abc import Sequence
-
 import pandas as pd
 
 from lightning_sv.experiments.arms import Arm, baseline_first
@@ -29,10 +27,6 @@ class CurvesKind(PanelKind):
     claims = LOSS_CLAIMS
     has_pairs = True
     shows_copying = True
-
-    def comparable(self, all_arms: Sequence[Arm]) -> tuple[Arm, ...]:
-        """Return the arms that have runs, with all of them."""
-        return tuple(self.kept(all_arms))
 
     def table(self, panel: LoadedPanel) -> pd.DataFrame:
         """Return one row per arm: its losses, and its difference to the baseline."""

@@ -66,10 +66,6 @@ class ModelsKind(PanelKind):
         """Return the arms of the series that have runs at all points."""
         return self.in_complete_series(all_arms)
 
-    def comparable(self, all_arms: Sequence[Arm]) -> tuple[Arm, ...]:
-        """Return the arms of these series, with all of their runs."""
-        return tuple(self.kept(all_arms))
-
 
 class ScalingKind(ModelsKind):
     """Loss of each arm at several sizes."""

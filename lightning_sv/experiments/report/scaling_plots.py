@@ -58,10 +58,8 @@ def gap_plot(
     Raises:
         NotTestableError: the baseline lacks runs, or each other arm does
     """
-    if panel.baseline is None:
-        raise NotTestableError("the baseline lacks runs.")
-    if len(panel.series) == 1:
-        raise NotTestableError("each arm but the baseline lacks runs.")
+    if panel.baseline is None or len(panel.series) == 1:
+        raise NotTestableError("the baseline, or each other arm, lacks runs.")
     (baseline, _), *others = with_looks(panel.series)
     axes = style.new_axes()
     axes.axhline(0, color=style.GREY, linewidth=1, zorder=1)  # behind the curves
