@@ -1,11 +1,11 @@
 """Figure of the scale vectors of one model by depth."""
 
 from collections.abc import Mapping, Sequence
-from itertools import chain, cycle
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
+import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from lightning_sv.interop.inspect import VectorStatistics
@@ -40,34 +40,27 @@ def draw_vectors(
             last layer
         path: file to write
     """
-    vectors = list(chain.from_iterable(families.values()))
-    found = {vector.role for vector in vectors}
-    roles = [role for role in _PANELS if role in found]
-    figure = new_figure(len(roles), 1)
-    every_axes = figure.subplots(1, len(roles), squeeze=False).flat
-    depths = [vector.depth for vector in vectors if vector.depth is not None]
-    n_layers = max(depths, default=-1) + 1
-    for axes, role in zip(every_axes, roles, strict=True):
-        _draw_panel(axes, role, families, n_layers)
+    rows = []
+    for family, vectors in families.items():
+        rows += [(family, vector.role, vector.depth, vector.mean) for vector in vectors]
+    table = pd.DataFrame(rows, columns=["family", "role", "depth", "mean"])
+    n_layers = int(table["depth"].fillna(-1).max()) + 1
+    table["depth"] = table["depth"].fillna(n_layers)
+    looks = dict(zip(families, zip(cycle(_COLOURS), cycle(LINES), cycle(_MARKERS)), strict=False))
+
+    roles = table.groupby("role")
+    figure = new_figure(roles.ngroups, 1)
+    every_axes = figure.subplots(1, roles.ngroups, squeeze=False).flat
+    for axes, (role, shown) in zip(every_axes, roles, strict=True):
+        axes.axhline(1.0, color=GREY, linewidth=1)  # the initial value
+        for family, line in shown.groupby("family", sort=False):
+            colour, dashes, marker = looks[str(family)]
+            look: dict[str, Any] = {"color": colour, "linestyle": dashes, "marker": marker}
+            axes.plot(line["depth"], line["mean"], markersize=4, label=family, **look)
+        axes.set(xlabel="layer", xlim=(-0.5, n_layers + 0.5), ylabel="mean of γ")
+        axes.set_title(_PANELS[str(role)])
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        set_style(axes)
     figure.suptitle(name, x=0.012, ha="left", fontsize=10, color=GREY)
     legend_below(figure, "after the last layer: vectors outside the layers")
     write_picture(figure, path)
-
-
-def _draw_panel(
-    axes: Axes, role: str, families: Mapping[str, Sequence[VectorStatistics]], n_layers: int
-) -> None:
-    """Draw one line per family; it has the same look in all panels."""
-    axes.axhline(1.0, color=GREY, linewidth=1)  # the initial value
-    looks = zip(cycle(_COLOURS), cycle(LINES), cycle(_MARKERS), strict=False)
-    for (name, vectors), (colour, line, marker) in zip(families.items(), looks, strict=False):
-        shown = [vector for vector in vectors if vector.role == role]
-        if not shown:
-            continue
-        depths = [n_layers if vector.depth is None else vector.depth for vector in shown]
-        means = [vector.mean for vector in shown]
-        look: dict[str, Any] = {"color": colour, "linestyle": line, "marker": marker}
-        axes.plot(depths, means, markersize=4, label=name, **look)
-    axes.set(xlabel="layer", xlim=(-0.5, n_layers + 0.5), ylabel="mean of γ", title=_PANELS[role])
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    set_style(axes)

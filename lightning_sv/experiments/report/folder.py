@@ -22,29 +22,24 @@ def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
         ConfigError: the folder has a report of none of these runs, or a file that no report wrote
     """
     check_writable(out)
-    if not _has_report(out):
-        for name in (RESULTS, MARKDOWN, HTML):
+    if not (out / RESULTS).exists():
+        for name in (MARKDOWN, HTML):
             if (out / name).exists():
                 what = f"a {name} that lightning-sv did not write"
                 raise ConfigError(f"{out} contains {what}; choose a different --out.")
-        return
 
     runs = reported_runs(out)
     folders = [run.parent for run in runs]
-    places = {*runs, *folders}
-    if runs and places.isdisjoint(path.resolve() for path in ours):
-        what = f"a report of other runs ({runs[0]})"
+    is_of_others = {*runs, *folders}.isdisjoint(path.resolve() for path in ours)
+    if runs and is_of_others:
+        what = f"{RESULTS} of other runs ({runs[0]})"
         raise ConfigError(f"{out} contains {what}; choose a different --out.")
 
 
-def _has_report(out: Path) -> bool:
-    """Return whether the table of runs is that of a report; it is empty without runs."""
-    results = out / RESULTS
-    return results.exists() and all("run" in row for _, row in read_rows(results))
-
-
 def reported_runs(out: Path) -> list[Path]:
-    """Return the absolute run directories of the report in a folder; none without a report."""
-    if not _has_report(out):
+    """Return the absolute run directories of the table of runs in a folder; none without it."""
+    results = out / RESULTS
+    if not results.exists():
         return []
-    return [(out / row["run"]).resolve() for _, row in read_rows(out / RESULTS)]
+    # a table of something else has no such directory
+    return [(out / row.get("run", "/")).resolve() for _, row in read_rows(results)]
