@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
@@ -156,10 +157,7 @@ def point_label(series: str, size: str) -> str:
 
 def runs_of(arms: Iterable[Arm]) -> list[Run]:
     """Return the runs of arms."""
-    runs: list[Run] = []
-    for arm in arms:
-        runs += arm.runs
-    return runs
+    return list(chain.from_iterable(arm.runs for arm in arms))
 
 
 def grouped(arms: Iterable[AnyArm], key: Callable[[AnyArm], str]) -> dict[str, list[AnyArm]]:

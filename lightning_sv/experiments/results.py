@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 
 from lightning_sv.experiments.arms import RunRequest, runs_of
@@ -97,11 +98,8 @@ class Figure:
 
     def statement(self, verdict: Verdict) -> str:
         """Return the statement of a claim, with its panel if several panels have the same."""
-        panels_with_it = set()
-        for other in self.verdicts:
-            if other.claim == verdict.claim:
-                panels_with_it.add(other.panel)
-        if len(panels_with_it) > 1:
+        panels = {other.panel for other in self.verdicts if other.claim == verdict.claim}
+        if len(panels) > 1:
             return f"{verdict.panel}: {verdict.claim}"
         return verdict.claim
 
@@ -123,10 +121,7 @@ def panels_of(figures: Sequence[Figure]) -> Iterator[tuple[Figure, LoadedPanel]]
 
 def runs_of_figures(figures: Sequence[Figure]) -> list[Run]:
     """Return the runs of all panels; a run of two panels is there twice."""
-    runs: list[Run] = []
-    for _, panel in panels_of(figures):
-        runs += runs_of(panel.arms)
-    return runs
+    return list(chain.from_iterable(runs_of(panel.arms) for _, panel in panels_of(figures)))
 
 
 def tokens_per_param_text(runs: Iterable[Run]) -> str:
