@@ -17,9 +17,8 @@ from lightning_sv.settings.sections import leaves
 
 #: keys of `data` that define the validation sets
 VALIDATION_KEYS = ("val_sequences", "seq_len", "full_last_validation")
-# keys that differ between the runs of each comparison, and sections of them; those of seeds are
-# compared within each pair
-_OWN_KEYS = ("model.scale.", "seed_everything.", "model.seed.", "data.seed.", "run_dir.")
+# keys that differ between the runs of each comparison, and sections of them
+_OWN_KEYS = ("model.scale.", "seed_everything.", "run_dir.")
 
 
 def check_same_corpus(runs: Mapping[str, Run]) -> None:

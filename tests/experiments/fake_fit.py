@@ -70,7 +70,7 @@ def write_run(
         "seed_everything": seed,
         "run_dir": str(directory),
         "model": {"scale": label, "optim": {"lr": lr}},
-        "data": {"seed": seed, "seq_len": 64, "val_sequences": 512, **data},
+        "data": {"seq_len": 64, "val_sequences": 512, **data},
     }
     (directory / "config.yaml").write_text(json.dumps(config))
     summary = {

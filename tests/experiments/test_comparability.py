@@ -30,7 +30,7 @@ def run(directory: Path, config: dict[str, Any], **summary: Any) -> Run:
     ({"x": {"y": 1}}, {"x": {"y": 1, "later": None}}, []),
     ({"x": {"y": 1}}, {"x": {"y": 1, "later": 0}}, ["x.later"]),
     ({"x": {"y": 1}}, {"x": {"y": 2}}, ["x.y"]),
-    ({"seed_everything": 0, "model": {"seed": 0}}, {"seed_everything": 1, "model": {"seed": 1}}, []),
+    ({"seed_everything": 0, "data": {"seed": 5}}, {"seed_everything": 1, "data": {"seed": 6}}, ["data.seed"]),
     ({"x": [1, "a"]}, {"x": [1, "b"]}, ["x"]),
     ({"model": {"scale": "hg"}}, {"model": {"scale": "nop", "scale_options": 1}}, ["model.scale_options"]),
     ({"trainer": {"max_steps": 1}}, {"trainer": {"max_steps": 2}}, ["tokens", "trainer.max_steps"]),

@@ -203,19 +203,6 @@ def test_own_figure_arm_of_one_seed_keeps_other_pairs(runs: Path, tmp_path: Path
     assert "; 3 pairs |" in text and "| no interval; 1 pair |" in text
 
 
-def test_own_figure_runs_of_one_seed_have_the_same_seed_of_data(tmp_path: Path) -> None:
-    """It may be a different one, which docs/runs.md recommends with init_from."""
-    data = {"seq_len": 64, "val_sequences": 512}
-    for scale in ("llama", "hg"):
-        for seed in (0, 1):
-            run = write_run(tmp_path / f"{scale}{seed}", scale, seed)
-            edit_json(run / "config.yaml", data=data | {"seed": 7})
-    assert own_figure([tmp_path]).panels[0].pairs[0].difference.n == 2
-    edit_json(run / "config.yaml", data=data | {"seed": 8})
-    with pytest.raises(ConfigError, match=r"data\.seed of .*1 is"):
-        own_figure([tmp_path])
-
-
 def test_write_report_parameters_of_strategies_give_no_range(tmp_path: Path) -> None:
     for scale, parameters in [("llama", 1_000), ("hg", 1_010)]:
         written = write_run(tmp_path / scale, scale, 0)

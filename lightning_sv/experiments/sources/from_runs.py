@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -20,7 +19,7 @@ from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.pairs import Pair
 from lightning_sv.experiments.results import Figure, count_seeds
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
-from lightning_sv.runs.directory import SUMMARY, config_value, event_files, runs_in
+from lightning_sv.runs.directory import SUMMARY, event_files, runs_in
 from lightning_sv.runs.events import Run, check_run_directory, read_run
 from lightning_sv.runs.tags import VAL_LOSS
 
@@ -64,7 +63,6 @@ def own_figure(
     runs_by_name = {str(run.dir): run for run in runs}
     if len(runs) > 1:
         check_same_corpus(runs_by_name)
-        _check_seeds_of_pairs(runs)
     arms = _arms(runs_by_arm, baseline)
     panel = LoadedPanel.of_arms(PanelSpec("Validation loss"), arms)
     warnings = [
@@ -79,31 +77,6 @@ def own_figure(
     seeds = " or ".join(map(count_seeds, sorted({len(arm.runs) for arm in arms})))
     spec = FigureSpec("runs", title, f"{seeds} per arm.", [panel.spec], section="Your own runs")
     return Figure(spec, reported_panels(panel), warnings=tuple(warnings), command=command)
-
-
-def _check_seeds_of_pairs(runs: Sequence[Run]) -> None:
-    """Check that runs of one seed, which are pairs, have the same seeds of weights and of data.
-
-    Raises:
-        ConfigError: one of them has a `model.seed` or `data.seed` that the others lack
-    """
-    first_of_seed: dict[int, Run] = {}
-    for run in runs:
-        first = first_of_seed.setdefault(run.summary["seed"], run)
-        for key in ("model.seed", "data.seed"):
-            expected = f"{_seed(first, key)}, as in {first.dir}. Runs of one seed are pairs."
-            expect(
-                _seed(run, key) == _seed(first, key),
-                f"{key} of {run.dir}",
-                _seed(run, key),
-                expected,
-            )
-
-
-def _seed(run: Run, key: str) -> Any:
-    """Return the seed of the weights or of the data, by default that of the run."""
-    seed = config_value(run.config, key)
-    return run.config.get("seed_everything") if seed is None else seed
 
 
 def _find_runs(dirs: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
