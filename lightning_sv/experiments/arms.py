@@ -16,7 +16,7 @@ from lightning_sv.statistics.optimum import Optimum, fit_optimum
 if TYPE_CHECKING:  # it imports torch, which a report does not need
     from lightning_sv.experiments.run_spec import RunSpec
 
-_ArmOrSeries = TypeVar("_ArmOrSeries", "Arm", "Series")
+ArmOrSeries = TypeVar("ArmOrSeries", "Arm", "Series")
 #: an arm with or without its runs
 AnyArm = TypeVar("AnyArm", "PlannedArm", "Arm")
 
@@ -168,7 +168,7 @@ def grouped(arms: Iterable[AnyArm], key: Callable[[AnyArm], str]) -> dict[str, l
     return groups
 
 
-def baseline_first(arms: Iterable[_ArmOrSeries]) -> list[_ArmOrSeries]:
+def baseline_first(arms: Iterable[ArmOrSeries]) -> list[ArmOrSeries]:
     """Return arms or series in their order, the baseline first."""
     return sorted(arms, key=lambda arm: not arm.baseline)
 

@@ -21,12 +21,11 @@ def check_trainable(figures: Sequence[PlannedFigure]) -> None:
             that tunes it
     """
     for figure in figures:
-        if any(panel.why_not is None for panel in figure.panels):
-            continue
-        for panel in figure.panels:
-            is_left_out = figure.budget in panel.spec.skip_under
-            if not is_left_out:
-                raise ConfigError(f"--fig {figure.spec.name}: {panel.why_not}.")
+        panels = figure.panels
+        reasons = [panel.why_not for panel in panels if figure.budget not in panel.spec.skip_under]
+        is_untrained = bool(reasons) and None not in reasons
+        if is_untrained:
+            raise ConfigError(f"--fig {figure.spec.name}: {reasons[0]}.")
 
 
 def check_corpora(figures: Sequence[PlannedFigure]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import rc_context
@@ -11,14 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from lightning_sv.experiments.arms import Arm, Series, baseline_first
+from lightning_sv.experiments.arms import ArmOrSeries, baseline_first
 from lightning_sv.plots import style
 
 # colours of arms other than the first; three lines and five colours, so that pairs repeat late
 _COLOURS = (style.VERMILLION, style.GREEN, style.PURPLE, style.SKY, style.ORANGE)
 #: label of the y axis of final losses
 FINAL_LOSS = "final validation loss, nats per token"
-_ArmOrSeries = TypeVar("_ArmOrSeries", Arm, Series)
 
 
 class Plot(NamedTuple):
@@ -57,7 +56,7 @@ def draw_losses(
     axes.plot(list(losses), means, color=look.colour, marker="o", **line)
 
 
-def with_looks(arms: Sequence[_ArmOrSeries]) -> list[tuple[_ArmOrSeries, style.Look]]:
+def with_looks(arms: Sequence[ArmOrSeries]) -> list[tuple[ArmOrSeries, style.Look]]:
     """Return each arm with its look, the baseline first; the first one is blue and solid."""
     first, *others = baseline_first(arms)
     looks: map[style.Look] = map(style.Look, cycle(_COLOURS), cycle(style.LINES[1:]))
