@@ -1,8 +1,6 @@
 """`lightning-sv plan`: estimate memory, hours and data of a run."""
 
 import math
-from argparse import Namespace
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,9 +11,7 @@ from lightning_sv.gpus import GPUS, find_gpu
 from lightning_sv.json_text import json_text
 from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.plan.gpu_memory import USABLE
-from lightning_sv.plan.plan import MFUS, Plan, make_plan, measured_mfu
-from lightning_sv.runs.events import read_run
-from lightning_sv.runs.tags import MFU
+from lightning_sv.plan.plan import MFUS, Plan, make_plan
 from lightning_sv.settings.plain_parser import PlainParser, number
 
 #: strategy -> what the communication keeps
@@ -29,14 +25,14 @@ def run(argv: list[str]) -> int:
     """Parse the arguments, print the plan, return the exit code."""
     options, rest = _parser().parse_known_args(argv)
     gpu = find_gpu(options.gpu, options.gpu_memory)
-    mfus, source = _mfus(options)
+    mfus = MFUS if options.mfu is None else (options.mfu,)
     named = resolve_names(rest, trainer="ddp")  # that of a run is cpu, without bf16
     parsed = parse_run(named.parseable, check_corpus=False)
     plan = make_plan(parsed.model, parsed.data, parsed.trainer, gpu, options.gpus, mfus)
     if options.json:
-        print(json_text(plan.to_dict() | {"mfu_source": source}))
+        print(json_text(plan.to_dict()))
     else:
-        print_plan(Console(), plan, source)
+        print_plan(Console(), plan)
     return 0
 
 
@@ -56,27 +52,13 @@ def _parser() -> PlainParser:
     parser.add_argument(
         "--gpu_memory", type=number(float, most=1e6), help="GiB per GPU; by default that of --gpu."
     )
-    speed = parser.add_mutually_exclusive_group()
-    speed.add_argument(
+    parser.add_argument(
         "--mfu", type=float, help="Fraction of the peak FLOP/s that the model reaches, e.g. 0.4."
-    )
-    speed.add_argument(
-        "--run", type=Path, help="Run directory; use the MFU that this run has logged."
     )
     return parser
 
 
-def _mfus(options: Namespace) -> tuple[tuple[float, ...], str]:
-    """Return the MFUs for which the hours are estimated, and where they are from."""
-    if options.mfu is not None:
-        return (options.mfu,), "given"
-    if options.run is not None:
-        logged = read_run(options.run, complete=False).curves.get(MFU)
-        return (measured_mfu(logged),), f"measured in {options.run}"
-    return MFUS, "no MFU is given or measured"
-
-
-def print_plan(console: Console, plan: Plan, source: str) -> None:
+def print_plan(console: Console, plan: Plan) -> None:
     """Print the plan."""
     where = f"{plan.gpus} x {plan.gpu}, {plan.strategy}, {plan.precision}"
     title = escape(f"{plan.model}, {plan.label}, on {where}")
@@ -84,7 +66,7 @@ def print_plan(console: Console, plan: Plan, source: str) -> None:
     table = Table("", right, "", title=title, title_justify="left", show_header=False)
     _add_memory(table, plan)
     table.add_section()
-    _add_time(table, plan, source)
+    _add_time(table, plan)
     table.add_section()
     _add_data(table, plan)
     console.print(table)
@@ -108,12 +90,11 @@ def _add_memory(table: Table, plan: Plan) -> None:
     table.add_row("micro-batch", str(plan.micro_batch), f"largest that fits: {largest}")
 
 
-def _add_time(table: Table, plan: Plan, source: str) -> None:
+def _add_time(table: Table, plan: Plan) -> None:
     work = f"{plan.tokens:,} tokens, {plan.flops:.3g} FLOPs"
     table.add_row("run", f"{plan.steps:,} steps", work)
     for mfu, hours, gpu_hours in plan.hours:
         table.add_row(f"at {mfu:.1%} MFU", _duration(hours), f"{gpu_hours:,.1f} GPU-hours")
-    table.add_row("MFU", "", source)
     table.add_row("checkpoint", _gib(plan.checkpoint), "weights and optimizer state")
 
 

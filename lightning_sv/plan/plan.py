@@ -8,7 +8,6 @@ from lightning_sv.gpus import Gpu
 from lightning_sv.plan.gpu_memory import USABLE, GpuMemory
 from lightning_sv.plan.micro_batch import RunMemory, plan_precision
 from lightning_sv.plan.parallel import check_compiled, find_strategy
-from lightning_sv.runs.events import Curve
 from lightning_sv.settings.data import DataConfig, divisors
 from lightning_sv.settings.model import PretrainConfig
 
@@ -170,23 +169,3 @@ def train_hours(tokens: int, flops_per_token: float, gpus: int, peak: float, mfu
     """
     expect(0 < mfu <= 1, "--mfu", mfu, "a number above 0 and at most 1 (0.4 is 40%).")
     return tokens * flops_per_token / (gpus * peak * mfu) / 3600
-
-
-def measured_mfu(logged: Curve | None) -> float:
-    """Return the harmonic mean of throughput/mfu after 10% of the tokens.
-
-    This mean gives the run's time, because values are logged at equal distances in tokens.
-
-    Args:
-        logged: the curve of throughput/mfu; None if the run logged none
-
-    Raises:
-        ConfigError: there are too few values, or not all are above 0
-    """
-    if logged is not None and len(logged.tokens) > 1:
-        is_warm = logged.tokens > logged.tokens[-1] / 10
-        warm = logged.values[is_warm]
-        if len(warm) and (warm > 0).all():
-            return float(len(warm) / (1 / warm).sum())
-    found = "--run has too few positive throughput/mfu"
-    raise ConfigError(f"{found}; expected a run on a GPU. Pass --mfu instead.")

@@ -130,7 +130,6 @@ WRONG = [
     ("plan --gpus 64 RUN --data.global_batch 480", "data.global_batch"),
     ("plan --gpus 2 RUN --data.micro_batch 3", "data.micro_batch"),
     ("plan --gpus 2 RUN --mfu 40", "--mfu"),
-    ("plan --gpus 2 RUN --mfu 0.4 --run x", "--mfu"),
     ("plan --gpus 2 RUN --gpu h1000", "h100"),
     ("plan --gpus 2 RUN --gpu_memory -1", "--gpu_memory"),
     ("plan --gpus 1 COMPLETE --gpu_memory=inf", "--gpu_memory"),

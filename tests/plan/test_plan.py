@@ -10,7 +10,6 @@ import torch
 import yaml
 from lightning.fabric.utilities.throughput import _CUDA_FLOPS
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.tensorboard import SummaryWriter
 
 from lightning_sv.__main__ import main
 from lightning_sv.corpus.manifest import Manifest
@@ -24,7 +23,7 @@ from lightning_sv.plan.parallel import Parallel, find_strategy
 from lightning_sv.plan.parameters import PAPER_NUMBERS
 from lightning_sv.plan.plan import train_hours
 from lightning_sv.plan.step_memory import Held, StepMemory
-from tests.conftest import ROOT, Answer, Refused, argv, thinned
+from tests.conftest import ROOT, Answer, argv, thinned
 from tests.plan.test_memory import allocated
 
 
@@ -46,24 +45,6 @@ def test_plan_hours_are_tokens_times_flops_over_speed(
     budget = answer(*four, *argv("--trainer.max_steps -1 --model.tokens_per_param 3"))
     assert budget["steps"] == -(-3 * budget["parameters"] // 128)
     assert [row["mfu"] for row in budget["hours"]] == [0.3, 0.4, 0.5]
-
-
-def test_plan_measured_mfu_sets_hours(
-    answer: Answer, refused: Refused, run_args: list[str], tmp_path: Path
-) -> None:
-    with SummaryWriter(str(tmp_path / "run")) as writer:
-        for step in range(
-            1, 21
-        ):  # half the tokens at 0.2, half at 0.6, after a start that does not count
-            writer.add_scalar(
-                "throughput/mfu", 0.001 if step <= 2 else 0.2 if step <= 11 else 0.6, step
-            )
-    found = answer("plan", *run_args, "--gpus", "1", "--run", str(tmp_path / "run"))
-    assert found["hours"][0]["mfu"] == pytest.approx(0.3) and "measured" in found["mfu_source"]
-    with SummaryWriter(str(tmp_path / "cpu")) as writer:
-        writer.add_scalar("throughput/tokens_per_s", 1.0, 1)
-    error = refused("plan", *run_args, "--gpus", "1", "--run", str(tmp_path / "cpu"))
-    assert "--run has" in error and "tokens_per_s" not in error
 
 
 def test_find_gpu_peaks_are_those_of_lightning() -> None:
