@@ -32,7 +32,7 @@ from lightning_sv.runs.output import message_of
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.parse import MAX_SEED, add_run, set_help
 from lightning_sv.settings.sections import CALLBACKS
-from lightning_sv.settings.trainer import check_trainer_keys, prepare_process
+from lightning_sv.settings.trainer import check_trainer_keys, early_ends, prepare_process
 from lightning_sv.settings.words import underscored
 
 log = logging.getLogger(__name__)
@@ -197,7 +197,10 @@ class PretrainCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Check the trainer's keys, and find and check the checkpoint, before anything is built."""
-        check_trainer_keys(self.config["trainer"])
+        trainer = self.config["trainer"]
+        check_trainer_keys(trainer)
+        for end in early_ends(trainer):
+            log.warning("%s", end)
         own = self.model_class.__name__
         given = self.config.get("model_class", own)
         if given != own:

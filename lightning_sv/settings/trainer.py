@@ -3,7 +3,7 @@
 import logging
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,43 +157,38 @@ REFUSED_PRECISIONS = {
     "16-mixed": "its scaled gradients hide values that are not finite",
     "transformer-engine-float16": "AdamW divides by 0 in float16",
 }
-ENDING_CALLBACKS = ("EarlyStopping", "Timer")
+_ENDING = ("EarlyStopping", "Timer")
 
 
 def check_trainer_keys(given: Any, *, complete: bool = False) -> None:
     """Reject values and callbacks that a run overwrites or does not support.
 
-    Callbacks and times that may end a run early are warned about; if `complete`, they are rejected,
-    because a run that is compared must use its budget.
+    If `complete`, also reject what may end a run early, because a run that is compared must use its
+    budget.
 
     Raises:
         ConfigError: names the key or callback, the reason and a hint
     """
     _check_refused_arguments(given)
-    callbacks = [class_path(entry).rpartition(".")[2] for entry in entries_of(given["callbacks"])]
-    _check_callbacks(callbacks)
-    for end in _early_ends(callbacks, given["max_time"]):
-        if complete:
-            raise ConfigError(f"{end} {_BUDGET}; expected runs that can be compared. Remove it.")
-        log.warning("%s %s", end, _BUDGET)
+    for name in _callback_names(given):
+        if name in REFUSED_CALLBACKS:
+            raise ConfigError(f"trainer.callbacks: {name} {REFUSED_CALLBACKS[name]}.")
+    if complete:
+        for end in early_ends(given):
+            raise ConfigError(f"{end}; expected runs that can be compared. Remove it.")
     _check_followed_arguments(given)
 
 
-def _check_callbacks(names: Sequence[str]) -> None:
-    for name in names:
-        if name in REFUSED_CALLBACKS:
-            raise ConfigError(f"trainer.callbacks: {name} {REFUSED_CALLBACKS[name]}.")
+def early_ends(given: Any) -> list[str]:
+    """Return a sentence for each callback or time that may end a run early."""
+    ends = [f"trainer.callbacks: {name}" for name in _callback_names(given) if name in _ENDING]
+    if given["max_time"] is not None:
+        ends.append(f"trainer.max_time {given['max_time']}")
+    return [f"{end} {_BUDGET}" for end in ends]
 
 
-def _early_ends(callbacks: Sequence[str], max_time: Any) -> list[str]:
-    """Return the keys, with values, that may end a run early."""
-    ends: list[str] = []
-    for name in callbacks:
-        if name in ENDING_CALLBACKS:
-            ends.append(f"trainer.callbacks: {name}")
-    if max_time is not None:
-        ends.append(f"trainer.max_time {max_time}")
-    return ends
+def _callback_names(given: Any) -> list[str]:
+    return [class_path(entry).rpartition(".")[2] for entry in entries_of(given["callbacks"])]
 
 
 def _check_refused_arguments(given: Any) -> None:

@@ -12,7 +12,7 @@ import yaml
 from lightning_sv.__main__ import main
 from lightning_sv.cli import main as cli
 from lightning_sv.errors import ConfigError
-from lightning_sv.lit.run_arguments import parse_run
+from lightning_sv.lit.run_arguments import check_run, parse_run
 from lightning_sv.lit.summary import suggestions
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.settings.trainer import (
@@ -135,6 +135,11 @@ def test_check_trainer_keys_one_batch_is_not_all_of_them() -> None:
     check_trainer_keys(given | {"limit_val_batches": 1.0})
     with pytest.raises(ConfigError, match="limit_val_batches"):
         check_trainer_keys(given | {"limit_val_batches": 1})
+
+
+def test_check_run_leaves_warnings_to_the_run_itself(caplog: pytest.LogCaptureFixture) -> None:
+    check_run([*CONFIG, *argv("--trainer.max_time 00:00:01:00")])
+    assert not caplog.records
 
 
 def test_presets_are_listed_and_are_configs(
