@@ -115,10 +115,17 @@ def _values_of(option: Option) -> dict[str, Any]:
 
 
 def _section(name: str, value: str) -> dict[str, Any]:
-    """Return the keys of a section that is given in one line, or as a file."""
+    """Return the keys of a section that is given in one line.
+
+    jsonargparse would also read a file, whose content a comparison does not record.
+
+    Raises:
+        ConfigError: the value is a file, or anything else
+    """
     if value.lstrip().startswith("{"):
         return parse_yaml(value, name)
-    return read_yaml(value, f"{name} {value}")
+    hint = "Give a file with --config."
+    raise ConfigError(f"{name} is {value:.200}; expected keys and values in braces. {hint}")
 
 
 def to_args(keys: Mapping[str, Any]) -> list[str]:
