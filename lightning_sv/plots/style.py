@@ -48,7 +48,7 @@ formula_style = rc_context(_DEFAULTS)
 #: sign of a number in a text
 _MINUS = re.compile(r"(?<!\S)-(?=\d)")
 # a panel of 5 by 4 inches holds this many letters of a bold title, and of the label of its y axis
-_PANEL = TextWrapper(44, break_on_hyphens=False)
+_PANEL = TextWrapper(42, break_on_hyphens=False)
 
 
 class Look(NamedTuple):

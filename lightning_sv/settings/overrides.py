@@ -10,7 +10,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.settings.paths import TEXTS, config_path
 from lightning_sv.settings.sections import SECTIONS, keys_in_sections, leaves
 from lightning_sv.settings.words import Option, options_of
@@ -31,6 +31,9 @@ def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dic
             hint = "Put the others into a YAML file."
             raise ConfigError(f"{command}: --{key} is set twice; expected one. {hint}")
         if key in SECTIONS and text != "null":
+            # `fit` also reads a file here; comparisons record the content of --config files alone
+            expected = "keys and values in braces. Give a file with --config."
+            expect(_is_in_line(text), f"--{key}", text, expected)
             keys |= keys_in_sections({key: _section(f"--{key}", text)})
         else:
             keys[key] = option_value(key, text, command)
@@ -115,17 +118,14 @@ def _values_of(option: Option) -> dict[str, Any]:
 
 
 def _section(name: str, value: str) -> dict[str, Any]:
-    """Return the keys of a section that is given in one line.
-
-    jsonargparse would also read a file, whose content a comparison does not record.
-
-    Raises:
-        ConfigError: the value is a file, or anything else
-    """
-    if value.lstrip().startswith("{"):
+    """Return the keys of a section that is given in one line, or as a file."""
+    if _is_in_line(value):
         return parse_yaml(value, name)
-    hint = "Give a file with --config."
-    raise ConfigError(f"{name} is {value:.200}; expected keys and values in braces. {hint}")
+    return read_yaml(value, f"{name} {value}")
+
+
+def _is_in_line(value: str) -> bool:
+    return value.lstrip().startswith("{")
 
 
 def to_args(keys: Mapping[str, Any]) -> list[str]:

@@ -96,7 +96,6 @@ WRONG = [
     ("plan --gpus 1", "--model NAME"),
     ("compare --baseline llama --arms nop", "--model NAME"),
     ("fit --config llama-1", "llama-1b"),
-    ("fit COMPLETE --dry_run --model.optim README.md", "model.optim is README.md.*--config"),
     ("compare --baseline nop --arms hg --model tiny --data x.yaml", "--data is x.yaml"),
     ("fit --config runs/no_such_run/config.yaml", "no_such_run"),
     ("fit RUN --ckpt_path last.ckpt", "checkpoint is last.ckpt"),

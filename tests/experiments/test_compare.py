@@ -114,9 +114,6 @@ def test_run_keys_are_those_of_the_configuration(tmp_path: Path) -> None:
     config.write_text("model: {optim: {weight_decay: 0.3}}\n")
     assert with_beta.isdisjoint(keys([*words, *beta]))
     assert keys([*section, *words]) == keys(words)  # and a later file replaces its values
-    file = tmp_path / "optim.yaml"  # or it is a file, whose values count
-    file.write_text("weight_decay: 0.2")
-    assert keys([*words, "--model.optim", str(file)]) == keys([*words, *section])
 
 
 def test_later_file_replaces_all_entries_of_a_dictionary(tmp_path: Path) -> None:
