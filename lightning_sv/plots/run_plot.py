@@ -66,7 +66,7 @@ def _draw_losses(axes: Axes, run: Run) -> None:
         axes.plot(*train, color=style.SKY, linewidth=0.6, alpha=0.5)
         axes.plot(train.tokens, smooth, color=style.SKY, linewidth=1.8, label="train, running mean")
         shown = [Curve(train.tokens, smooth)]
-    title = "How low does the loss get?"
+    title = "How low is the loss?"
     if VAL_LOSS in run.curves:
         val = run.curve(VAL_LOSS)
         axes.plot(

@@ -44,7 +44,7 @@ def _loss_plot(panel: LoadedPanel) -> Plot:
     # the y axis leaves out the losses of the first fifth of the shortest run
     style.set_limits(axes, curves, from_share=0.2 * min(ends) / max(ends))
     style.set_token_axis(axes)
-    title = "How low does the loss get?"
+    title = "How low is the loss?"
     if len(panel.arms) > 1:
         title = "Which ends lowest?"
     axes.set(title=title, ylabel="validation loss, nats per token")
