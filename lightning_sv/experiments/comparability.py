@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.experiments.arms import Arm
+from lightning_sv.experiments.arms import Arm, runs_of
 from lightning_sv.experiments.claims.pooling import CORPUS_KEYS
 from lightning_sv.experiments.kinds.base import LoadedPanel, by_size
 from lightning_sv.runs.directory import SUMMARY, config_value
@@ -21,11 +21,12 @@ VALIDATION_KEYS = ("val_sequences", "seq_len", "full_last_validation")
 _OWN_KEYS = ("model.scale.", "seed_everything.", "run_dir.")
 
 
-def check_same_corpus(runs: Mapping[str, Run]) -> None:
-    """Check that runs have one corpus, tokenizer and validation set, so that losses have one unit.
+def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> None:
+    """Check that runs have one corpus and tokenizer, so that losses have one unit.
 
     Args:
         runs: name -> run
+        validation: if True, they also need one validation set
 
     Raises:
         ConfigError: names the key and two of the runs
@@ -37,10 +38,16 @@ def check_same_corpus(runs: Mapping[str, Run]) -> None:
             if value is None:
                 found = f"{run.dir / SUMMARY} has no {key}: its corpus is unknown"
                 raise ConfigError(f"{found}. Train the run again.")
-        for key in VALIDATION_KEYS:
-            facts[name][f"data.{key}"] = config_value(run.config, f"data.{key}")
-        facts[name]["data.full_last_validation"] = run.full_last_validation  # absent if it is false
+        if validation:
+            facts[name] |= _validation_set(run)
     check_same_data(facts)
+
+
+def _validation_set(run: Run) -> dict[str, Any]:
+    """Return the settings of `VALIDATION_KEYS` of a run."""
+    settings = {f"data.{key}": config_value(run.config, f"data.{key}") for key in VALIDATION_KEYS}
+    settings["data.full_last_validation"] = run.full_last_validation  # absent if it is false
+    return settings
 
 
 def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") -> None:
@@ -132,12 +139,26 @@ def panel_warnings(panel: LoadedPanel) -> list[str]:
     """Return warnings about a panel: of its plan, unexpected differences, missing runs."""
     if panel.why_not:
         return []
-    check_same_corpus(runs_by_name(panel.arms))
-    warnings = list(panel.warnings)
+    check_same_corpus(runs_by_name(panel.arms), validation=False)
+    differences = []
     for group in by_size(panel.arms):
-        for difference in training_warnings(runs_by_name(group)):
-            warnings.append(f"{panel.title}: {difference}")
-    return warnings
+        runs = runs_by_name(group)
+        check_same_corpus(runs)
+        differences += training_warnings(runs)
+    if panel.sizes:
+        differences += _size_warnings(panel.arms)
+    return [*panel.warnings, *(f"{panel.title}: {difference}" for difference in differences)]
+
+
+def _size_warnings(arms: Sequence[Arm]) -> Iterator[str]:
+    """Yield warnings about the validation sets of the sizes of one law.
+
+    They may differ: the paper's model of 0.25 B parameters has shorter sequences than the others.
+    """
+    sets = pd.DataFrame([_validation_set(run) for run in runs_of(arms)], dtype=object)
+    for key, values in sets.items():
+        if values.nunique(dropna=False) > 1:
+            yield f"the sizes of one law have {key} {' and '.join(map(str, values.unique()))}."
 
 
 def runs_by_name(arms: Sequence[Arm]) -> dict[str, Run]:

@@ -7,7 +7,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.arms import PlannedArm
 from lightning_sv.experiments.budgeted_panel import BudgetedPanel
 from lightning_sv.experiments.comparability import VALIDATION_KEYS, check_same_data
-from lightning_sv.experiments.kinds.base import KINDS, PlannedPanel
+from lightning_sv.experiments.kinds.base import KINDS, PlannedPanel, by_size
 from lightning_sv.experiments.panel_checks import check_panel
 from lightning_sv.experiments.resolver import RunResolver
 from lightning_sv.experiments.results import PlannedFigure
@@ -87,11 +87,12 @@ def _plan_arms(panel: BudgetedPanel) -> list[PlannedArm]:
         for arm in kind.points(panel, label, spec):
             arms.append(replace(arm, seeds=seeds, ours=spec.not_in_paper, baseline=spec.baseline))
     check_arms(arms)
-    facts = {}
-    for arm in arms:
-        data = arm.run_spec.settings["data"]
-        facts[arm.label] = {f"data.{key}": data.get(key) for key in VALIDATION_KEYS}
-    check_same_data(facts, "arms")  # losses on different validation sets differ by that too
+    for group in by_size(arms):  # losses on different validation sets differ by that too
+        facts = {}
+        for arm in group:
+            data = arm.run_spec.settings["data"]
+            facts[arm.label] = {f"data.{key}": data.get(key) for key in VALIDATION_KEYS}
+        check_same_data(facts, "arms")
     return arms
 
 

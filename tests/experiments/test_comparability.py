@@ -65,12 +65,17 @@ def test_comparability_warnings_name_what_made_the_runs(
     assert words in warning
 
 
-@pytest.mark.parametrize(("seq_len", "corpus"), [(128, "c0ffee"), (64, "beef")])
-def test_panel_warnings_sizes_of_two_validation_sets_refused(seq_len: int, corpus: str) -> None:
-    arms = []
-    for size, length, text in (("small", 64, "c0ffee"), ("large", seq_len, corpus)):
-        summary = {"corpus_hash": text, "tokenizer_sha256": "7001"}
-        of_size = run(Path(size), {"data": {"seq_len": length}}, **summary)
-        arms.append(Arm(size, {0: of_size}, baseline=True, series="llama", size=size))
-    with pytest.raises(ConfigError, match="corpus_hash|seq_len"):
-        panel_warnings(LoadedPanel.of_arms(PanelSpec("p", kind="scaling"), arms))
+def test_panel_warnings_sizes_of_a_law_need_one_corpus() -> None:
+    def panel_of(seq_len: int, corpus: str) -> LoadedPanel:
+        arms = []
+        for size, length, text in (("small", 64, "c0ffee"), ("large", seq_len, corpus)):
+            summary = {"corpus_hash": text, "tokenizer_sha256": "7001"}
+            of_size = run(Path(size), {"data": {"seq_len": length}}, **summary)
+            arms.append(Arm(size, {0: of_size}, baseline=True, series="llama", size=size))
+        return LoadedPanel.of_arms(PanelSpec("p", kind="scaling"), arms)
+
+    assert panel_warnings(panel_of(64, "c0ffee")) == []
+    (warning,) = panel_warnings(panel_of(128, "c0ffee"))
+    assert "data.seq_len 64 and 128" in warning
+    with pytest.raises(ConfigError, match="corpus_hash"):
+        panel_warnings(panel_of(64, "beef"))
