@@ -118,7 +118,7 @@ class Parser(ArgumentParser):
             if key.startswith("model.backbone."):
                 return
         expected = f"{self.model_options}. `lightning-sv presets` lists the names."
-        raise ConfigError(f"no model is given; expected {expected}")
+        raise ConfigError(f"no model is given; expected {expected}{self._hint(keys)}")
 
     def _check_type(self, key: str, value: Any, kind: Any) -> None:
         """Raise ConfigError if a value is not the number or the word that its key expects."""

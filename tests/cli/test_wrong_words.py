@@ -32,6 +32,7 @@ WRONG = [
     ("fit COMPLETE --dry_run --trainer.max_steps '${data.seq_len}' --trainer.max_step 3", "'trainer.max_steps'"),
     ("fit COMPLETE --dry_run --data.seq_len", "argument --data.seq_len"),
     ("fit COMPLETE --dry_run --model.optim '{weight_deacy: 1}'", "model.optim.weight_decay"),
+    ("fit --modle tiny", "mean 'model'"),
     ("fit COMPLETE --model.optim ''", "--model.optim"),
     ("fit COMPLETE --trainer '{max_steps: 1, max_steps: 2}'", "--trainer"),
     ("fit COMPLETE --trainer null", "trainer"),
