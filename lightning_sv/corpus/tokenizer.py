@@ -36,10 +36,9 @@ GPT2 = "openai-community/gpt2"
 #: characters of a long text that a BPE is trained on at once, up to the start of a word
 _PART = 1 << 20
 _WORD_START = re.compile(r"[\n ](?=\S)")
-# Words of GPT-2's pattern, of letters, of digits, or of other characters, above this length are cut
-# for the training of a BPE, whose time grows with the square of the length: 11 minutes per MB.
+# Words of more bytes are cut for the training of a BPE, whose time grows with the square of the
+# length: 11 minutes per MB.
 _LONGEST_WORD = 4096
-_WORD = re.compile(r"[^\W\d_]+|\d+|(?:[^\w\s]|_)+")
 # Settings of a BPE that GPT-2's does not have.
 _UNUSUAL_BPE = (
     "unk_token",
@@ -104,7 +103,9 @@ class Tokenizer:
     def train(cls, texts: Iterable[str], vocab_size: int) -> "Tokenizer":
         """Train a byte-level BPE: the end-of-text token (id 0), 256 bytes and the merges."""
         tokenizer = tokenizers.Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        pieces = pre_tokenizers.FixedLength(_LONGEST_WORD)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pieces])
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
@@ -112,9 +113,8 @@ class Tokenizer:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        parts = chain.from_iterable(map(_parts, texts))
-        pieces = chain.from_iterable(map(without_long_words, parts))
-        tokenizer.train_from_iterator(pieces, trainer)
+        tokenizer.train_from_iterator(chain.from_iterable(map(_parts, texts)), trainer)
+        tokenizer.pre_tokenizer = words
         size = tokenizer.get_vocab_size()
         hint = f"Add text, or add --data.corpus.tokenizer bpe:{size}."
         expected = f"at most bpe:{size}, which is all that this text supports. {hint}"
@@ -238,21 +238,6 @@ def _parts(text: str) -> Iterator[str]:
         end = len(text) if cut is None else cut.start()
         yield text[start:end]
         start = end
-
-
-def without_long_words(text: str) -> Iterator[str]:
-    """Cut a text inside words of more than `_LONGEST_WORD` characters."""
-    longest = max(map(len, text.split()), default=0)
-    if longest <= _LONGEST_WORD:  # the search below is slow
-        yield text
-        return
-
-    start = 0
-    for word in _WORD.finditer(text):
-        for cut in range(word.start() + _LONGEST_WORD, word.end(), _LONGEST_WORD):
-            yield text[start:cut]
-            start = cut
-    yield text[start:]
 
 
 def bpe_size(spec: str) -> int | None:
