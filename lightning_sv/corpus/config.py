@@ -64,8 +64,6 @@ class CorpusConfig:
     chunk_bytes: str = "64MB"
 
     def __post_init__(self) -> None:
-        expected = "the folder of the corpus, for example dir=data/stdlib."
-        expect(bool(self.dir.strip()), "dir", "empty", expected)
         self._check_source()
         reason = "because training and validation need documents"
         expected = f"a number between 0 and 1, both excluded, {reason}."

@@ -189,7 +189,6 @@ LLAMA = partial(BackboneConfig, d_model=32, n_layer=2, n_head=4)
     (ScheduleConfig, {"warmup_ratio": 0.9, "name": "wsd"}, "model.schedule.warmup_ratio"),
     (CorpusConfig, {"source": "web"}, "source"),
     (CorpusConfig, {"source": "files:"}, "source"),
-    (CorpusConfig, {"dir": " "}, "dir"),
     (CorpusConfig, {"val_fraction": 0.0}, "val_fraction"),
     (CorpusConfig, {"max_bytes": 0}, "max_bytes"),
     (CorpusConfig, {"chunk_bytes": "64 parsecs"}, "chunk_bytes"),
