@@ -1,8 +1,7 @@
 """Encoding of one part."""
 
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
@@ -22,20 +21,19 @@ from lightning_sv.errors import ConfigError
 _BATCH_BYTES = 1 << 22
 
 
-def encode_part(job: Job, part: Part, step: Callable[[int], None]) -> None:
+def encode_part(job: Job, part: Part) -> None:
     """Encode a part and write its folder.
 
     Args:
         job: the preparation
         part: one of its parts
-        step: called with the bytes of text of each batch that is encoded
 
     Raises:
         ConfigError: the text cannot be read, or contains the end-of-text token
     """
     with atomic_path(part.path) as folder:
         folder.mkdir()
-        table = _write_tokens(job, part, folder, step)
+        table = _write_tokens(job, part, folder)
         job.source.check_unchanged(part.slices)
         np.save(folder / "documents.npy", table)
         summary = {
@@ -48,55 +46,30 @@ def encode_part(job: Job, part: Part, step: Callable[[int], None]) -> None:
         sync_files(folder)
 
 
-#: a document, and True if it is encoded
-_Read = tuple[Document, bool]
 #: a view of a document's row, the document or an end of it, and the split of that
 _Piece = tuple[np.void, Document, str]
 
 
-def _documents(job: Job, part: Part) -> Iterator[_Read]:
-    """Yield the documents of a part; the first of each text is encoded.
-
-    The document that would exceed `max_bytes` is the last one, and is not encoded: its row marks
-    the end of the corpus.
-    """
-    limit = math.inf if part.max_bytes is None else part.max_bytes
-    n_bytes = 0
-    seen: set[bytes] = set()
-    for document in read_slices(part.slices, job.config):
-        if document.digest in seen:
-            yield document, False
-            continue
-        seen.add(document.digest)
-        n_bytes += document.n_bytes
-        if n_bytes > limit:
-            yield document, False
-            return
-        yield document, True
-
-
-def _write_tokens(job: Job, part: Part, folder: Path, step: Callable[[int], None]) -> np.ndarray:
+def _write_tokens(job: Job, part: Part, folder: Path) -> np.ndarray:
     """Write the tokens of a part; return its table of documents."""
-    documents = _documents(job, part)
+    documents = read_slices(part.slices, job.config)
     tables = [np.empty(0, DOCUMENT)]
     with (folder / "train.bin").open("wb") as train, (folder / "val.bin").open("wb") as val:
         files = {"train": train, "val": val}
-        for batch in grouped(documents, lambda read: read[0].n_bytes, _BATCH_BYTES):
+        for batch in grouped(documents, lambda document: document.n_bytes, _BATCH_BYTES):
             tables.append(_write_batch(job, batch, files))
-            step(sum(document.n_bytes for document, _ in batch))
     return np.concatenate(tables)
 
 
-def _write_batch(job: Job, batch: Sequence[_Read], files: Mapping[str, BinaryIO]) -> np.ndarray:
+def _write_batch(job: Job, batch: Sequence[Document], files: Mapping[str, BinaryIO]) -> np.ndarray:
     """Encode documents and append their tokens to the files of the splits; return their rows."""
     table = np.zeros(len(batch), DOCUMENT)
     pieces: list[_Piece] = []
-    for row, (document, is_encoded) in zip(table, batch, strict=True):
+    for row, document in zip(table, batch, strict=True):
         row["digest"] = np.frombuffer(document.digest[:16], "<u8")
         row["n_bytes"] = document.n_bytes
-        if is_encoded:
-            for piece, split in split_document(document, job.config.val_fraction, cuts=job.cuts):
-                pieces.append((row, piece, split))
+        for piece, split in split_document(document, job.config.val_fraction, cuts=job.cuts):
+            pieces.append((row, piece, split))
 
     tokenizer = job.tokenizer
     end = np.array([tokenizer.eot], tokenizer.dtype).tobytes()

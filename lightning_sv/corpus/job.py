@@ -57,14 +57,12 @@ class Job:
         token = [self.tokenizer.sha256, self.tokenizer.eot]
         settings = [self.config.val_fraction, self.cuts, self.config.text_field]
         groups = grouped(self.source.slices, lambda piece: piece.n_bytes, self.part_bytes)
-        max_bytes = self.config.limit
         parts = []
         for number, slices in enumerate(groups):
             pieces = [asdict(piece) for piece in slices]
-            content = [PART_VERSION, *token, *settings, max_bytes, pieces]
+            content = [PART_VERSION, *token, *settings, pieces]
             key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
-            parts.append(Part(self.folder / f"{number:05}-{key}", slices, max_bytes))
-            max_bytes = None  # how much the other parts may have depends on those before
+            parts.append(Part(self.folder / f"{number:05}-{key}", slices))
         return parts
 
     def save(self) -> None:

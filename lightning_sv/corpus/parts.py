@@ -26,9 +26,8 @@ from lightning_sv.corpus.sources.document import Slice
 #: default size of a part in bytes of text: seconds of work, which a killed process loses
 PART_BYTES = 128 << 20
 #: version of a part's files
-PART_VERSION = 2
-#: A document: half of its hash, its bytes, and its tokens and bytes in the splits; tokens are 0 in
-#: a duplicate.
+PART_VERSION = 3
+#: a document: half of its hash, its bytes, and its tokens and bytes in the splits
 DOCUMENT = np.dtype(
     [
         ("digest", "<u8", 2), ("n_bytes", "<u4"), ("train_tokens", "<u4"), ("val_tokens", "<u4"),
@@ -45,13 +44,10 @@ class Part:
     Attributes:
         path: its folder
         slices: consecutive slices of the source
-        max_bytes: for the first part, stop before the document that would exceed this many bytes;
-            None for no limit
     """
 
     path: Path
     slices: list[Slice]
-    max_bytes: int | None
 
     @property
     def n_bytes(self) -> int:

@@ -4,7 +4,7 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
@@ -51,9 +51,12 @@ def encode_enough(job: Job, workers: int, *, shown: bool) -> Selection:
     tokens = 0
     with (
         phase("encoding", min(all_bytes, max_bytes), shown=shown) as advance,
-        closing(_encoded(job, workers, advance)) as parts,
+        closing(_encoded(job, workers)) as parts,
     ):
         for count, part in enumerate(parts, 1):
+            advance(part.n_bytes)
+            if len(job.parts) > 1:
+                log.info("part %s of %d is complete", part.path.name, len(job.parts))
             summary = part.summary()
             text_bytes += summary["bytes"]
             tokens += summary["tokens"]
@@ -65,51 +68,27 @@ def encode_enough(job: Job, workers: int, *, shown: bool) -> Selection:
     return Selection.of(job.parts, config)
 
 
-def _encoded(job: Job, workers: int, advance: Callable[[int], None]) -> Generator[Part]:
-    """Yield the parts of a job in order, each when it is complete; advance a bar by their bytes."""
+def _encoded(job: Job, workers: int) -> Generator[Part]:
+    """Yield the parts of a job in order, each when it is complete."""
     complete = list(takewhile(Part.is_complete, job.parts))
-    for part in complete:
-        advance(part.n_bytes)
-        yield part
-
+    yield from complete
     left = range(len(complete), len(job.parts))
     n_processes = min(workers, len(left))
     if n_processes > 1:
-        yield from _in_processes(job, left, n_processes, advance)
-    else:
-        yield from _here(job, left, advance)
+        yield from _in_processes(job, left, n_processes)
+        return
+    for number in left:
+        _encode(job, job.parts[number])
+        yield job.parts[number]
 
 
-def _here(job: Job, numbers: range, advance: Callable[[int], None]) -> Iterator[Part]:
-    for number in numbers:
-        part = job.parts[number]
-        left = part.n_bytes
-
-        def step(n_bytes: int) -> None:
-            """Advance by bytes of text, which may be more than those of a compressed file."""
-            nonlocal left
-            shown = min(n_bytes, left)
-            left -= shown
-            advance(shown)
-
-        _encode(job, part, step)
-        advance(left)  # e.g. duplicates, and the syntax of JSON
-        _log_complete(job, part)
-        yield part
-
-
-def _in_processes(
-    job: Job, numbers: range, workers: int, advance: Callable[[int], None]
-) -> Iterator[Part]:
+def _in_processes(job: Job, numbers: range, workers: int) -> Iterator[Part]:
     # spawned, because the threads of the tokenizer's library do not survive a fork
     context = WorkerContext()
     with ProcessPoolExecutor(workers, context, _start_worker) as pool:
         try:
             for number in _completed(pool, job.folder, numbers, _SUBMITTED * workers):
-                part = job.parts[number]
-                advance(part.n_bytes)
-                _log_complete(job, part)
-                yield part
+                yield job.parts[number]
         except BrokenProcessPool:
             found = "a worker died, perhaps for lack of memory"
             raise RunError(f"{found}; start again, with fewer --workers.") from None
@@ -128,11 +107,6 @@ def _completed(pool: ProcessPoolExecutor, folder: Path, numbers: range, most: in
             yield submitted.popleft().result()
     for future in submitted:
         yield future.result()
-
-
-def _log_complete(job: Job, part: Part) -> None:
-    if len(job.parts) > 1:
-        log.info("part %s of %d is complete", part.path.name, len(job.parts))
 
 
 def _start_worker() -> None:
@@ -154,7 +128,7 @@ def _end_with_parent() -> None:
 
 def _encode_in_worker(folder: Path, number: int) -> int:
     job = _loaded(folder)
-    _encode(job, job.parts[number], lambda n_bytes: None)
+    _encode(job, job.parts[number])
     return number
 
 
@@ -164,6 +138,6 @@ def _loaded(folder: Path) -> Job:
     return Job.load(folder)
 
 
-def _encode(job: Job, part: Part, step: Callable[[int], None]) -> None:
+def _encode(job: Job, part: Part) -> None:
     if not part.is_complete():  # the workers of a killed start complete parts out of order
-        encode_part(job, part, step)
+        encode_part(job, part)

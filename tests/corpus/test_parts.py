@@ -10,8 +10,6 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -23,7 +21,7 @@ import pytest
 from lightning_sv.atomic import remove
 from lightning_sv.cli.names import resolve_names
 from lightning_sv.cli.prepare import prepare_for_run
-from lightning_sv.corpus import CorpusConfig, Manifest, assemble, encode, prepare, work
+from lightning_sv.corpus import CorpusConfig, Manifest, assemble, prepare
 from lightning_sv.corpus.job import parts_folder
 from lightning_sv.corpus.parts import DOCUMENT
 from lightning_sv.corpus.selection import Selection
@@ -262,25 +260,3 @@ def test_prepare_max_tokens_stops_workers_that_are_ahead(
         prepared(limited, f"limited{workers}", part_bytes=500, workers=workers)
     one, two = encoded["limited1.parts"], encoded["limited2.parts"]
     assert one <= two < one + 2 * 2
-
-
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_progress_moves_within_a_part(
-    suffix: str, tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To the bytes of the file, which if it is compressed are fewer than those of its text."""
-    path = tmp_path / f"a.jsonl{suffix}"
-    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
-    path.write_bytes(gzip.compress(lines) if suffix else lines)
-    steps: list[int] = []
-
-    @contextmanager
-    def recorded(name: str, total: float, *, shown: bool) -> Iterator[Callable[..., None]]:
-        yield steps.append
-
-    monkeypatch.setattr(work, "phase", recorded)
-    monkeypatch.setattr(encode, "_BATCH_BYTES", 3000)
-    config = CorpusConfig(str(tmp_path / "corpus"), f"files:{path}", "bpe:300", val_fraction=0.1)
-    prepare(config, progress=False)
-    assert len(list(filter(None, steps))) > 3
-    assert sum(steps) == path.stat().st_size
