@@ -1,21 +1,17 @@
-"""Datasets of a hub, in parts: subsets, refusals, and a restart at the same revision."""
+"""Datasets of a hub, in parts: subsets, refusals, and the revision."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import datasets
-import huggingface_hub
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 from lightning_sv.corpus import CorpusConfig, prepare
-from lightning_sv.corpus.job import Job, parts_folder
 from lightning_sv.errors import ConfigError
 from tests.corpus.conftest import write_rows
 
@@ -45,17 +41,11 @@ def dataset(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -
             path = folder / subset / f"00{number}.parquet"
             pyarrow.parquet.write_table(table, path, row_group_size=10)
     (folder / "README.md").write_text(CARD)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    for name in ("load_dataset_builder", "load_dataset"):
-        monkeypatch.setattr(datasets, name, of_folder(getattr(datasets, name), folder))
+    load = datasets.load_dataset_builder
+    monkeypatch.setattr(
+        datasets, "load_dataset_builder", lambda _, subset: load(str(folder), subset)
+    )
     return folder
-
-
-def of_folder(load: Callable[..., Any], folder: Path) -> Callable[..., Any]:
-    def load_folder(name: str, *args: Any, revision: str | None, **options: Any) -> Any:
-        return load(str(folder), *args, **options)
-
-    return load_folder
 
 
 @pytest.fixture
@@ -73,56 +63,39 @@ def expected(tmp_path: Path, texts: list[str]) -> str:
     return prepare(config, progress=False).corpus_hash
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, dataset_info: Any) -> None:
-    """Let the hub answer a question for a dataset."""
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
-
-
 def test_prepare_of_a_dataset_reads_the_row_groups_of_its_subset(
     config: CorpusConfig, expected: str
 ) -> None:
     assert prepare(config, progress=False, workers=1, part_bytes=4000).corpus_hash == expected
     for key, value, message in (
         ("hf_subset", "sample-1BT", "sample-10BT"),
-        ("hf_split", "test", "hf_split is test"),
+        ("hf_split", "test", "hf_split 'test'"),
         ("text_field", "content", "'content'"),
     ):
         with pytest.raises(ConfigError, match=message):
             prepare(replace(config, dir=f"{config.dir}-1", **{key: value}), progress=False)
 
 
-def test_prepare_of_a_dataset_of_other_files_streams_its_rows(
-    config: CorpusConfig, dataset: Path, texts: list[str], expected: str
+def test_prepare_of_a_dataset_of_other_files_is_refused(
+    config: CorpusConfig, dataset: Path, texts: list[str]
 ) -> None:
     for path in dataset.glob("*/*/*.parquet"):
         path.unlink()
     for folder in dataset.glob("*/*"):
         write_rows(folder / "rows.jsonl", texts)
-    assert prepare(config, progress=False).corpus_hash == expected
+    with pytest.raises(ConfigError, match=rf"^{NAME} is .*rows\.jsonl; .*files:PATH"):
+        prepare(config, progress=False)
 
 
-def test_prepare_of_a_hub_goes_on_with_its_revision(
+def test_manifest_has_the_revision_of_a_dataset(
     config: CorpusConfig, dataset: Path, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also without a network, if all parts are complete."""
-    files = {"train": sorted(map(str, dataset.glob("sample/10BT/*")))}
-    revisions = []
-
-    def builder(name: str, subset: str, *, revision: str) -> Any:
-        revisions.append(revision)
-        return SimpleNamespace(config=SimpleNamespace(data_files=files))
-
-    monkeypatch.setattr(datasets, "load_dataset_builder", builder)
-    answer(monkeypatch, lambda *_, **__: SimpleNamespace(sha="a" * 40))
-    with pytest.raises(ConfigError, match="max_tokens"):  # all parts, but no corpus
-        prepare(replace(config, max_tokens=10**9), progress=False, workers=1, part_bytes=4000)
-    assert len(Job.load(parts_folder(Path(config.dir))).parts) > 3
-    assert revisions == ["a" * 40]
-
-    monkeypatch.delattr(datasets, "load_dataset_builder")
-    answer(monkeypatch, lambda *_, **__: SimpleNamespace(sha="b" * 40))
-    made = prepare(config, progress=False, workers=1)
+    """Of the addresses of its files, which stay readable here by a folder of that name."""
+    named = dataset.rename(dataset.with_name(f"texts@{'a' * 40}"))
+    files = {"train": sorted(map(str, named.glob("sample/10BT/*")))}
+    builder = SimpleNamespace(config=SimpleNamespace(data_files=files))
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda name, subset: builder)
+    made = prepare(config, progress=False)
     assert made.packages == {NAME: "a" * 40} and made.corpus_hash == expected
 
 
@@ -132,7 +105,7 @@ def test_prepare_of_a_hub_that_refuses_names_the_reason(
     def refuse(*_: object, **__: object) -> None:
         raise OSError("429 Client Error: Too Many Requests\n\nwait")
 
-    answer(monkeypatch, refuse)
+    monkeypatch.setattr(datasets, "load_dataset_builder", refuse)
     with pytest.raises(ConfigError, match=f"^{NAME} .*429 .*HF_TOKEN"):
         prepare(config, progress=False)
     assert not list(Path(config.dir).parent.glob("corpus*"))

@@ -1,11 +1,10 @@
-"""Documents from a Hugging Face dataset: row groups of its Parquet files, or its rows streamed.
+"""Documents from the Parquet files of a Hugging Face dataset, by their row groups.
 
 The client of the hub repeats a request after a time-out, a lost connection or an answer 408, 429 or
 5xx up to five times, after 1, 2, 4, 8 and 8 seconds. After that the preparation ends, and the next
 start goes on.
 """
 
-import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,21 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning_sv.corpus.config import CorpusConfig
-from lightning_sv.corpus.sources.document import (
-    Document,
-    Slice,
-    Source,
-    record_text,
-    text_documents,
-)
+from lightning_sv.corpus.sources.document import Document, Slice, Source
 from lightning_sv.corpus.sources.packages import needs
 from lightning_sv.corpus.sources.parquet import read_parquet, row_groups
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import ConfigError, expect, expect_known
 
-log = logging.getLogger(__name__)
-
-#: timeout in seconds of the hub's first answer; `datasets` would retry silently for half a minute
-WAIT_S = 10.0
 #: threads that read the ends of Parquet files, where their row groups are listed
 _THREADS = 16
 _HINT = (
@@ -42,62 +31,35 @@ def hub_source(config: CorpusConfig, previous: Source, part_bytes: int) -> Sourc
 
     A preparation goes on with the revision of its `previous` start, without asking for a newer one.
     """
-    needs("datasets", config.source)
     name = config.location
     expected = f"a dataset of the hub. Read a folder by files:{name}."
     expect(not Path(name).exists(), "source", config.source, expected)
-    revision = previous.packages.get(config.source)
-    if revision is not None:
-        log.info("going on with revision %s of %s", revision, config.source)
     if previous.slices:
         return previous
 
-    revision = _hub_revision(config)
-    packages = {config.source: revision} if revision else {}
-    with _naming(config, _subset(config)):
-        files = _data_files(config, name, revision)
-        slices = _slices(config, name, files, revision, part_bytes)
-    return Source(slices, packages=packages)
-
-
-@contextmanager
-def _naming(config: CorpusConfig, where: str) -> Iterator[None]:
-    """Name the dataset and a place in every error of a reader, which can raise anything."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise _unreadable(config, where, error) from error
-
-
-def _slices(
-    config: CorpusConfig, name: str, files: list[str], revision: str | None, part_bytes: int
-) -> list[Slice]:
-    """Return the row groups of all files; a single slice if a file is not Parquet."""
-    state = revision or ""
-    is_parquet = all(file.endswith(".parquet") for file in files)
-    if not is_parquet:
-        return [Slice(name, state=state)]
-
     def groups_of(file: str) -> list[Slice]:
         with _open(file) as content:
-            return row_groups(file, state, content, config.text_field, part_bytes)
+            return row_groups(file, "", content, config.text_field, part_bytes)
 
-    log.info("reading the row groups of %s files of %s", f"{len(files):,}", config.source)
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(chain.from_iterable(pool.map(groups_of, files)))
+    with _naming(config):
+        files = _data_files(config)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            slices = list(chain.from_iterable(pool.map(groups_of, files)))
+    revision = files[0].partition("@")[2].partition("/")[0]  # of hf://datasets/NAME@REVISION/PATH
+    return Source(slices, packages={config.source: revision})
 
 
-def _data_files(config: CorpusConfig, name: str, revision: str | None) -> list[str]:
+def _data_files(config: CorpusConfig) -> list[str]:
     """Return the addresses of the files of a subset and split, in order."""
     datasets = needs("datasets", config.source)
-    builder = datasets.load_dataset_builder(name, config.hf_subset, revision=revision)
-    files = builder.config.data_files or {}
-    if config.hf_split not in files:
-        expected = f"one of {sorted(files)}, the splits of {name}."
-        raise ConfigError(f"hf_split is {config.hf_split}; expected {expected}")
-    return list(files[config.hf_split])
+    builder = datasets.load_dataset_builder(config.location, config.hf_subset)
+    of_split = builder.config.data_files or {}
+    expect_known("hf_split", config.hf_split, of_split)
+    files = [str(file) for file in of_split[config.hf_split]]
+    for file in files:
+        expected = "a .parquet file. Download the dataset, and read the folder by files:PATH."
+        expect(file.endswith(".parquet"), config.source, file, expected)
+    return files
 
 
 def _open(file: str) -> Any:
@@ -108,47 +70,18 @@ def _open(file: str) -> Any:
 
 def read_dataset(piece: Slice, config: CorpusConfig) -> Iterator[Document]:
     """Yield one document per row of a slice."""
-    if piece.stop is None:
-        with _naming(config, _subset(config)):
-            yield from _streamed_rows(piece, config)
-    else:
-        with _naming(config, piece.name), _open(piece.name) as file:
-            yield from read_parquet(file, piece, config.text_field)
+    with _naming(config), _open(piece.name) as file:
+        yield from read_parquet(file, piece, config.text_field)
 
 
-def _streamed_rows(piece: Slice, config: CorpusConfig) -> Iterator[Document]:
-    datasets = needs("datasets", config.source)
-    rows = datasets.load_dataset(
-        piece.name,
-        config.hf_subset,
-        split=config.hf_split,
-        streaming=True,
-        revision=piece.state or None,
-    )
-    for row, record in enumerate(rows, 1):
-        where = f"{config.source}, row {row}"
-        text = record_text(record, where, config.text_field)
-        yield from text_documents(text, where, config.text_field)
-
-
-def _subset(config: CorpusConfig) -> str:
-    return f"subset {config.hf_subset!r}, split {config.hf_split!r}"
-
-
-def _hub_revision(config: CorpusConfig) -> str | None:
-    """Return a dataset's revision on the hub, with a log message and a timeout; None if offline."""
-    from huggingface_hub import HfApi, constants
-
-    if constants.HF_HUB_OFFLINE:  # `datasets` uses its cache, or fails at once
-        return None
-    log.info("asking %s for %s, %g s at most", constants.ENDPOINT, config.location, WAIT_S)
+@contextmanager
+def _naming(config: CorpusConfig) -> Iterator[None]:
+    """Name the dataset in every error of a reader, which can raise anything."""
     try:
-        return HfApi(endpoint=constants.ENDPOINT).dataset_info(config.location, timeout=WAIT_S).sha
-    except Exception as error:  # errors of the hub, of httpx or of a proxy
-        raise _unreadable(config, f"on {constants.ENDPOINT}", error) from error
-
-
-def _unreadable(config: CorpusConfig, where: str, error: Exception) -> ConfigError:
-    message = str(error).strip() or type(error).__name__
-    reason = message.splitlines()[0]  # of the hub's answer, with its status
-    return ConfigError(f"{config.source} ({where}) cannot be read: {reason} {_HINT}")
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        message = str(error).strip() or type(error).__name__
+        reason = message.splitlines()[0]  # of the hub's answer, with its status
+        raise ConfigError(f"{config.source} cannot be read: {reason} {_HINT}") from error
