@@ -31,8 +31,8 @@ class CorpusConfig:
         source: source of the text: 'stdlib' (Python sources of the standard library and of 14
             locked packages), 'installed' (of the standard library and all installed packages except
             this one), 'files:PATH[,PATH...]' (files or folders of .txt .md .py .jsonl .ndjson
-            .parquet; all but .parquet also as .gz .zst .bz2 .xz), or 'hf:NAME' (the .parquet files of a
-            dataset of the Hugging Face hub)
+            .parquet; all but .parquet also as .gz .zst .bz2 .xz), or 'hf:NAME' (.parquet files
+            of the Hugging Face hub)
         tokenizer: 'bpe:N' (a byte-level BPE of N tokens trained on the corpus), 'gpt2' (50,257
             tokens, downloaded from the Hugging Face hub), or a path to a tokenizer.json or to the
             folder of one

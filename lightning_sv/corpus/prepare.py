@@ -3,16 +3,14 @@
 import os
 from pathlib import Path
 
-from lightning_sv.atomic import locked, remove
+from lightning_sv.atomic import locked
 from lightning_sv.corpus.assemble import publish
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.existing import existing_corpus
-from lightning_sv.corpus.job import FILENAME as JOB
-from lightning_sv.corpus.job import Job, open_job, parts_folder
+from lightning_sv.corpus.job import plan_job
 from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.corpus.parts import PART_BYTES
 from lightning_sv.corpus.remote import is_remote
-from lightning_sv.corpus.selection import Selection
 from lightning_sv.corpus.work import encode_enough
 from lightning_sv.errors import ConfigError, expect
 
@@ -27,11 +25,11 @@ def prepare(
     """Prepare the corpus of a config, or return the existing one.
 
     Parts of the text are encoded in the folder NAME.parts next to `config.dir`, by any number of
-    processes, and kept until the corpus is complete, so that the next start goes on after a kill, a
-    full disk or a lost connection. Then duplicates are dropped, and the corpus is written next to
-    the parts and renamed, so `config.dir` exists only when complete. A second call for the same
-    folder waits for the first. The corpus does not depend on the number of processes, on the size
-    of parts, or on interruptions.
+    processes, and kept until the corpus is complete, so that the next start with equal settings
+    goes on after a kill, a full disk or a lost connection. Then duplicates are dropped, and the
+    corpus is written next to the parts and renamed, so `config.dir` exists only when complete. A
+    second call for the same folder waits for the first. The corpus does not depend on the number of
+    processes, on the size of parts, or on interruptions.
 
     Args:
         config: settings and folder of the corpus
@@ -50,8 +48,6 @@ def prepare(
     """
     expected = "a local folder. Prepare the corpus there and copy it to the store."
     expect(not is_remote(config.dir), "dir", config.dir, expected)
-    expect(workers >= 1, "--workers", workers, "at least 1.")
-    expect(part_bytes >= 1, "--part_bytes", part_bytes, "at least 1.")
     target = Path(config.dir).expanduser().resolve()
     try:
         return _prepare(config, target, workers, part_bytes, shown=progress)
@@ -70,30 +66,11 @@ def _prepare(
 ) -> Manifest:
     manifest = existing_corpus(config, target)  # without the lock, for a folder that is read-only
     if manifest is not None:
-        _remove_left_parts(target)
         return manifest
     with locked(target, f"prepare of {target}"):
         manifest = existing_corpus(config, target)
         if manifest is not None:  # another process has prepared it while this one waited
             return manifest
-        job = open_job(config, target, part_bytes, shown=shown)
-        selection = _encode(job, workers, shown=shown)
+        job = plan_job(config, target, part_bytes, shown=shown)
+        selection = encode_enough(job, workers, shown=shown)
         return publish(job, selection, target, shown=shown)
-
-
-def _encode(job: Job, workers: int, *, shown: bool) -> Selection:
-    """Encode the parts that are needed; after an error, keep those that are complete."""
-    try:
-        return encode_enough(job, workers, shown=shown)
-    except ConfigError:
-        is_unused = not any(part.is_complete() for part in job.parts)
-        if is_unused:
-            remove(job.folder)
-        raise
-
-
-def _remove_left_parts(target: Path) -> None:
-    """Remove the parts that a process left which was killed after it had published the corpus."""
-    folder = parts_folder(target)
-    if (folder / JOB).is_file():
-        remove(folder)

@@ -90,6 +90,9 @@ class Tokenizer:
         names = _END_OF_TEXT_NAMES if name is None else (name,)
         self.eot = self._find_end(where, names)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tokenizer, (self.content, self.filename, self.eot)
+
     def _find_end(self, where: str, names: Sequence[str]) -> int:
         """Return the id of the first of these tokens that exists."""
         for name in names:

@@ -8,10 +8,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from functools import cache
-from itertools import takewhile
-from multiprocessing import parent_process
-from pathlib import Path
+from multiprocessing import get_context, parent_process
 from threading import Thread
 
 from lightning_sv.corpus.encode import encode_part
@@ -19,13 +16,14 @@ from lightning_sv.corpus.job import Job
 from lightning_sv.corpus.parts import Part
 from lightning_sv.corpus.progress import phase
 from lightning_sv.corpus.selection import Selection
-from lightning_sv.corpus.spawn import WorkerContext
+from lightning_sv.corpus.spawn import unattended
 from lightning_sv.errors import RunError
 
 log = logging.getLogger(__name__)
 
 #: submitted parts per worker: one that it encodes, and one for which it need not wait
 _SUBMITTED = 2
+_job_of_worker: Job
 
 
 def encode_enough(job: Job, workers: int, *, shown: bool) -> Selection:
@@ -70,53 +68,49 @@ def encode_enough(job: Job, workers: int, *, shown: bool) -> Selection:
 
 def _encoded(job: Job, workers: int) -> Generator[Part]:
     """Yield the parts of a job in order, each when it is complete."""
-    complete = list(takewhile(Part.is_complete, job.parts))
-    yield from complete
-    left = range(len(complete), len(job.parts))
-    n_processes = min(workers, len(left))
+    n_incomplete = sum(not part.is_complete() for part in job.parts)
+    n_processes = min(workers, n_incomplete)
     if n_processes > 1:
-        yield from _in_processes(job, left, n_processes)
+        yield from _in_processes(job, n_processes)
         return
-    for number in left:
-        _encode(job, job.parts[number])
-        yield job.parts[number]
+    for part in job.parts:
+        yield _encode(job, part)
 
 
-def _in_processes(job: Job, numbers: range, workers: int) -> Iterator[Part]:
-    # spawned, because the threads of the tokenizer's library do not survive a fork
-    context = WorkerContext()
-    with ProcessPoolExecutor(workers, context, _start_worker) as pool:
+def _in_processes(job: Job, workers: int) -> Iterator[Part]:
+    """Yield the parts in order from processes of this machine, for which few are submitted."""
+    context = get_context("spawn")  # the threads of the tokenizer's library do not survive a fork
+    with ProcessPoolExecutor(workers, context, _start_worker, (job,)) as pool:
+        submitted: deque[Future[Part]] = deque()
         try:
-            for number in _completed(pool, job.folder, numbers, _SUBMITTED * workers):
-                yield job.parts[number]
+            for part in job.parts:
+                with unattended():  # submitting may start a process
+                    submitted.append(pool.submit(_encode_in_worker, part))
+                if len(submitted) == _SUBMITTED * workers:
+                    yield submitted.popleft().result()
+            for future in submitted:
+                yield future.result()
         except BrokenProcessPool:
             found = "a worker died, perhaps for lack of memory"
             raise RunError(f"{found}; start again, with fewer --workers.") from None
         finally:
             # After an error, Ctrl-C or a limit nothing waits for the parts that are submitted;
-            # they are written atomically, so the next start encodes them.
-            context.kill()
+            # they are written atomically, so the next start encodes them. Python 3.14 has
+            # `pool.kill_workers` for this.
+            for process in list((pool._processes or {}).values()):
+                process.kill()
 
 
-def _completed(pool: ProcessPoolExecutor, folder: Path, numbers: range, most: int) -> Iterator[int]:
-    """Yield the numbers of parts in order, each when it is encoded; submit at most `most`."""
-    submitted: deque[Future[int]] = deque()
-    for number in numbers:
-        submitted.append(pool.submit(_encode_in_worker, folder, number))
-        if len(submitted) == most:
-            yield submitted.popleft().result()
-    for future in submitted:
-        yield future.result()
-
-
-def _start_worker() -> None:
-    """Prepare this process for parts."""
+def _start_worker(job: Job) -> None:
+    """Prepare this process for parts of a job."""
     # The pool ends no worker if this process's parent is killed.
     Thread(target=_end_with_parent, daemon=True).start()
     # One thread per process: several processes share the cores better than the threads of the
     # libraries.
     os.environ["RAYON_NUM_THREADS"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    global _job_of_worker
+    _job_of_worker = job
 
 
 def _end_with_parent() -> None:
@@ -126,18 +120,11 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _encode_in_worker(folder: Path, number: int) -> int:
-    job = _loaded(folder)
-    _encode(job, job.parts[number])
-    return number
+def _encode_in_worker(part: Part) -> Part:
+    return _encode(_job_of_worker, part)
 
 
-@cache
-def _loaded(folder: Path) -> Job:
-    """Return the job in a folder, loaded with the first part so that an error is that part's."""
-    return Job.load(folder)
-
-
-def _encode(job: Job, part: Part) -> None:
-    if not part.is_complete():  # the workers of a killed start complete parts out of order
+def _encode(job: Job, part: Part) -> Part:
+    if not part.is_complete():
         encode_part(job, part)
+    return part

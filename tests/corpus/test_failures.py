@@ -1,5 +1,6 @@
 """Preparations that fail: one sentence, nothing lost, and the next start goes on where it was."""
 
+import importlib
 import multiprocessing
 import os
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.corpus import CorpusConfig, Tokenizer, encode, prepare
-from lightning_sv.corpus.job import Job, parts_folder
+from lightning_sv.corpus.job import parts_folder
 from lightning_sv.corpus.sources.document import Slice, Source
 from lightning_sv.errors import ConfigError, RunError
 from tests.conftest import file_size_limit, is_running
@@ -22,6 +23,10 @@ from tests.corpus.conftest import write_rows
 from tests.corpus.test_parts import start
 
 PART_BYTES = 5000
+
+
+def stop(*args: object, **settings: object) -> None:
+    raise RunError("stop")
 
 
 @dataclass
@@ -36,6 +41,12 @@ class Preparation:
         """Prepare the corpus; return its hash."""
         config = replace(self.config, **settings)  # type: ignore[arg-type]
         return prepare(config, progress=False, workers=workers, part_bytes=PART_BYTES).corpus_hash
+
+    def encode(self, monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
+        """Encode the parts, and stop before the corpus is written."""
+        with monkeypatch.context() as patch, pytest.raises(RunError, match="stop"):
+            patch.setattr(importlib.import_module("lightning_sv.corpus.prepare"), "publish", stop)
+            self.run(**settings)
 
     def complete(self) -> dict[str, int]:
         """Return the complete parts of the first file, and when each was written.
@@ -116,17 +127,6 @@ def dead_worker(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> No
     threading.Thread(target=kill_one, daemon=True).start()
 
 
-def damaged_plan(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The workers cannot read the plan; their reason is the error, not a lack of memory."""
-    save = Job.save
-
-    def save_without_tokenizer(job: Job) -> None:
-        save(job)
-        (job.folder / "tokenizer.json").unlink()
-
-    monkeypatch.setattr(Job, "save", save_without_tokenizer)
-
-
 def killed(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of its own, in many small parts, is killed after some of them; its workers end."""
     folder = parts_folder(Path(preparation.config.dir))
@@ -157,7 +157,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
         pytest.param(changed_text, 1, ConfigError, True, id="text changed while it is read"),
         pytest.param(bad_line, 2, ConfigError, True, id="bad line, two workers"),
         pytest.param(dead_worker, 2, RunError, False, id="a worker died"),
-        pytest.param(damaged_plan, 2, ConfigError, False, id="damaged plan, two workers"),
     ],
 )
 def test_prepare_after_a_failure_keeps_complete_parts(
@@ -174,8 +173,7 @@ def test_prepare_after_a_failure_keeps_complete_parts(
     assert not Path(preparation.config.dir).exists()
 
     (preparation.folder / "b.jsonl").write_bytes(fine)
-    with pytest.raises(ConfigError, match="max_tokens"):  # so that the parts stay
-        preparation.run(max_tokens=10**9)
+    preparation.encode(monkeypatch)
     assert kept.items() <= preparation.complete().items()
     assert preparation.run() == preparation.expected_hash
 
@@ -206,61 +204,49 @@ def test_prepare_ctrl_c_ends_workers_at_once(least: int, preparation: Preparatio
     assert preparation.run() == preparation.expected_hash
 
 
-def test_prepare_changed_file_replaces_its_parts(
-    preparation: Preparation, caplog: pytest.LogCaptureFixture
+def test_prepare_of_a_changed_file_uses_the_parts_of_the_other(
+    preparation: Preparation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match="max_tokens"):  # so that the parts stay
-        preparation.run(max_tokens=10**9)
+    preparation.encode(monkeypatch)
     kept = preparation.complete()
-    folder = parts_folder(Path(preparation.config.dir))
-    changed = {path.name for path in folder.glob("[0-9]*-*") if path.is_dir()} - kept.keys()
-
     write_rows(preparation.folder / "b.jsonl", ["a different text", "and one more"])
-    with pytest.raises(ConfigError, match="max_tokens"):
-        preparation.run(max_tokens=10**9)
-    named = {word for word in changed | kept.keys() if word in caplog.text}
-    assert kept and changed and named == changed
-    assert kept.items() <= preparation.complete().items()
+    preparation.encode(monkeypatch)
+    assert kept and preparation.complete() == kept
+
+
+def other_text(preparation: Preparation) -> None:
+    write_rows(preparation.folder / "a.jsonl", [f"text {number}" for number in range(99)])
 
 
 def other_tokenizer(preparation: Preparation) -> None:
     Tokenizer.train(["some text " * 99], 257).save(preparation.folder)
 
 
-def part_of_another_text(preparation: Preparation) -> None:
-    """A folder with the number of a part, and the name of another text, is not used."""
-    folder = parts_folder(Path(preparation.config.dir))
-    first = next(folder.glob("00000-*/part.json")).parent
-    shutil.move(first, folder / "00000-000000000000")
-
-
 @pytest.mark.parametrize(
-    ("settings", "change", "key"),
+    ("settings", "change"),
     [
-        ({"tokenizer": "bpe:301"}, None, "tokenizer"),
-        ({"val_fraction": 0.2}, None, "val_fraction"),
-        ({"source": "files:other.jsonl"}, None, "source"),  # two corpora in one folder
-        ({"max_tokens": 10**9}, None, "max_tokens"),  # more than the text has
-        ({}, other_tokenizer, "tokenizer"),
-        ({}, part_of_another_text, None),
+        ({"tokenizer": "bpe:301"}, None),
+        ({"val_fraction": 0.2}, None),
+        ({}, other_text),
+        ({}, other_tokenizer),
     ],
 )
-def test_prepare_parts_of_something_else(
-    settings: dict[str, object], change: Callable[[Preparation], None] | None, key: str | None,
-    preparation: Preparation,
+def test_prepare_parts_of_something_else_are_not_used(
+    settings: dict[str, object], change: Callable[[Preparation], None] | None,
+    preparation: Preparation, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """They are refused by the name of the setting, or not used; the parts stay."""
-    with pytest.raises(ConfigError, match="max_tokens"):
-        preparation.run(max_tokens=10**8)
+    """They stay for the settings, text and tokenizer with which they were encoded."""
+    preparation.encode(monkeypatch)
     kept = preparation.complete()
-    tokenizer = (preparation.folder / "tokenizer.json").read_bytes()
+    before = {path: path.read_bytes() for path in preparation.folder.glob("*.json*")}
     if change is not None:
         change(preparation)
-    if key is not None:
-        with pytest.raises(ConfigError, match=f"^{key} is") as caught:
-            preparation.run(**settings)
-        assert "\n" not in str(caught.value)
-        assert preparation.complete() == kept
+    preparation.encode(monkeypatch, **settings)
+    assert kept.items() < preparation.complete().items()
+    other = {"dir": str(preparation.folder / "other"), **settings}
+    assert preparation.run(**settings) == preparation.run(**other)
 
-    (preparation.folder / "tokenizer.json").write_bytes(tokenizer)
+    shutil.rmtree(preparation.config.dir)
+    for path, content in before.items():
+        path.write_bytes(content)
     assert preparation.run() == preparation.expected_hash

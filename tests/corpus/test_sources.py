@@ -30,7 +30,7 @@ from lightning_sv.errors import ConfigError
 
 def open_source(source: str, part_bytes: int = 1 << 30, **settings: object) -> Source:
     config = CorpusConfig(source=source, **settings)
-    return SOURCES[config.kind].open(config, Source([]), part_bytes)
+    return SOURCES[config.kind].open(config, part_bytes)
 
 
 def read(source: str, part_bytes: int = 1 << 30, **settings: object) -> list[Document]:

@@ -1,11 +1,9 @@
 """Documents from files on disk, and changes of the files since a corpus was prepared from them."""
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from lightning_sv.atomic import file_sha256
 from lightning_sv.corpus.config import CorpusConfig
@@ -27,14 +25,13 @@ _LISTED_KINDS = 8
 _HINT = "Check the path, or convert the files; rename .json files of JSON lines to .jsonl."
 
 
-def files_source(config: CorpusConfig, previous: Source, part_bytes: int) -> Source:
+def files_source(config: CorpusConfig, part_bytes: int) -> Source:
     """Return the documents of files and folders, in the order of their names.
 
-    A file of lines or row groups that is larger than `part_bytes` has several slices. Files whose
-    size and time are those of the `previous` start are not hashed again.
+    A file of lines or row groups that is larger than `part_bytes` has several slices.
     """
     paths, left_out = source_files(config.location)
-    states = file_states(paths, previous.files)
+    states = file_states(paths, known={})
     slices: list[Slice] = []
     for path in paths:
         slices += file_slices(path, states[str(path)]["sha256"], config.text_field, part_bytes)
@@ -107,36 +104,25 @@ def file_states(paths: Sequence[Path], known: FileStates) -> FileStates:
 def changed_file(manifest: Manifest) -> str | None:
     """Return the first file that was added, removed or changed since the preparation.
 
-    Only files are compared, if this user can find any of them.
+    Only files are compared, if this user can find any of them. A file is hashed if its size or time
+    differs, as after a copy.
     """
     then = manifest.sources  # empty unless the source is files
-    now = _files_now(manifest) if then else set()
+    now: FileStates = {}
+    with suppress(OSError):  # this user may not read the text
+        now = file_states(_files_now(manifest), known=then)
     if not now:
         return None
-    for name in sorted(then.keys() | now):
-        if name not in now or not _is_same(Path(name), then.get(name, {})):
+    for name in sorted(then.keys() | now.keys()):
+        if name not in then or name not in now or now[name]["sha256"] != then[name]["sha256"]:
             return name
     return None
 
 
-def _files_now(manifest: Manifest) -> set[str]:
-    """Return the files that the source of a corpus names now, if this user can find them."""
-    location = manifest.source.removeprefix("files:")
-    # some text may be gone, or this user may not read its folder
-    with suppress(ConfigError, OSError):
-        files, _ = source_files(location)
-        return set(map(str, files))
-    return set(filter(os.path.isfile, manifest.sources))
-
-
-def _is_same(path: Path, then: Mapping[str, Any]) -> bool:
-    """Return True if a file is unchanged.
-
-    It is hashed only if its time alone differs, as after a copy.
-    """
-    if is_untouched(path, then):
-        return True
-    has_same_size = path.stat().st_size == then.get("bytes")
-    if has_same_size and os.access(path, os.R_OK):
-        return file_sha256(path) == then.get("sha256")
-    return False
+def _files_now(manifest: Manifest) -> list[Path]:
+    """Return the files that the source of a corpus names now."""
+    try:
+        paths, _ = source_files(manifest.source.removeprefix("files:"))
+        return paths
+    except ConfigError:  # one of its paths has no file any more
+        return [path for path in map(Path, manifest.sources) if path.is_file()]

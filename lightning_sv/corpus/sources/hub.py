@@ -26,16 +26,11 @@ _HINT = (
 )
 
 
-def hub_source(config: CorpusConfig, previous: Source, part_bytes: int) -> Source:
-    """Return the documents of a dataset of the Hugging Face hub, in the dataset's order.
-
-    A preparation goes on with the revision of its `previous` start, without asking for a newer one.
-    """
+def hub_source(config: CorpusConfig, part_bytes: int) -> Source:
+    """Return the documents of a dataset of the Hugging Face hub, in the dataset's order."""
     name = config.location
     expected = f"a dataset of the hub. Read a folder by files:{name}."
     expect(not Path(name).exists(), "source", config.source, expected)
-    if previous.slices:
-        return previous
 
     def groups_of(file: str) -> list[Slice]:
         with _open(file) as content:

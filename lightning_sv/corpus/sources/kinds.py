@@ -15,12 +15,11 @@ class Kind(NamedTuple):
     """A kind of source.
 
     Attributes:
-        open: returns the source of a config, from that of an earlier start, which is empty before
-            the first, and the size of a part
+        open: returns the source of a config, in slices of at most about the bytes of a part
         read: yields the documents of a slice, always in the same order
     """
 
-    open: Callable[[CorpusConfig, Source, int], Source]
+    open: Callable[[CorpusConfig, int], Source]
     read: Callable[[Slice, CorpusConfig], Iterator[Document]]
 
 

@@ -40,7 +40,7 @@ PACKAGES = (
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__"}
 
 
-def python_source(config: CorpusConfig, previous: Source, part_bytes: int) -> Source:
+def python_source(config: CorpusConfig, part_bytes: int) -> Source:
     """Return Python sources of the standard library and distributions, by a hash of their text.
 
     The order mixes the packages, so that a size limit samples all of them. Empty files and files
