@@ -29,7 +29,6 @@ from lightning_sv.errors import expect
 
 def publish(job: Job, selection: Selection, target: Path, *, shown: bool) -> Manifest:
     """Write the corpus of the selected documents, rename it to `target`, and remove the parts."""
-    _check_max_tokens(job.config, selection)
     folder = job.folder / "corpus"
     remove(folder)  # of a start that was interrupted
     splits = _write_splits(job, selection, folder, shown=shown)
@@ -47,27 +46,15 @@ def publish(job: Job, selection: Selection, target: Path, *, shown: bool) -> Man
     return manifest
 
 
-def _check_max_tokens(config: CorpusConfig, selection: Selection) -> None:
-    """Check that the text has `max_tokens`, and that both splits have some of them."""
-    limit = config.max_tokens
-    if limit is None:
-        return
-    for split in SPLITS:
-        has_documents = selection.total(f"{split}_tokens") > 0
-        expected = f"more, because no document of the split {split} is within them."
-        expect(has_documents, "max_tokens", f"{limit:,}", expected)
-    total = selection.n_tokens
-    ends_at_max_bytes = config.max_bytes is not None and selection.is_limited
-    is_enough = selection.is_full or ends_at_max_bytes or total == limit
-    expected = f"at most {total:,}, all tokens of {config.source}."
-    expect(is_enough, "max_tokens", f"{limit:,}", expected)
-
-
 def _write_splits(
     job: Job, selection: Selection, folder: Path, *, shown: bool
 ) -> dict[str, SplitInfo]:
-    total = job.tokenizer.dtype.itemsize * selection.n_tokens
-    with phase("writing shards", total, shown=shown) as advance:
+    tokens = {split: selection.total(f"{split}_tokens") for split in SPLITS}
+    for split, number in tokens.items():
+        expected = f"more, because no document of the split {split} is within them."
+        expect(number > 0, "max_tokens", job.config.max_tokens, expected)
+    n_bytes = job.tokenizer.dtype.itemsize * sum(tokens.values())
+    with phase("writing shards", n_bytes, shown=shown) as advance:
         return {split: _write_split(job, selection, split, folder, advance) for split in SPLITS}
 
 

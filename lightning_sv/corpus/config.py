@@ -41,8 +41,7 @@ class CorpusConfig:
         val_fraction: fraction of the documents held out, selected by a hash of their text,
             independent of their order; for few documents, the end of each (see `SplitDocuments`)
         max_bytes: maximum number of UTF-8 bytes of text; null for all (for 'stdlib': 75 MB)
-        max_tokens: maximum number of tokens of both splits, at most those of the source; null for
-            all
+        max_tokens: maximum number of tokens of both splits; null for all
         text_field: name of the text column in .jsonl, .parquet and Hugging Face data
         hf_subset: configuration name of the Hugging Face dataset
         hf_split: split of the Hugging Face dataset

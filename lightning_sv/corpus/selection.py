@@ -16,49 +16,36 @@ class Selection:
 
     Attributes:
         parts: its parts, in order
-        rows: for each part, True for each document that is kept (n,)
+        table: the documents of all parts (n,)
+        kept: True for each document that is kept (n,)
         duplicates: number of documents dropped because of equal text
         is_limited: True if a limit ends the corpus before the last document
-        is_full: True if that is the limit on tokens
     """
 
     parts: Sequence[Part]
-    rows: list[np.ndarray]
+    table: np.ndarray
+    kept: np.ndarray
     duplicates: int
     is_limited: bool
-    is_full: bool
 
     @classmethod
     def of(cls, parts: Sequence[Part], config: CorpusConfig) -> "Selection":
         """Drop duplicates, and all documents from the first on that would exceed a limit."""
-        tables = [part.documents() for part in parts]
+        import pandas  # imported here, because training does not need it
 
-        def column(name: str) -> np.ndarray:
-            return np.concatenate([table[name] for table in tables])
-
-        kept = _first_of_equal(column("digest"))
-        n_tokens = column("train_tokens") + column("val_tokens")
+        table = np.concatenate([part.documents() for part in parts])
+        kept = ~pandas.DataFrame(table["digest"]).duplicated().to_numpy()
+        n_tokens = table["train_tokens"] + table["val_tokens"]
+        end_of_bytes = _n_within(table["n_bytes"] * kept, config.limit)
         end_of_tokens = _n_within(n_tokens * kept, config.max_tokens)
-        end = min(end_of_tokens, _n_within(column("n_bytes") * kept, config.limit))
-
-        is_limited = end < len(kept)
-        is_full = is_limited and end == end_of_tokens
+        end = min(end_of_bytes, end_of_tokens)
         duplicates = end - int(np.count_nonzero(kept[:end]))
         kept[end:] = False
-        ends = np.cumsum([len(table) for table in tables])
-        return cls(parts, np.split(kept, ends[:-1]), duplicates, is_limited, is_full)
+        return cls(parts, table, kept, duplicates, is_limited=end < len(kept))
 
     def total(self, column: str) -> int:
-        """Return the sum of a column of the tables of all parts, over the documents kept."""
-        total = 0
-        for part, rows in zip(self.parts, self.rows, strict=True):
-            total += int(part.documents()[column][rows].sum(dtype=np.int64))
-        return total
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens of both splits."""
-        return self.total("train_tokens") + self.total("val_tokens")
+        """Return the sum of a column of the table, over the documents kept."""
+        return int(self.table[column][self.kept].sum(dtype=np.int64))
 
     def text_bytes(self) -> dict[str, int]:
         """Return the bytes of the text of each split."""
@@ -67,22 +54,14 @@ class Selection:
 
     def tokens(self, split: str, dtype: np.dtype) -> Iterator[np.ndarray]:
         """Yield the tokens of each document of a split, in order."""
-        for part, rows in zip(self.parts, self.rows, strict=True):
+        start = 0
+        for part in self.parts:
             lengths = part.documents()[f"{split}_tokens"]
+            kept = self.kept[start : start + len(lengths)]
+            start += len(lengths)
             ends = np.cumsum(lengths, dtype=np.int64)
             documents = np.split(part.tokens(split, dtype), ends[:-1])
-            yield from compress(documents, rows & (lengths > 0))
-
-
-def _first_of_equal(digests: np.ndarray) -> np.ndarray:
-    """Return for each document whether it is the first of its text (n,)."""
-    # stable, so the first of equal hashes stays first
-    order = np.lexsort((digests[:, 1], digests[:, 0]))
-    ordered = digests[order]
-    repeats = (ordered[1:] == ordered[:-1]).all(axis=1)
-    is_first = np.ones(len(digests), bool)
-    is_first[order[1:][repeats]] = False
-    return is_first
+            yield from compress(documents, kept & (lengths > 0))
 
 
 def _n_within(sizes: np.ndarray, limit: int | None) -> int:
