@@ -66,12 +66,10 @@ def _write_split(
     chunk_bytes = job.config.chunk_size
     documents = selection.tokens(split, dtype)
     shards: list[Shard] = []
-    largest = 0
     for chunk in grouped(documents, lambda tokens: tokens.nbytes, chunk_bytes):
         name = f"{split}/chunk-0-{len(shards)}.bin"
-        shard, largest_token = write_shard(folder, name, chunk)
+        shard = write_shard(folder, name, chunk)
         shards.append(shard)
-        largest = max(largest, largest_token)
         advance(shard.bytes)
 
     index = index_of(shards, chunk_bytes, dtype.name)
@@ -80,7 +78,6 @@ def _write_split(
         documents=sum(shard.documents for shard in shards),
         tokens=sum(shard.tokens for shard in shards),
         bytes=selection.text_bytes()[split],
-        largest_token=largest,
         shards=tuple(shards),
     )
 

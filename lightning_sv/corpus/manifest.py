@@ -40,14 +40,12 @@ class SplitInfo:
         documents: number of documents
         tokens: number of tokens, with end-of-text tokens
         bytes: UTF-8 bytes of the text
-        largest_token: largest id
         shards: files of the split, in order
     """
 
     documents: int
     tokens: int
     bytes: int
-    largest_token: int
     shards: tuple[Shard, ...]
 
     def sequences(self, seq_len: int) -> int:

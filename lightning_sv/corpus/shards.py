@@ -27,8 +27,8 @@ _INDEX = {
 }
 
 
-def write_shard(folder: Path, name: str, documents: Sequence[np.ndarray]) -> tuple[Shard, int]:
-    """Write the tokens of some documents in litdata's format; return the shard and its largest.
+def write_shard(folder: Path, name: str, documents: Sequence[np.ndarray]) -> Shard:
+    """Write the tokens of some documents in litdata's format.
 
     The format is the number of documents, their offsets and the end (uint32), and the tokens.
 
@@ -50,8 +50,7 @@ def write_shard(folder: Path, name: str, documents: Sequence[np.ndarray]) -> tup
         file.write(tokens.data)
     digest = hashlib.sha256(header.data)
     digest.update(tokens.data)
-    shard = Shard(name, n_bytes, digest.hexdigest(), len(documents), len(tokens))
-    return shard, int(tokens.max())
+    return Shard(name, n_bytes, digest.hexdigest(), len(documents), len(tokens))
 
 
 def index_of(shards: Sequence[Shard], chunk_bytes: int, dtype: str) -> dict[str, Any]:
@@ -65,7 +64,7 @@ def index_of(shards: Sequence[Shard], chunk_bytes: int, dtype: str) -> dict[str,
         }
         for shard in shards
     ]
-    config = _INDEX | {"chunk_bytes": chunk_bytes, "data_format": _DATA_FORMATS[dtype]}
+    config = _INDEX | {"chunk_bytes": chunk_bytes, "data_format": _DATA_FORMATS.get(dtype)}
     return {"chunks": chunks, "config": config}
 
 

@@ -7,13 +7,13 @@ checked during setup.
 
 import hashlib
 import json
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lightning_sv.atomic import file_sha256, locked, read_json, regular, write_atomically
+from lightning_sv.atomic import file_sha256, read_json, write_atomically
 from lightning_sv.corpus.config import LAYER
 from lightning_sv.corpus.manifest import CHECKSUM, SPLITS, Manifest, Shard
 from lightning_sv.corpus.progress import SHOWN_BYTES, in_threads
@@ -23,9 +23,6 @@ from lightning_sv.errors import ConfigError
 
 #: file next to manifest.json that `check_corpus` writes after it has hashed all shards
 STAMP = "verified.json"
-# Wait at most this long for a different process that hashes: half of the time that other ranks wait
-# for this one.
-_WAIT_S = 300.0
 
 
 def check_corpus(
@@ -89,7 +86,7 @@ class _Corpus:
         """Check that a model has all ids of the corpus."""
         if vocab_size < self.manifest.vocab_size:
             expected = f"at least {self.manifest.vocab_size}, for the corpus in {self.root}"
-            hint = f"Set model.backbone.vocab_size{self._by_layer()}."
+            hint = f"Set model.backbone.vocab_size, or add --config with its {LAYER}."
             raise ConfigError(f"vocab_size is {vocab_size}; expected {expected}. {hint}")
 
     def check_length(self, name: str, seq_len: int) -> None:
@@ -118,73 +115,37 @@ class _Corpus:
             if digest == manifest.tokenizer_sha256:
                 return
         expected = f"{manifest.tokenizer}, with which the corpus in {self.root} was prepared"
-        hint = f"Set data.corpus.tokenizer to it{self._by_layer()}, or prepare a different folder."
+        hint = f"Set data.corpus.tokenizer to it, or add --config with its {LAYER}."
         raise ConfigError(f"tokenizer is {spec}; expected {expected}. {hint}")
 
-    def _by_layer(self) -> str:
-        """Return which file has the value, for commands with --config; empty without the file."""
-        layer = self.root / LAYER
-        if not layer.is_file():
-            return ""
-        return f" (as --config {layer} does)"
-
     def check_split(self, name: str) -> None:
-        """Check litdata's index of a split, the sizes of its files, and its largest token."""
-        split = self.manifest.splits[name]
-        self._check_index(name)
-        for shard in split.shards:
-            self._check_size(shard)
-
-        vocab_size = self.manifest.vocab_size
-        eot = self.manifest.eot
-        largest = max(split.largest_token, eot)
-        most = np.iinfo(self.manifest.dtype).max + 1
-        if not 0 <= largest < vocab_size <= most:
-            found = f"token {split.largest_token} of {name} or the end-of-text token {eot}"
-            outside = f"is outside the vocabulary of {vocab_size}"
-            raise self.damaged(f"{self.root}/manifest.json: {found} {outside}")
-
-    def _check_index(self, name: str) -> None:
-        """Check that litdata's index describes the shards of the manifest, as plain tokens."""
+        """Check litdata's index of a split, as plain tokens, and the sizes of its shards."""
         manifest = self.manifest
+        shards = manifest.splits[name].shards
         path = self.file(f"{name}/index.json")
         index = read_json(path, f"delete {self.root} and prepare it again.")
-        shards = manifest.splits[name].shards
         if index != index_of(shards, manifest.settings["chunk_bytes"], manifest.dtype):
             raise self.damaged(f"{path} is not the index of the shards of manifest.json")
 
-    def _check_size(self, shard: Shard) -> None:
-        """Check the bytes of a shard: its header and its tokens."""
-        path = self.file(shard.file)
-        size = path.stat().st_size
-        header = header_bytes(shard.documents)
-        expected = header + np.dtype(self.manifest.dtype).itemsize * shard.tokens
-        if not size == shard.bytes == expected:
-            raise self.damaged(f"{path} has {size:,} bytes; expected {expected:,}")
+        token_bytes = np.dtype(manifest.dtype).itemsize
+        for shard in shards:
+            path = self.file(shard.file)
+            size = path.stat().st_size
+            expected = header_bytes(shard.documents) + token_bytes * shard.tokens
+            if not size == shard.bytes == expected:
+                raise self.damaged(f"{path} has {size:,} bytes; expected {expected:,}")
 
     def check_contents(self) -> None:
-        """Hash the shards, unless the stamp in their folder is current.
-
-        A lock in the folder and not the rank selects the process that hashes, because ranks do not
-        know which nodes share a disk. Nodes that share the folder share its lock and stamp, so one
-        hashes for all. Other nodes hash their copy.
-        """
+        """Hash the shards, unless the stamp in their folder is current."""
         stamp = self.root / STAMP
         state = self._state()  # before hashing, so that concurrent changes are detected
         if _read_stamp(stamp) == state:
             return
-        with ExitStack() as stack:
-            # after the time-out, or if the folder is not writable, each process hashes
-            with suppress(OSError):
-                lock = locked(stamp, f"process that checks {self.root}", timeout=_WAIT_S)
-                stack.enter_context(lock)
-            if _read_stamp(stamp) == state:  # another process has hashed while this one waited
-                return
-            shards = self.manifest.shards
-            size = sum(shard.bytes for shard in shards)
-            in_threads("checking shards", self._check_shard, shards, size, shown=size > SHOWN_BYTES)
-            with suppress(OSError):  # e.g. not writable
-                write_atomically(stamp, json.dumps(state))
+        shards = self.manifest.shards
+        size = sum(shard.bytes for shard in shards)
+        in_threads("checking shards", self._check_shard, shards, size, shown=size > SHOWN_BYTES)
+        with suppress(OSError):  # e.g. not writable, or written by another node
+            write_atomically(stamp, json.dumps(state))
 
     def _state(self) -> dict[str, Any]:
         """Return what the file `STAMP` has: the manifest's checksum, and the state of each shard.
@@ -211,9 +172,9 @@ class _Corpus:
         return shard.bytes
 
 
-def _read_stamp(path: Path) -> Any:
+def _read_stamp(path: Path) -> dict[str, Any] | None:
     """Return the content of the file `STAMP`; None if it is missing or damaged."""
     try:
-        return json.loads(regular(path).read_text())
-    except (OSError, ValueError, RecursionError):
+        return read_json(path, "it is written again.")
+    except ConfigError:
         return None

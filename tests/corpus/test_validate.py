@@ -7,16 +7,13 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
-from threading import Barrier, Event
 from typing import Any
 
 import pytest
 
 from lightning_sv.__main__ import main
-from lightning_sv.atomic import file_sha256, locked
+from lightning_sv.atomic import file_sha256
 from lightning_sv.corpus import CorpusConfig, Manifest, check_corpus, open_split, prepare, validate
 from lightning_sv.corpus.manifest import CHECKSUM, checksum
 from lightning_sv.corpus.validate import STAMP
@@ -76,10 +73,6 @@ def _with(**values: object) -> Damage:
     return _in_manifest(lambda content: content.update(values))
 
 
-def _with_val(**values: object) -> Damage:
-    return _in_manifest(lambda content: content["splits"]["val"].update(values))
-
-
 def _edited(content: dict[str, Any]) -> None:
     content["splits"]["val"]["shards"][0]["sha256"] = "0"
 
@@ -100,7 +93,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "no checksum": (_without(CHECKSUM), CHECKSUM),
     "edited": (_in_manifest(_edited, signed=False), CHECKSUM),
     "outside": (_with(tokenizer_file="../tokenizer.json"), "../tokenizer.json"),
-    "token": (_with_val(largest_token=300), "token 300"),
+    "token": (_with(vocab_size=100), "outside the vocabulary"),
 }
 
 
@@ -216,49 +209,10 @@ def test_check_corpus_damage_of_equal_size_and_time_is_found(copy: Path) -> None
             _load_and_check(copy)
 
 
-def test_check_corpus_two_at_once_one_hashes(
-    copy: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two threads simulate two nodes that share a disk; the file lock excludes one while the other
-    hashes."""
-    both = Barrier(2)
-
-    def wait(*args: Any, **settings: Any) -> AbstractContextManager[None]:
-        both.wait(10)  # neither has found a stamp
-        return locked(*args, **settings)
-
-    monkeypatch.setattr(validate, "locked", wait)
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(_load_and_check, [copy, copy]))
-    assert len(hashed) == _shards(copy)
-
-
-def test_check_corpus_locked_for_too_long_is_hashed(
-    copy: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other process may be stuck."""
-    monkeypatch.setattr(validate, "_WAIT_S", 0.01)
-    is_held = Event()
-    may_end = Event()
-
-    def hold() -> None:
-        with locked(copy / STAMP, "process"):
-            is_held.set()
-            may_end.wait(10)
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(hold)
-        is_held.wait(10)
-        _load_and_check(copy)
-        may_end.set()
-    assert len(hashed) == _shards(copy)
-
-
 def test_check_corpus_read_only_folder_is_hashed_each_time(copy: Path, hashed: list[str]) -> None:
-    """Names that folders take stand for missing permissions, which root would not miss."""
-    for name in (STAMP, f".{STAMP}.lock"):
-        (copy / name).unlink(missing_ok=True)
-        (copy / name / "taken").mkdir(parents=True)
+    """A name that a folder takes stands for missing permissions, which root would not miss."""
+    (copy / STAMP).unlink(missing_ok=True)
+    (copy / STAMP / "taken").mkdir(parents=True)
     for number in (1, 2):
         _load_and_check(copy)
         assert len(hashed) == number * _shards(copy)
