@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 from lightning_sv.corpus.config import CorpusConfig
@@ -16,7 +16,7 @@ from lightning_sv.corpus.parts import PART_VERSION, Part, grouped
 from lightning_sv.corpus.progress import phase
 from lightning_sv.corpus.sources.document import Source
 from lightning_sv.corpus.sources.kinds import SOURCES, read_slices
-from lightning_sv.corpus.sources.split import SplitDocuments
+from lightning_sv.corpus.sources.split import needs_cuts, split_document, unique
 from lightning_sv.corpus.tokenizer import END_OF_TEXT, Tokenizer, bpe_size, open_tokenizer
 from lightning_sv.errors import ConfigError
 
@@ -66,15 +66,16 @@ def parts_folder(target: Path) -> Path:
 
 def plan_job(config: CorpusConfig, target: Path, part_bytes: int, *, shown: bool) -> Job:
     """Plan a preparation, with a tokenizer that is given or trained on the text."""
-    given = _given_tokenizer(config)  # checked before any reading
+    tokenizer = _given_tokenizer(config)  # checked before any reading
     source = SOURCES[config.kind].open(config, part_bytes)
-    read = partial(read_slices, source.slices, config)
+    documents = unique(read_slices(source.slices, config), config.limit)
     try:
-        documents = SplitDocuments(read, config.limit, config.val_fraction)
+        cuts = needs_cuts(documents, config.val_fraction)
     except ConfigError as error:
         raise ConfigError(f"source={config.source}: {error}") from None
-    tokenizer = given or _train_bpe(documents, config.tokenizer, shown)
-    return Job(config, parts_folder(target), source, tokenizer, documents.cuts, part_bytes)
+    if tokenizer is None:
+        tokenizer = _train_bpe(config, source, cuts, shown)
+    return Job(config, parts_folder(target), source, tokenizer, cuts, part_bytes)
 
 
 def _given_tokenizer(config: CorpusConfig) -> Tokenizer | None:
@@ -87,21 +88,24 @@ def _given_tokenizer(config: CorpusConfig) -> Tokenizer | None:
     return None
 
 
-def _train_bpe(documents: SplitDocuments, spec: str, shown: bool) -> Tokenizer:
+def _train_bpe(config: CorpusConfig, source: Source, cuts: bool, shown: bool) -> Tokenizer:
     """Train a BPE on the first training documents; validation text is not used."""
-    size = bpe_size(spec)
-    assert size is not None, spec
+    size = bpe_size(config.tokenizer)
+    assert size is not None, config.tokenizer
     with phase("training BPE", BPE_SAMPLE_BYTES, shown=shown) as step:
-        return Tokenizer.train(_sample(documents, step), size)
+        return Tokenizer.train(_sample(config, source, cuts, step), size)
 
 
-def _sample(documents: SplitDocuments, step: Callable[[int], None]) -> Iterator[str]:
+def _sample(
+    config: CorpusConfig, source: Source, cuts: bool, step: Callable[[int], None]
+) -> Iterator[str]:
     """Yield the first training texts; `step` is called with the bytes of each."""
     n_bytes = 0
-    for document, split in documents:
-        if n_bytes >= BPE_SAMPLE_BYTES:
-            return
-        if split == "train":
-            step(document.n_bytes)
-            n_bytes += document.n_bytes
-            yield document.text[:BPE_SAMPLE_BYTES]
+    for document in unique(read_slices(source.slices, config), config.limit):
+        for piece, split in split_document(document, config.val_fraction, cuts=cuts):
+            if n_bytes >= BPE_SAMPLE_BYTES:
+                return
+            if split == "train":
+                step(piece.n_bytes)
+                n_bytes += piece.n_bytes
+                yield piece.text[:BPE_SAMPLE_BYTES]

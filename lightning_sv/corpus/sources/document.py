@@ -43,7 +43,7 @@ class Document:
         except UnicodeEncodeError:
             found = f"{where} has half of a surrogate pair"
             raise ConfigError(f"{found}; expected Unicode text. Repair or remove it.") from None
-        _check_size(raw, where)
+        check_size(raw, where)
         return cls(text, len(raw), hashlib.blake2b(raw, digest_size=24).digest(), where)
 
     def split(self, val_fraction: float) -> str:
@@ -52,54 +52,25 @@ class Document:
         return "val" if is_held_out else "train"
 
 
-class NotUtf8Error(ConfigError):
-    """Bytes that are not UTF-8."""
-
-
 def decoded(raw: bytes, where: str) -> str:
     """Return the text of bytes, which may start with a byte order mark.
 
     Raises:
-        NotUtf8Error: names the place and the first wrong byte
+        ConfigError: names the place and the first wrong byte
     """
     try:
         # not as "utf-8-sig", whose errors count bytes from the end of the byte order mark
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         found = f"{where}: byte {error.start} is not UTF-8"
-        raise NotUtf8Error(f"{found}; convert it, or remove it.") from None
+        raise ConfigError(f"{found}; convert it, or remove it.") from None
 
 
-def read_text_file(file: Any, where: str) -> bytes:
-    """Return the bytes of an open file.
-
-    Raises:
-        ConfigError: the file has more than `MAX_DOCUMENT_BYTES`; the rest is not read
-    """
-    raw: bytes = file.read(MAX_DOCUMENT_BYTES + 1)
-    _check_size(raw, where)
-    return raw
-
-
-def _check_size(raw: bytes, where: str) -> None:
+def check_size(raw: bytes, where: str) -> None:
+    """Raise ConfigError if a document has more than `MAX_DOCUMENT_BYTES`."""
     if len(raw) > MAX_DOCUMENT_BYTES:
         found = f"{where} has more than {MAX_DOCUMENT_BYTES:,} bytes"
         raise ConfigError(f"{found}; split it, or write its parts as lines of a .jsonl file.")
-
-
-def record_text(record: Any, where: str, text_field: str) -> Any:
-    """Return the value of the text's key.
-
-    Raises:
-        ConfigError: the record is not a JSON object, or lacks the key
-    """
-    if not isinstance(record, dict):
-        hint = f"write one object with a {text_field!r} key per line."
-        raise ConfigError(f"{where}: expected a JSON object; {hint}")
-    if text_field not in record:
-        found = f"{where}: has no {text_field!r} among {sorted(record)}"
-        raise ConfigError(f"{found}; set text_field to the text's key.")
-    return record[text_field]
 
 
 def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document]:

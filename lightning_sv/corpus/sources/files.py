@@ -20,8 +20,6 @@ from lightning_sv.corpus.sources.formats import READERS, FileFormat, file_slices
 from lightning_sv.corpus.sources.paths import named_paths, reached_files
 from lightning_sv.errors import ConfigError
 
-#: number of kinds of files that a message lists
-_LISTED_KINDS = 8
 _HINT = "Check the path, or convert the files; rename .json files of JSON lines to .jsonl."
 
 
@@ -43,14 +41,9 @@ def source_files(location: str) -> tuple[list[Path], dict[str, int]]:
     paths: dict[Path, None] = {}
     left_out = Counter[str]()
     for name in named_paths(location):
-        files = []
-        skipped = Counter[str]()
-        for path in reached_files(Path(name).expanduser()):
-            if path.is_file() and FileFormat.of(path).is_known:
-                files.append(path)
-            else:
-                suffixes = "".join(path.suffixes[-2:])
-                skipped[suffixes or "no suffix"] += 1
+        reached = reached_files(Path(name).expanduser())
+        files = [path for path in reached if path.is_file() and FileFormat.of(path).is_known]
+        skipped = Counter(_suffixes(path) for path in set(reached).difference(files))
         if not files:
             found = f"files:{name}, which names no file that is read"
             if skipped:
@@ -62,6 +55,10 @@ def source_files(location: str) -> tuple[list[Path], dict[str, int]]:
     return list(paths), left_out
 
 
+def _suffixes(path: Path) -> str:
+    return "".join(path.suffixes[-2:]) or "no suffix"
+
+
 def counted(left_out: Mapping[str, int]) -> str:
     """Return a phrase with the numbers of files left out, the most frequent kinds first.
 
@@ -70,11 +67,8 @@ def counted(left_out: Mapping[str, int]) -> str:
     >>> counted({".pdf": 2, ".png": 1200, ".zip": 0})
     '.png 1,200, .pdf 2'
     """
-    kinds = (+Counter(left_out)).most_common()  # + removes counts of 0
-    phrases = [f"{kind} {number:,}" for kind, number in kinds[:_LISTED_KINDS]]
-    if len(kinds) > _LISTED_KINDS:
-        phrases.append("...")
-    return ", ".join(phrases)
+    kinds = Counter(left_out).most_common()
+    return ", ".join(f"{kind} {number:,}" for kind, number in kinds if number)
 
 
 def file_states(paths: Sequence[Path], known: FileStates) -> FileStates:
@@ -83,21 +77,16 @@ def file_states(paths: Sequence[Path], known: FileStates) -> FileStates:
     A `known` file of equal size and time keeps its hash.
     """
     states: FileStates = {}
-    to_hash: list[Path] = []
-    for path in paths:
-        state = known.get(str(path), {})
-        if not is_untouched(path, state):
-            state = file_times(path)
-            to_hash.append(path)
-        states[str(path)] = state
 
-    def add_hash(path: Path) -> int:
-        state = states[str(path)]
-        state["sha256"] = file_sha256(path)
-        return int(state["bytes"])
+    def add_state(path: Path) -> int:
+        name = str(path)
+        states[name] = known.get(name, {})
+        if not is_untouched(path, states[name]):
+            states[name] = file_times(path) | {"sha256": file_sha256(path)}
+        return int(states[name]["bytes"])
 
-    total = sum(states[str(path)]["bytes"] for path in to_hash)
-    in_threads("hashing text", add_hash, to_hash, total, shown=total > SHOWN_BYTES)
+    total = sum(path.stat().st_size for path in paths)
+    in_threads("hashing text", add_state, paths, total, shown=total > SHOWN_BYTES)
     return states
 
 
@@ -107,16 +96,17 @@ def changed_file(manifest: Manifest) -> str | None:
     Only files are compared, if this user can find any of them. A file is hashed if its size or time
     differs, as after a copy.
     """
-    then = manifest.sources  # empty unless the source is files
     now: FileStates = {}
     with suppress(OSError):  # this user may not read the text
-        now = file_states(_files_now(manifest), known=then)
+        now = file_states(_files_now(manifest), known=manifest.sources)
     if not now:
         return None
-    for name in sorted(then.keys() | now.keys()):
-        if name not in then or name not in now or now[name]["sha256"] != then[name]["sha256"]:
-            return name
-    return None
+    differing = _hashes(manifest.sources) ^ _hashes(now)
+    return min((name for name, _ in differing), default=None)
+
+
+def _hashes(states: FileStates) -> set[tuple[str, str]]:
+    return {(name, state["sha256"]) for name, state in states.items()}
 
 
 def _files_now(manifest: Manifest) -> list[Path]:

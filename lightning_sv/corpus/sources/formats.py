@@ -16,11 +16,11 @@ from lightning_sv.atomic import reading
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.sources.document import (
     BYTE_ORDER_MARK,
+    MAX_DOCUMENT_BYTES,
     Document,
     Slice,
+    check_size,
     decoded,
-    read_text_file,
-    record_text,
     text_documents,
 )
 from lightning_sv.corpus.sources.packages import needs
@@ -69,10 +69,7 @@ class FileFormat:
         compression = Path(name).suffix
         if compression not in _OPENERS:
             compression = ""
-        suffix = Path(name.removesuffix(compression)).suffix
-        if compression and suffix == ".parquet":  # it has a compression of its own
-            suffix = ""
-        return cls(suffix, compression)
+        return cls(Path(name.removesuffix(compression)).suffix, compression)
 
     @property
     def is_known(self) -> bool:
@@ -141,8 +138,9 @@ def read_file(piece: Slice, config: CorpusConfig) -> Iterator[Document]:
 
 def read_text(file: Any, piece: Slice, text_field: str) -> Iterator[Document]:
     """Yield a text file as one document."""
-    text = decoded(read_text_file(file, piece.name), piece.name)
-    yield from text_documents(text, piece.name, text_field)
+    raw = file.read(MAX_DOCUMENT_BYTES + 1)  # no more of a file that is too large
+    check_size(raw, piece.name)
+    yield from text_documents(decoded(raw, piece.name), piece.name, text_field)
 
 
 def read_lines(file: Any, piece: Slice, text_field: str) -> Iterator[Document]:
@@ -152,8 +150,7 @@ def read_lines(file: Any, piece: Slice, text_field: str) -> Iterator[Document]:
         where = f"{piece.name}, line {number}{after}"
         text = decoded(line, where).removeprefix(BYTE_ORDER_MARK).strip()
         if text:
-            value = record_text(_parsed(text, where), where, text_field)
-            yield from text_documents(value, where, text_field)
+            yield from text_documents(_record_text(text, where, text_field), where, text_field)
 
 
 def _lines_between(file: Any, piece: Slice) -> Iterator[bytes]:
@@ -169,12 +166,20 @@ def _lines_between(file: Any, piece: Slice) -> Iterator[bytes]:
         yield line
 
 
-def _parsed(text: str, where: str) -> Any:
+def _record_text(line: str, where: str, text_field: str) -> Any:
+    """Return the value of the text's key in a line of JSON."""
     try:
-        return json.loads(text)
+        record = json.loads(line)
     except (ValueError, RecursionError) as error:  # invalid JSON, or nested too deeply
         found = f"{where}: invalid JSON ({error})"
         raise ConfigError(f"{found}; repair or remove the line.") from None
+    if not isinstance(record, dict):
+        hint = f"write one object with a {text_field!r} key per line."
+        raise ConfigError(f"{where}: expected a JSON object; {hint}")
+    if text_field not in record:
+        found = f"{where}: has no {text_field!r} among {sorted(record)}"
+        raise ConfigError(f"{found}; set text_field to the text's key.")
+    return record[text_field]
 
 
 #: suffix -> reader of a slice of an open file

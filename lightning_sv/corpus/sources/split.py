@@ -1,6 +1,12 @@
-"""Documents of training and of validation."""
+"""Documents of training and of validation.
 
-from collections.abc import Callable, Iterator
+A document's own hash decides its split (`Document.split`), independent of other documents. For
+fewer than `FEW` documents, or if a split would be empty, the end of each document is validation:
+val_fraction of it, plus the rest of its first line.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
 
 from lightning_sv.corpus.sources.document import Document
 from lightning_sv.errors import ConfigError
@@ -9,67 +15,42 @@ from lightning_sv.errors import ConfigError
 FEW = 16
 
 
-class SplitDocuments:
-    """Iterate over documents, each with its split, 'train' or 'val', any number of times.
+def unique(documents: Iterable[Document], max_bytes: int | None) -> Iterator[Document]:
+    """Yield documents without exact duplicates, up to the one that would exceed `max_bytes`.
 
-    Exact duplicates are dropped, by a hash per document in memory, so this is for the start of a
-    large source. A document's own hash decides its split (`Document.split`), independent of other
-    documents. For fewer than `FEW` documents, or if a split would be empty, the end of each
-    document is validation: val_fraction of it, plus the rest of its first line.
+    A hash per document is in memory, so this is for the start of a large source.
+    """
+    limit = math.inf if max_bytes is None else max_bytes
+    seen: set[bytes] = set()
+    n_bytes = 0
+    for document in documents:
+        if document.digest in seen:
+            continue
+        n_bytes += document.n_bytes
+        if n_bytes > limit:
+            return
+        seen.add(document.digest)
+        yield document
 
-    Args:
-        read: starts a new pass over the documents; it is read until both splits have a document
-        max_bytes: stop before the document that would exceed this many UTF-8 bytes; None for no
-            limit
-        val_fraction: fraction of the documents held out, or of each
 
-    Attributes:
-        cuts: if True, documents are cut, with the end of each in validation
+def needs_cuts(documents: Iterable[Document], val_fraction: float) -> bool:
+    """Return True for few documents, or an empty split; read no further than needed.
 
     Raises:
         ConfigError: there is no document, or none has more than one character
     """
+    longest = 0
+    splits = set()
+    for number, document in enumerate(documents, 1):
+        longest = max(longest, len(document.text))
+        splits.add(document.split(val_fraction))
+        if number >= FEW and len(splits) == 2:
+            return False
 
-    def __init__(
-        self, read: Callable[[], Iterator[Document]], max_bytes: int | None, val_fraction: float
-    ) -> None:
-        self.read = read
-        self.max_bytes = max_bytes
-        self.val_fraction = val_fraction
-        self.cuts = self._needs_cuts()
-
-    def _needs_cuts(self) -> bool:
-        """Return True for few documents, or an empty split; read no further than needed."""
-        longest = 0
-        splits = set()
-        for number, document in enumerate(self._unique(), 1):
-            longest = max(longest, len(document.text))
-            splits.add(document.split(self.val_fraction))
-            if number >= FEW and len(splits) == 2:
-                return False
-
-        if longest == 0:
-            limit = "" if self.max_bytes is None else f", or raise max_bytes={self.max_bytes}"
-            raise ConfigError(f"there is no document; add some{limit}.")
-        if longest == 1:
-            raise ConfigError("no document has more than a single character; add text.")
-        return True
-
-    def __iter__(self) -> Iterator[tuple[Document, str]]:
-        for document in self._unique():
-            yield from split_document(document, self.val_fraction, cuts=self.cuts)
-
-    def _unique(self) -> Iterator[Document]:
-        seen: set[bytes] = set()
-        n_bytes = 0
-        for document in self.read():
-            if document.digest in seen:
-                continue
-            n_bytes += document.n_bytes
-            if self.max_bytes is not None and n_bytes > self.max_bytes:
-                return
-            seen.add(document.digest)
-            yield document
+    if longest < 2:
+        found = "there is no document of two characters"
+        raise ConfigError(f"{found}; add text, or raise max_bytes.")
+    return True
 
 
 def split_document(

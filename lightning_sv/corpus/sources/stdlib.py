@@ -9,12 +9,9 @@ from pathlib import Path
 
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.sources.document import (
-    BYTE_ORDER_MARK,
     Document,
-    NotUtf8Error,
     Slice,
     Source,
-    decoded,
 )
 from lightning_sv.errors import ConfigError
 
@@ -79,7 +76,7 @@ def _slices(paths: Iterable[Path]) -> tuple[list[Slice], int]:
     for path in filter(Path.is_file, paths):
         try:
             document = _document(path)
-        except NotUtf8Error:
+        except UnicodeDecodeError:
             n_not_utf8 += 1
             continue
         if document is not None:
@@ -93,7 +90,7 @@ def _slices(paths: Iterable[Path]) -> tuple[list[Slice], int]:
 def read_python(piece: Slice, config: CorpusConfig) -> Iterator[Document]:
     """Yield the document of a file, which must have its hash of the first reading."""
     document = None
-    with suppress(NotUtf8Error):
+    with suppress(UnicodeDecodeError):
         document = _document(Path(piece.name))
     if document is None or document.digest.hex() != piece.state:
         found = f"{piece.name}: the file changed while it was being read"
@@ -102,12 +99,8 @@ def read_python(piece: Slice, config: CorpusConfig) -> Iterator[Document]:
 
 
 def _document(path: Path) -> Document | None:
-    """Return a file as a document; None if it is empty.
-
-    Raises:
-        NotUtf8Error: the file is not UTF-8
-    """
-    text = decoded(path.read_bytes(), str(path)).removeprefix(BYTE_ORDER_MARK)
+    """Return a file as a document; None if it is empty."""
+    text = path.read_bytes().decode("utf-8-sig")
     return Document.from_text(text, str(path)) if text else None
 
 
@@ -127,16 +120,10 @@ def _distribution_files(distribution: metadata.Distribution) -> list[Path]:
 
 
 def _licence(distribution: metadata.Distribution) -> str:
-    """Return the licence that a distribution declares in a line; some declare its full text."""
+    """Return the licence that a distribution declares by its name."""
     fields = distribution.metadata
-    declared = [*fields.get_all("License-Expression", []), *fields.get_all("License", [])]
+    names = [fields.get("License-Expression", "")]
     for classifier in fields.get_all("Classifier", []):
         if classifier.startswith("License ::"):
-            declared.append(classifier.rpartition(" :: ")[2])
-
-    for text in declared:
-        name = text.strip()
-        is_full_text = len(name) > 120 or "\n" in name
-        if name and not is_full_text:
-            return name
-    return "see its own licence file"
+            names.append(classifier.rpartition(" :: ")[2])
+    return next(filter(None, names), "see its own licence file")
