@@ -37,7 +37,7 @@ class CorpusConfig:
             tokens, downloaded from the Hugging Face hub), or a path to a tokenizer.json or to the
             folder of one
         eot: name of the end-of-text token of a tokenizer.json; null for eos_token of the
-            tokenizer_config.json or special_tokens_map.json next to it, or else a common name
+            tokenizer_config.json next to it, or else a common name
         val_fraction: fraction of the documents held out, selected by a hash of their text,
             independent of their order; for few documents, the end of each (see `sources.split`)
         max_bytes: maximum number of UTF-8 bytes of text; null for all (for 'stdlib': 75 MB)

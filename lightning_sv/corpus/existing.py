@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from lightning_sv.corpus.config import LAYER, CorpusConfig
+from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.manifest import FILENAME, Manifest
 from lightning_sv.corpus.sources.files import changed_file
 from lightning_sv.corpus.tokenizer import open_tokenizer, tokenizer_file
@@ -17,7 +17,7 @@ def existing_corpus(config: CorpusConfig, target: Path) -> Manifest | None:
     Raises:
         ConfigError: the folder has other content, or a corpus of other settings, tokenizer or text
     """
-    if _is_vacant(target):
+    if not target.exists() or not any(target.iterdir()):
         return None
     if not (target / FILENAME).is_file():
         found = f"{config.dir}, which contains no prepared corpus"
@@ -27,16 +27,8 @@ def existing_corpus(config: CorpusConfig, target: Path) -> Manifest | None:
     manifest = Manifest.load(target)
     _check_settings(config, manifest)
     check_corpus(manifest, target, checksums=False)
-    _check_tokenizer(config, manifest)
-    _check_text(config, manifest)
+    _check_files(config, manifest)
     return manifest
-
-
-def _is_vacant(target: Path) -> bool:
-    """Return True if a path does not exist, or is an empty folder."""
-    if not target.exists():
-        return True
-    return target.is_dir() and not any(target.iterdir())
 
 
 def _check_settings(config: CorpusConfig, manifest: Manifest) -> None:
@@ -48,26 +40,19 @@ def _check_settings(config: CorpusConfig, manifest: Manifest) -> None:
         raise _different(config, f"with other settings ({'; '.join(settings)})")
 
 
-def _check_tokenizer(config: CorpusConfig, manifest: Manifest) -> None:
-    """Check the file of the config's tokenizer, if it has one, and its end token."""
+def _check_files(config: CorpusConfig, manifest: Manifest) -> None:
+    """Check the file of the config's tokenizer, if it has one, its end token, and the text."""
     file = tokenizer_file(config.tokenizer)
-    if file is None or not file.is_file():
-        return
-    tokenizer = open_tokenizer(config.tokenizer, config.eot)
-    before = (manifest.tokenizer_sha256, manifest.eot)
-    if (tokenizer.sha256, tokenizer.eot) != before:
-        found = f"whose tokenizer {file}, or its end-of-text token, has changed since"
-        raise _different(config, found)
+    if file is not None and file.is_file():
+        tokenizer = open_tokenizer(config.tokenizer, config.eot)
+        if (tokenizer.sha256, tokenizer.eot) != (manifest.tokenizer_sha256, manifest.eot):
+            found = f"whose tokenizer {file}, or its end-of-text token, has changed since"
+            raise _different(config, found)
+    changed = changed_file(manifest)
+    if changed is not None:
+        raise _different(config, f"whose text has changed since ({changed})")
 
 
-def _check_text(config: CorpusConfig, manifest: Manifest) -> None:
-    file = changed_file(manifest)
-    if file is not None:
-        words = f"fit --config {config.dir}/{LAYER} --data.corpus.dir {config.dir}"
-        hint = f"To train on it unchanged, use {words}."
-        raise _different(config, f"whose text has changed since ({file})", hint)
-
-
-def _different(config: CorpusConfig, found: str, hint: str = "") -> ConfigError:
+def _different(config: CorpusConfig, found: str) -> ConfigError:
     again = "delete it to prepare it again, or choose a different dir."
-    return ConfigError(f"dir={config.dir} has a corpus {found}; {again} {hint}".rstrip())
+    return ConfigError(f"dir={config.dir} has a corpus {found}; {again}")

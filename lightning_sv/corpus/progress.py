@@ -7,15 +7,7 @@ from functools import partial
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import Progress, SpinnerColumn, TransferSpeedColumn
 
 # Above this size, hashing takes more than a second or two and shows a progress bar.
 SHOWN_BYTES = 2 << 30
@@ -24,17 +16,9 @@ SHOWN_BYTES = 2 << 30
 @contextmanager
 def phase(name: str, total: float, *, shown: bool = True) -> Iterator[Callable[..., None]]:
     """Show a progress bar on standard error; yield the function that advances it by bytes."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn(f"{name:<16}"),
-        BarColumn(),
-        TransferSpeedColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
+    columns = (SpinnerColumn(), *Progress.get_default_columns(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not shown) as bars:
-        number = bars.add_task(name, total=total)
+        number = bars.add_task(f"{name:<16}", total=total)
         yield partial(bars.advance, number)
         bars.tasks[number].total = bars.tasks[number].completed
 

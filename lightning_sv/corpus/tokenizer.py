@@ -19,7 +19,7 @@ from lightning_sv.errors import ConfigError, expect
 
 END_OF_TEXT = "<|endoftext|>"
 # Names of the end-of-text token in published tokenizers. The first match is used if neither
-# the settings nor the files next to the tokenizer name one.
+# the settings nor the file next to the tokenizer name one.
 _BAR = "\N{FULLWIDTH VERTICAL LINE}"  # DeepSeek writes it instead of |
 _END_OF_TEXT_NAMES = (
     END_OF_TEXT,
@@ -48,8 +48,8 @@ _UNUSUAL_BPE = (
     "byte_fallback",
     "ignore_merges",
 )
-#: transformers files next to a tokenizer.json that name its end token
-_END_TOKEN_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+#: file of transformers next to a tokenizer.json that names its end token
+_CONFIG = "tokenizer_config.json"
 
 
 class Tokenizer:
@@ -88,19 +88,15 @@ class Tokenizer:
         self.vocab_size = max(tokenizer.get_vocab().values(), default=0) + 1
         name = tokenizer.id_to_token(eot) if isinstance(eot, int) else eot
         names = _END_OF_TEXT_NAMES if name is None else (name,)
-        self.eot = self._find_end(where, names)
+        numbers = [tokenizer.token_to_id(name) for name in names]
+        found = [number for number in numbers if number is not None]
+        if not found:
+            hint = "set data.corpus.eot to the name of one of its tokens."
+            raise ConfigError(f"{where} has no end-of-text token {' '.join(names)}; {hint}")
+        self.eot: int = found[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tokenizer, (self.content, self.filename, self.eot)
-
-    def _find_end(self, where: str, names: Sequence[str]) -> int:
-        """Return the id of the first of these tokens that exists."""
-        for name in names:
-            number: int | None = self._tokenizer.token_to_id(name)
-            if number is not None:
-                return number
-        hint = "set data.corpus.eot to the name of one of its tokens."
-        raise ConfigError(f"{where} has no end-of-text token {' '.join(names)}; {hint}")
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "Tokenizer":
@@ -149,14 +145,11 @@ class Tokenizer:
         """
         if self._fast is None:
             return self._encode(texts)
-        if not texts:
-            return []
         try:
             ids, offsets = self._fast.encode_batch_flat(list(texts))
         except ValueError as error:  # `tokenizers` would drop the byte
-            expected = "one with a token per byte. Train it with ByteLevel.alphabet()"
             found = f"tokenizer is one that cannot encode the text ({error})"
-            raise ConfigError(f"{found}; expected {expected} as initial_alphabet.") from None
+            raise ConfigError(f"{found}; expected one with a token per byte.") from None
         flat = np.frombuffer(ids, np.uint32).astype(self.dtype)
         ends = np.frombuffer(offsets, np.uint64).astype(np.int64)
         return np.split(flat, ends[1:-1])
@@ -200,7 +193,7 @@ class Tokenizer:
             partial.write_bytes(self.content)
         if self.eot_token != END_OF_TEXT:
             named = json.dumps({"eos_token": self.eot_token})
-            write_atomically(path.with_name(_END_TOKEN_FILES[0]), named)
+            write_atomically(path.with_name(_CONFIG), named)
         return path
 
 
@@ -288,17 +281,14 @@ def _downloaded_gpt2() -> Path:
 
 
 def _named_end(folder: Path) -> str | None:
-    """Return the end token that transformers' files next to a tokenizer name."""
-    for name in _END_TOKEN_FILES:
-        path = folder / name
-        if not path.is_file():
-            continue
-        token = read_json(path, "repair or remove it.").get("eos_token")
-        if isinstance(token, dict):
-            token = token.get("content")
-        if isinstance(token, str):
-            return token
-    return None
+    """Return the end token that the file of transformers next to a tokenizer names."""
+    path = folder / _CONFIG
+    if not path.is_file():
+        return None
+    token = read_json(path, "repair or remove it.").get("eos_token")
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
 
 
 def read_file(path: Path) -> bytes:

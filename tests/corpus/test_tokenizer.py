@@ -167,7 +167,7 @@ FULLWIDTH = "<\uff5cend\u2581of\u2581sentence\uff5c>"
     ("files", "eot", "expected"),
     [
         ({"tokenizer_config": {"eos_token": END}}, None, END),
-        ({"special_tokens_map": {"eos_token": {"content": OTHER, "lstrip": False}}}, None, OTHER),
+        ({"tokenizer_config": {"eos_token": {"content": OTHER, "lstrip": False}}}, None, OTHER),
         ({"tokenizer_config": {"eos_token": None}}, None, FULLWIDTH),
         ({"tokenizer_config": {"eos_token": END}}, OTHER, OTHER),
         ({}, None, FULLWIDTH),
