@@ -97,7 +97,7 @@ class Slice:
         name: path or address of a file
         start: first byte of its lines, or its first row group
         stop: end of those bytes or row groups; None for the complete file
-        n_bytes: bytes of text; an estimate for compressed files
+        n_bytes: bytes of text; an estimate for Parquet and compressed files
         state: hash of the file, or its revision
     """
 

@@ -42,17 +42,21 @@ def source_files(location: str) -> tuple[list[Path], dict[str, int]]:
     left_out = Counter[str]()
     for name in named_paths(location):
         reached = reached_files(Path(name).expanduser())
-        files = [path for path in reached if path.is_file() and FileFormat.of(path).is_known]
+        files = [
+            path for path in reached if path.is_file() and FileFormat.of(path).suffix in READERS
+        ]
         skipped = Counter(_suffixes(path) for path in set(reached).difference(files))
         if not files:
             found = f"files:{name}, which names no file that is read"
-            if skipped:
-                found += f" (skipped: {counted(skipped)})"
             expected = f"the suffixes {', '.join(READERS)}"
             raise ConfigError(f"source is {found}; expected {expected}. {_HINT}")
         paths.update(dict.fromkeys(files))
         left_out += skipped
     return list(paths), left_out
+
+
+def _is_read(path: Path) -> bool:
+    return path.is_file() and FileFormat.of(path).suffix in READERS
 
 
 def _suffixes(path: Path) -> str:

@@ -71,16 +71,6 @@ class FileFormat:
             compression = ""
         return cls(Path(name.removesuffix(compression)).suffix, compression)
 
-    @property
-    def is_known(self) -> bool:
-        """True if there is a reader."""
-        return self.suffix in READERS
-
-    @property
-    def has_lines(self) -> bool:
-        """True if reading can start at any byte, with the next line."""
-        return self.suffix in LINES and not self.compression
-
 
 def open_file(path: Path) -> Any:
     """Open a file as bytes, decompressed.
@@ -118,8 +108,8 @@ def file_slices(path: Path, state: str, text_field: str, part_bytes: int) -> lis
     if file_format.suffix == ".parquet":
         with naming(path), path.open("rb") as file:
             return row_groups(name, state, file, text_field, part_bytes)
-    if not file_format.has_lines:
-        return whole
+    if file_format.suffix not in LINES or file_format.compression:
+        return whole  # reading can only start at the first byte
 
     slices = []
     for start in range(0, size, part_bytes):

@@ -120,10 +120,11 @@ def _distribution_files(distribution: metadata.Distribution) -> list[Path]:
 
 
 def _licence(distribution: metadata.Distribution) -> str:
-    """Return the licence that a distribution declares by its name."""
+    """Return the licence that a distribution declares in a line; some declare its full text."""
     fields = distribution.metadata
-    names = [fields.get("License-Expression", "")]
+    texts = [fields.get("License-Expression", ""), fields.get("License", "")]
     for classifier in fields.get_all("Classifier", []):
         if classifier.startswith("License ::"):
-            names.append(classifier.rpartition(" :: ")[2])
-    return next(filter(None, names), "see its own licence file")
+            texts.append(classifier.rpartition(" :: ")[2])
+    names = [text for text in texts if text and "\n" not in text]
+    return names[0] if names else "see its own licence file"
