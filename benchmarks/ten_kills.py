@@ -85,8 +85,8 @@ def seconds_of(process: subprocess.Popen[bytes]) -> float:
 
 def complete_parts(target: Path) -> dict[str, int]:
     """Return the complete parts, and when each was written."""
-    manifests = parts_folder(target).glob("[0-9]*/part.json")
-    return {path.parent.name: path.stat().st_mtime_ns for path in manifests}
+    tables = parts_folder(target).glob("[0-9]*/documents.npy")
+    return {path.parent.name: path.stat().st_mtime_ns for path in tables}
 
 
 def wait_for_a_part(process: subprocess.Popen[bytes], target: Path) -> None:

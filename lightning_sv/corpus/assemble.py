@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lightning_sv.atomic import remove, replace, write_atomically
 from lightning_sv.corpus.config import LAYER, PADDED_TO, CorpusConfig
 from lightning_sv.corpus.job import Job
@@ -122,6 +124,4 @@ def _write_layer(config: CorpusConfig, vocab_size: int, folder: Path) -> None:
         "data": {"corpus": settings},
         "model": {"backbone": {"vocab_size": padded}},
     }
-    from omegaconf import OmegaConf  # imported here, because training does not need it
-
-    OmegaConf.save(OmegaConf.create(layer), folder / LAYER)
+    (folder / LAYER).write_text(yaml.safe_dump(layer, allow_unicode=True, sort_keys=False))

@@ -73,12 +73,9 @@ class CorpusConfig:
         _ = self.chunk_size  # check the value early
 
     def _check_source(self) -> None:
-        if self.kind in ("files", "hf"):
-            is_known = bool(self.location.strip())
-        else:
-            is_known = self.source in PYTHON_SOURCES
+        names_text = self.kind in ("files", "hf") and bool(self.location.strip())
         expected = "'stdlib', 'installed', 'files:PATH[,PATH...]' or 'hf:NAME'."
-        expect(is_known, "source", repr(self.source), expected)
+        expect(names_text or self.source in PYTHON_SOURCES, "source", repr(self.source), expected)
 
     @property
     def kind(self) -> str:

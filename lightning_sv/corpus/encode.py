@@ -1,8 +1,6 @@
 """Encoding of one part."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,34 +29,21 @@ def encode_part(job: Job, part: Part) -> None:
     Raises:
         ConfigError: the text cannot be read, or contains the end-of-text token
     """
+    documents = read_slices(part.slices, job.config)
+    tables = [np.empty(0, DOCUMENT)]
     with atomic_path(part.path) as folder:
         folder.mkdir()
-        table = _write_tokens(job, part, folder)
+        with (folder / "train.bin").open("wb") as train, (folder / "val.bin").open("wb") as val:
+            files = {"train": train, "val": val}
+            for batch in grouped(documents, lambda document: document.n_bytes, _BATCH_BYTES):
+                tables.append(_write_batch(job, batch, files))
         job.source.check_unchanged(part.slices)
-        np.save(folder / "documents.npy", table)
-        summary = {
-            "documents": len(table),
-            "tokens": int(table["train_tokens"].sum() + table["val_tokens"].sum()),
-            "bytes": int(table["n_bytes"].sum()),
-            "slices": [asdict(piece) for piece in part.slices],
-        }
-        (folder / "part.json").write_text(json.dumps(summary, indent=1))
+        np.save(folder / "documents.npy", np.concatenate(tables))
         sync_files(folder)
 
 
 #: a view of a document's row, the document or an end of it, and the split of that
 _Piece = tuple[np.void, Document, str]
-
-
-def _write_tokens(job: Job, part: Part, folder: Path) -> np.ndarray:
-    """Write the tokens of a part; return its table of documents."""
-    documents = read_slices(part.slices, job.config)
-    tables = [np.empty(0, DOCUMENT)]
-    with (folder / "train.bin").open("wb") as train, (folder / "val.bin").open("wb") as val:
-        files = {"train": train, "val": val}
-        for batch in grouped(documents, lambda document: document.n_bytes, _BATCH_BYTES):
-            tables.append(_write_batch(job, batch, files))
-    return np.concatenate(tables)
 
 
 def _write_batch(job: Job, batch: Sequence[Document], files: Mapping[str, BinaryIO]) -> np.ndarray:

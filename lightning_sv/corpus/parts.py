@@ -4,7 +4,6 @@ A part is a folder that appears complete or not at all. It can be written by any
 order:
 
     00003-5d1c0e7a9b42/
-      part.json        documents, tokens, bytes of text, slices
       documents.npy    one `DOCUMENT` of 32 bytes per document, duplicates included
       train.bin        tokens of the training documents in order, each with its end-of-text token
       val.bin          the same of the validation documents
@@ -13,11 +12,10 @@ The folder's name has the part's number and a hash of all that determines its co
 part of a different text, tokenizer or revision is never taken for this one.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,7 +24,7 @@ from lightning_sv.corpus.sources.document import Slice
 #: default size of a part in bytes of text: seconds of work, which a killed process loses
 PART_BYTES = 128 << 20
 #: version of a part's files
-PART_VERSION = 3
+PART_VERSION = 4
 #: a document: half of its hash, its bytes, and its tokens and bytes in the splits
 DOCUMENT = np.dtype(
     [
@@ -56,12 +54,7 @@ class Part:
 
     def is_complete(self) -> bool:
         """Return True if the part is encoded."""
-        return (self.path / "part.json").is_file()
-
-    def summary(self) -> dict[str, Any]:
-        """Return the content of part.json of a complete part."""
-        summary: dict[str, Any] = json.loads((self.path / "part.json").read_text())
-        return summary
+        return self.path.is_dir()
 
     def documents(self) -> np.ndarray:
         """Return the documents of a complete part, mapped from the disk."""

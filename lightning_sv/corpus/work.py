@@ -55,9 +55,9 @@ def encode_enough(job: Job, workers: int, *, shown: bool) -> Selection:
             advance(part.n_bytes)
             if len(job.parts) > 1:
                 log.info("part %s of %d is complete", part.path.name, len(job.parts))
-            summary = part.summary()
-            text_bytes += summary["bytes"]
-            tokens += summary["tokens"]
+            documents = part.documents()
+            text_bytes += int(documents["n_bytes"].sum())
+            tokens += int(documents["train_tokens"].sum() + documents["val_tokens"].sum())
             # less without duplicates, for which a search takes longer
             if text_bytes > max_bytes or tokens > max_tokens:
                 selection = Selection.of(job.parts[:count], config)
@@ -108,7 +108,6 @@ def _start_worker(job: Job) -> None:
     # One thread per process: several processes share the cores better than the threads of the
     # libraries.
     os.environ["RAYON_NUM_THREADS"] = "1"
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     global _job_of_worker
     _job_of_worker = job
 

@@ -101,7 +101,7 @@ def count_parts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
 
     def counting_remove(folder: Path) -> None:
-        counts[folder.name] += len(list(folder.glob("[0-9]*/part.json")))
+        counts[folder.name] += len(list(folder.glob("[0-9]*/documents.npy")))
         remove(folder)
 
     monkeypatch.setattr(assemble, "remove", counting_remove)
