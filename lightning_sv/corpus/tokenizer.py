@@ -123,8 +123,7 @@ class Tokenizer:
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
         """Read the tokenizer of a prepared corpus or of a run."""
-        path = Path(folder) / cls.filename
-        return cls(read_file(path), str(path), _named_end(path.parent))
+        return open_tokenizer(f"{folder}/{cls.filename}")
 
     @property
     def eot_token(self) -> str:
@@ -266,7 +265,8 @@ def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:
     It is a tokenizer.json, or 'gpt2', which the hub's client downloads and caches.
     """
     path = tokenizer_file(spec) or _downloaded_gpt2()
-    return Tokenizer(read_file(path), f"tokenizer={spec}", eot or _named_end(path.parent))
+    expect(path.is_file(), "tokenizer", path, "'bpe:N', 'gpt2' or the path of an existing file.")
+    return Tokenizer(path.read_bytes(), f"tokenizer={spec}", eot or _named_end(path.parent))
 
 
 def _downloaded_gpt2() -> Path:
@@ -289,9 +289,3 @@ def _named_end(folder: Path) -> str | None:
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
-
-
-def read_file(path: Path) -> bytes:
-    """Return the bytes of a tokenizer file."""
-    expect(path.is_file(), "tokenizer", path, "'bpe:N', 'gpt2' or the path of an existing file.")
-    return path.read_bytes()

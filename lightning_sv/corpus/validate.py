@@ -5,7 +5,6 @@ epoch, a wrong id no error, a sequence longer than a shard an empty dataset. The
 checked during setup.
 """
 
-import hashlib
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from lightning_sv.corpus.config import LAYER
 from lightning_sv.corpus.manifest import CHECKSUM, SPLITS, Manifest, Shard
 from lightning_sv.corpus.progress import SHOWN_BYTES, in_threads
 from lightning_sv.corpus.shards import header_bytes, index_of
-from lightning_sv.corpus.tokenizer import read_file, tokenizer_file
+from lightning_sv.corpus.tokenizer import tokenizer_file
 from lightning_sv.errors import ConfigError
 
 #: file next to manifest.json that `check_corpus` writes after it has hashed all shards
@@ -107,13 +106,11 @@ class _Corpus:
         path = self.file(manifest.tokenizer_file)
         if file_sha256(path) != manifest.tokenizer_sha256:
             raise self.damaged(f"{path} is not the tokenizer that made the shards")
-        if spec is None or spec == manifest.tokenizer:
+        if spec in (None, manifest.tokenizer):
             return
         file = tokenizer_file(spec)
-        if file is not None:
-            digest = hashlib.sha256(read_file(file)).hexdigest()
-            if digest == manifest.tokenizer_sha256:
-                return
+        if file and file.is_file() and file_sha256(file) == manifest.tokenizer_sha256:
+            return
         expected = f"{manifest.tokenizer}, with which the corpus in {self.root} was prepared"
         hint = f"Set data.corpus.tokenizer to it, or add --config with its {LAYER}."
         raise ConfigError(f"tokenizer is {spec}; expected {expected}. {hint}")

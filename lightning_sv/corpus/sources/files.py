@@ -16,7 +16,7 @@ from lightning_sv.corpus.sources.document import (
     file_times,
     is_untouched,
 )
-from lightning_sv.corpus.sources.formats import READERS, FileFormat, file_slices
+from lightning_sv.corpus.sources.formats import READERS, file_slices, suffixes
 from lightning_sv.corpus.sources.paths import named_paths, reached_files
 from lightning_sv.errors import ConfigError
 
@@ -42,21 +42,24 @@ def source_files(location: str) -> tuple[list[Path], dict[str, int]]:
     left_out = Counter[str]()
     for name in named_paths(location):
         reached = reached_files(Path(name).expanduser())
-        files = [
-            path for path in reached if path.is_file() and FileFormat.of(path).suffix in READERS
-        ]
-        skipped = Counter(_suffixes(path) for path in set(reached).difference(files))
+        files = list(filter(_is_read, reached))
+        left_out.update(map(_suffixes, set(reached).difference(files)))
         if not files:
             found = f"files:{name}, which names no file that is read"
             expected = f"the suffixes {', '.join(READERS)}"
             raise ConfigError(f"source is {found}; expected {expected}. {_HINT}")
         paths.update(dict.fromkeys(files))
-        left_out += skipped
     return list(paths), left_out
 
 
 def _is_read(path: Path) -> bool:
-    return path.is_file() and FileFormat.of(path).suffix in READERS
+    suffix, _ = suffixes(path)
+    return suffix in READERS and path.is_file()
+
+
+def _is_read(path: Path) -> bool:
+    suffix, _ = suffixes(path)
+    return suffix in READERS and path.is_file()
 
 
 def _suffixes(path: Path) -> str:

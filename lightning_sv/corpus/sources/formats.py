@@ -7,7 +7,6 @@ import lzma
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,25 +50,17 @@ _OPENERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class FileFormat:
-    """Format and compression of a file: suffixes of its name, in lower case.
+def suffixes(path: Path) -> tuple[str, str]:
+    """Return the suffixes of a file's format and of its compression, in lower case.
 
-    >>> FileFormat.of(Path("texts.JSONL.gz"))
-    FileFormat(suffix='.jsonl', compression='.gz')
+    >>> suffixes(Path("texts.JSONL.gz"))
+    ('.jsonl', '.gz')
     """
-
-    suffix: str
-    compression: str
-
-    @classmethod
-    def of(cls, path: Path) -> "FileFormat":
-        """Read the format of a file off its name."""
-        name = path.name.lower()
-        compression = Path(name).suffix
-        if compression not in _OPENERS:
-            compression = ""
-        return cls(Path(name.removesuffix(compression)).suffix, compression)
+    name = path.name.lower()
+    compression = Path(name).suffix
+    if compression not in _OPENERS:
+        compression = ""
+    return Path(name.removesuffix(compression)).suffix, compression
 
 
 def open_file(path: Path) -> Any:
@@ -78,7 +69,7 @@ def open_file(path: Path) -> Any:
     Raises:
         EOFError: a compressed file has no bytes, which gzip takes for an empty text
     """
-    compression = FileFormat.of(path).compression
+    _, compression = suffixes(path)
     if compression and not path.stat().st_size:
         raise EOFError("it has no bytes")
     return _OPENERS[compression](path)
@@ -100,28 +91,26 @@ def naming(path: Path) -> Iterator[None]:
 def file_slices(path: Path, state: str, text_field: str, part_bytes: int) -> list[Slice]:
     """Return the slices of a file, of about `part_bytes` if it can be read from the middle."""
     name = str(path)
-    size = path.stat().st_size
-    whole = [Slice(name, n_bytes=size, state=state)]
-    if size <= part_bytes:
-        return whole
-    file_format = FileFormat.of(path)
-    if file_format.suffix == ".parquet":
+    suffix, compression = suffixes(path)
+    if suffix == ".parquet":
         with naming(path), path.open("rb") as file:
             return row_groups(name, state, file, text_field, part_bytes)
-    if file_format.suffix not in LINES or file_format.compression:
-        return whole  # reading can only start at the first byte
+    size = path.stat().st_size
+    if suffix not in LINES or compression:
+        return [Slice(name, n_bytes=size, state=state)]
 
     slices = []
     for start in range(0, size, part_bytes):
         stop = min(start + part_bytes, size)
-        slices.append(Slice(name, start, stop, part_bytes, state))
+        slices.append(Slice(name, start, stop, stop - start, state))
     return slices
 
 
 def read_file(piece: Slice, config: CorpusConfig) -> Iterator[Document]:
     """Yield the documents of a slice, by the reader of its suffix."""
     path = Path(piece.name)
-    read = READERS[FileFormat.of(path).suffix]
+    suffix, _ = suffixes(path)
+    read = READERS[suffix]
     with naming(path), open_file(path) as file:
         yield from read(file, piece, config.text_field)
 

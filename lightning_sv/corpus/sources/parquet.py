@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from lightning_sv.corpus.parts import grouped
 from lightning_sv.corpus.sources.document import Document, Slice, text_documents
 from lightning_sv.corpus.sources.packages import needs
 from lightning_sv.errors import ConfigError
@@ -27,24 +28,21 @@ def open_parquet(file: Any, name: str, text_field: str) -> Any:
 def row_groups(name: str, state: str, file: Any, text_field: str, part_bytes: int) -> list[Slice]:
     """Return slices of consecutive row groups, of about `part_bytes` in all columns each."""
     table = open_parquet(file, name, text_field)
+
+    def size_of(group: int) -> int:
+        return int(table.metadata.row_group(group).total_byte_size)
+
     slices: list[Slice] = []
-    start = 0
-    n_bytes = 0
-    for group in range(table.num_row_groups):
-        n_bytes += table.metadata.row_group(group).total_byte_size
-        is_last = group == table.num_row_groups - 1
-        if is_last or n_bytes >= part_bytes:
-            slices.append(Slice(name, start, group + 1, n_bytes, state))
-            start = group + 1
-            n_bytes = 0
+    for groups in grouped(range(table.num_row_groups), size_of, part_bytes):
+        n_bytes = sum(map(size_of, groups))
+        slices.append(Slice(name, groups[0], groups[-1] + 1, n_bytes, state))
     return slices
 
 
 def read_parquet(file: Any, piece: Slice, text_field: str) -> Iterator[Document]:
     """Yield one document per row of the slice's row groups."""
     table = open_parquet(file, piece.name, text_field)
-    stop = table.num_row_groups if piece.stop is None else piece.stop
-    groups = list(range(piece.start, stop))
+    groups = list(range(piece.start, piece.stop or 0))
     before = range(piece.start)
     row = sum(table.metadata.row_group(group).num_rows for group in before)
     for batch in table.iter_batches(batch_size=_ROWS, row_groups=groups, columns=[text_field]):
