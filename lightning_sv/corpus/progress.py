@@ -33,8 +33,5 @@ def in_threads(
 ) -> None:
     """Call `work` with each item, on eight threads, with a progress bar of the bytes it returns."""
     with ThreadPoolExecutor(8) as pool, phase(name, total, shown=shown) as advance:
-        try:
-            for done in pool.map(work, items):
-                advance(done)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # on an error or Ctrl-C, exit at once
+        for done in pool.map(work, items):  # an error cancels the work that has not begun
+            advance(done)

@@ -145,7 +145,7 @@ def test_files_source_limits_documents_and_drops_the_byte_order_mark(
 def test_files_source_invalid_utf8_in_parquet_is_named(tmp_path: Path) -> None:
     column = pyarrow.array([b"one", b"\xe9", b"two"]).view(pyarrow.string())
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
-    with pytest.raises(ConfigError, match=r"a\.parquet: .*utf-8"):
+    with pytest.raises(ConfigError, match=r"a\.parquet .*utf-8"):
         _texts(f"files:{tmp_path}")
 
 
@@ -300,6 +300,6 @@ def test_installed_source_reads_all_distributions_but_this(
     assert source.packages == {"python": platform.python_version(), "alpha": "1.5", "beta": "1.5"}
     assert source.licence == "python: PSF-2.0; alpha: MIT; beta: MIT"
     assert source.left_out == {"not UTF-8": 1}
-    (library / "math.py").write_bytes(b"# \xe9\n")
+    (library / "math.py").write_text("e = 5\n")
     with pytest.raises(ConfigError, match=r"math\.py: the file changed"):
         list(read_slices(source.slices, config))

@@ -76,16 +76,17 @@ def open_file(path: Path) -> Any:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Name the file in every error of its reader."""
+def naming(where: str, hint: str = "Download it again, or remove it.") -> Iterator[None]:
+    """Name a file or a dataset in every error of its reader, which can raise anything."""
     try:
-        with reading(path):
+        with reading(where):
             yield
     except (ConfigError, MemoryError):
         raise
-    except Exception as error:  # each compression and Parquet have errors of their own
-        found = f"{path}: cannot be read ({error})"
-        raise ConfigError(f"{found}; download it again, or remove it.") from error
+    except Exception as error:
+        message = str(error).strip() or type(error).__name__
+        reason = message.splitlines()[0]  # of the hub's answer, with its status
+        raise ConfigError(f"{where} cannot be read ({reason}). {hint}") from error
 
 
 def file_slices(path: Path, state: str, text_field: str, part_bytes: int) -> list[Slice]:
@@ -93,7 +94,7 @@ def file_slices(path: Path, state: str, text_field: str, part_bytes: int) -> lis
     name = str(path)
     suffix, compression = suffixes(path)
     if suffix == ".parquet":
-        with naming(path), path.open("rb") as file:
+        with naming(name), path.open("rb") as file:
             return row_groups(name, state, file, text_field, part_bytes)
     size = path.stat().st_size
     if suffix not in LINES or compression:
@@ -111,7 +112,7 @@ def read_file(piece: Slice, config: CorpusConfig) -> Iterator[Document]:
     path = Path(piece.name)
     suffix, _ = suffixes(path)
     read = READERS[suffix]
-    with naming(path), open_file(path) as file:
+    with naming(piece.name), open_file(path) as file:
         yield from read(file, piece, config.text_field)
 
 

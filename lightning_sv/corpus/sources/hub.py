@@ -7,16 +7,16 @@ start goes on.
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.sources.document import Document, Slice, Source
+from lightning_sv.corpus.sources.formats import naming
 from lightning_sv.corpus.sources.packages import needs
 from lightning_sv.corpus.sources.parquet import read_parquet, row_groups
-from lightning_sv.errors import ConfigError, expect, expect_known
+from lightning_sv.errors import expect, expect_known
 
 #: threads that read the ends of Parquet files, where their row groups are listed
 _THREADS = 16
@@ -36,7 +36,7 @@ def hub_source(config: CorpusConfig, part_bytes: int) -> Source:
         with _open(file) as content:
             return row_groups(file, "", content, config.text_field, part_bytes)
 
-    with _naming(config):
+    with naming(config.source, _HINT):
         files = _data_files(config)
         with ThreadPoolExecutor(_THREADS) as pool:
             slices = list(chain.from_iterable(pool.map(groups_of, files)))
@@ -65,18 +65,5 @@ def _open(file: str) -> Any:
 
 def read_dataset(piece: Slice, config: CorpusConfig) -> Iterator[Document]:
     """Yield one document per row of a slice."""
-    with _naming(config), _open(piece.name) as file:
+    with naming(config.source, _HINT), _open(piece.name) as file:
         yield from read_parquet(file, piece, config.text_field)
-
-
-@contextmanager
-def _naming(config: CorpusConfig) -> Iterator[None]:
-    """Name the dataset in every error of a reader, which can raise anything."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        message = str(error).strip() or type(error).__name__
-        reason = message.splitlines()[0]  # of the hub's answer, with its status
-        raise ConfigError(f"{config.source} cannot be read: {reason} {_HINT}") from error

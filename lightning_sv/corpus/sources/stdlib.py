@@ -4,7 +4,6 @@ import importlib.metadata as metadata
 import platform
 import sysconfig
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from lightning_sv.corpus.config import CorpusConfig
@@ -89,9 +88,7 @@ def _slices(paths: Iterable[Path]) -> tuple[list[Slice], int]:
 
 def read_python(piece: Slice, config: CorpusConfig) -> Iterator[Document]:
     """Yield the document of a file, which must have its hash of the first reading."""
-    document = None
-    with suppress(UnicodeDecodeError):
-        document = _document(Path(piece.name))
+    document = _document(Path(piece.name))
     if document is None or document.digest.hex() != piece.state:
         found = f"{piece.name}: the file changed while it was being read"
         raise ConfigError(f"{found}; prepare the corpus again.")
