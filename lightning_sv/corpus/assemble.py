@@ -51,11 +51,14 @@ def publish(job: Job, selection: Selection, target: Path, *, shown: bool) -> Man
 def _write_splits(
     job: Job, selection: Selection, folder: Path, *, shown: bool
 ) -> dict[str, SplitInfo]:
-    tokens = {split: selection.total(f"{split}_tokens") for split in SPLITS}
-    for split, number in tokens.items():
+    n_tokens = 0
+    for split in SPLITS:
+        of_split = selection.total(f"{split}_tokens")
         expected = f"more, because no document of the split {split} is within them."
-        expect(number > 0, "max_tokens", job.config.max_tokens, expected)
-    n_bytes = job.tokenizer.dtype.itemsize * sum(tokens.values())
+        expect(of_split > 0, "max_tokens", job.config.max_tokens, expected)
+        n_tokens += of_split
+
+    n_bytes = job.tokenizer.dtype.itemsize * n_tokens
     with phase("writing shards", n_bytes, shown=shown) as advance:
         return {split: _write_split(job, selection, split, folder, advance) for split in SPLITS}
 

@@ -155,7 +155,9 @@ class Manifest:
 
 def _check_files(manifest: Manifest, path: Path) -> None:
     """Check that the files of a corpus are inside its folder."""
-    for name in (manifest.tokenizer_file, *(shard.file for shard in manifest.shards)):
+    names = [manifest.tokenizer_file]
+    names += [shard.file for shard in manifest.shards]
+    for name in names:
         if not _PLAIN_NAME.fullmatch(name):
             found = f"{path} names the file {name!r}, outside its folder or of an unusual name"
             raise ConfigError(f"{found}; do not use this corpus.")

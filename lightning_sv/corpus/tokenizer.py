@@ -210,15 +210,15 @@ def _is_like_gpt2(settings: Mapping[str, Any]) -> bool:
     """Return True for GPT-2's pattern and a byte-level BPE, of a text as it is."""
     pattern = settings.get("pre_tokenizer") or {}
     gpt2_pattern = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
-    if not gpt2_pattern.items() <= pattern.items() or settings["normalizer"] is not None:
+    has_pattern = gpt2_pattern.items() <= pattern.items()
+    has_normalizer = settings["normalizer"] is not None
+    has_words = any(not token["special"] for token in settings["added_tokens"])
+    if has_normalizer or has_words or not has_pattern:
         return False
-    for token in settings["added_tokens"]:
-        if not token["special"]:
-            return False
+
     model = settings["model"]
-    if model["type"] != "BPE":
-        return False
-    return not any(map(model.get, _UNUSUAL_BPE))
+    is_unusual = any(map(model.get, _UNUSUAL_BPE))
+    return model["type"] == "BPE" and not is_unusual
 
 
 def _parts(text: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from contextlib import closing, contextmanager
 from multiprocessing import get_context, parent_process
 from threading import Thread
 
@@ -79,25 +79,37 @@ def _encoded(job: Job, workers: int) -> Generator[Part]:
 
 def _in_processes(job: Job, workers: int) -> Iterator[Part]:
     """Yield the parts in order from processes of this machine, for which few are submitted."""
+    submitted: deque[Future[Part]] = deque()
+    with _pool(job, workers) as pool:
+        for part in job.parts:
+            with unattended():  # submitting may start a process
+                submitted.append(pool.submit(_encode_in_worker, part))
+            if len(submitted) == _SUBMITTED * workers:
+                yield submitted.popleft().result()
+        for future in submitted:
+            yield future.result()
+
+
+@contextmanager
+def _pool(job: Job, workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Give a pool of processes for a job, which are killed at the end.
+
+    After an error, Ctrl-C or a limit nothing waits for the parts that are submitted; they are
+    written atomically, so the next start encodes them.
+
+    Raises:
+        RunError: a worker died
+    """
     context = get_context("spawn")  # the threads of the tokenizer's library do not survive a fork
     with ProcessPoolExecutor(workers, context, _start_worker, (job,)) as pool:
-        submitted: deque[Future[Part]] = deque()
         try:
-            for part in job.parts:
-                with unattended():  # submitting may start a process
-                    submitted.append(pool.submit(_encode_in_worker, part))
-                if len(submitted) == _SUBMITTED * workers:
-                    yield submitted.popleft().result()
-            for future in submitted:
-                yield future.result()
+            yield pool
         except BrokenProcessPool:
             found = "a worker died, perhaps for lack of memory"
             raise RunError(f"{found}; start again, with fewer --workers.") from None
         finally:
-            # After an error, Ctrl-C or a limit nothing waits for the parts that are submitted;
-            # they are written atomically, so the next start encodes them. Python 3.14 has
-            # `pool.kill_workers` for this.
-            for process in list((pool._processes or {}).values()):
+            processes = pool._processes or {}  # Python 3.14 has `pool.kill_workers`
+            for process in list(processes.values()):
                 process.kill()
 
 

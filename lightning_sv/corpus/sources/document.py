@@ -128,7 +128,8 @@ class Source:
 
     def check_unchanged(self, slices: Iterable[Slice]) -> None:
         """Check that the files of some slices have not changed, by their size and time."""
-        for name in sorted({piece.name for piece in slices} & self.files.keys()):
+        names = {piece.name for piece in slices}
+        for name in sorted(names & self.files.keys()):
             if not is_untouched(Path(name), self.files[name]):
                 raise ConfigError(f"{name} has changed while it was being read; start again.")
 

@@ -57,11 +57,6 @@ def _is_read(path: Path) -> bool:
     return suffix in READERS and path.is_file()
 
 
-def _is_read(path: Path) -> bool:
-    suffix, _ = suffixes(path)
-    return suffix in READERS and path.is_file()
-
-
 def _suffixes(path: Path) -> str:
     return "".join(path.suffixes[-2:]) or "no suffix"
 
@@ -103,13 +98,17 @@ def changed_file(manifest: Manifest) -> str | None:
     Only files are compared, if this user can find any of them. A file is hashed if its size or time
     differs, as after a copy.
     """
+    then = manifest.sources  # empty unless the source is files
     now: FileStates = {}
-    with suppress(OSError):  # this user may not read the text
-        now = file_states(_files_now(manifest), known=manifest.sources)
+    if then:
+        with suppress(OSError):  # this user may not read the text
+            now = file_states(_files_now(manifest), known=then)
     if not now:
         return None
-    differing = _hashes(manifest.sources) ^ _hashes(now)
-    return min((name for name, _ in differing), default=None)
+
+    differing = _hashes(then) ^ _hashes(now)
+    names = sorted(name for name, _ in differing)
+    return names[0] if names else None
 
 
 def _hashes(states: FileStates) -> set[tuple[str, str]]:
@@ -122,4 +121,4 @@ def _files_now(manifest: Manifest) -> list[Path]:
         paths, _ = source_files(manifest.source.removeprefix("files:"))
         return paths
     except ConfigError:  # one of its paths has no file any more
-        return [path for path in map(Path, manifest.sources) if path.is_file()]
+        return list(filter(Path.is_file, map(Path, manifest.sources)))

@@ -43,8 +43,8 @@ def read_parquet(file: Any, piece: Slice, text_field: str) -> Iterator[Document]
     """Yield one document per row of the slice's row groups."""
     table = open_parquet(file, piece.name, text_field)
     groups = list(range(piece.start, piece.stop or 0))
-    before = range(piece.start)
-    row = sum(table.metadata.row_group(group).num_rows for group in before)
+    rows_before = [table.metadata.row_group(group).num_rows for group in range(piece.start)]
+    row = sum(rows_before)
     for batch in table.iter_batches(batch_size=_ROWS, row_groups=groups, columns=[text_field]):
         for text in batch.column(0).to_pylist():
             row += 1

@@ -112,8 +112,11 @@ def _library_files(root: Path) -> list[Path]:
 
 
 def _distribution_files(distribution: metadata.Distribution) -> list[Path]:
-    files = distribution.files or []
-    return sorted(Path(str(file.locate())) for file in files if file.suffix == ".py")
+    paths = []
+    for file in distribution.files or []:
+        if file.suffix == ".py":
+            paths.append(Path(str(file.locate())))
+    return sorted(paths)
 
 
 def _licence(distribution: metadata.Distribution) -> str:
@@ -123,5 +126,8 @@ def _licence(distribution: metadata.Distribution) -> str:
     for classifier in fields.get_all("Classifier", []):
         if classifier.startswith("License ::"):
             texts.append(classifier.rpartition(" :: ")[2])
-    names = [text for text in texts if text and "\n" not in text]
-    return names[0] if names else "see its own licence file"
+    for text in texts:
+        is_name = text and "\n" not in text
+        if is_name:
+            return text
+    return "see its own licence file"
