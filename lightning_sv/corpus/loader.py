@@ -169,7 +169,11 @@ class TokenLoader(DataLoader[Tensor]):
             ConfigError: the position belongs to a different corpus, seed, sequence length, batch or
                 epoch length, or is inside a step that the run does not begin again
         """
-        _check_same_order(state, self.state_dict())
+        current = self.state_dict()
+        if set(state) != set(current):
+            found = "the checkpoint's data position has a different format"
+            raise ConfigError(f"{found}; start a new run.")
+        _check_same_order(state, current)
         share = self.order.share
         steps = state["sequences"] // share.global_batch
         is_inside_step = state["sequences"] % share.global_batch > 0

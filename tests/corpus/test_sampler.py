@@ -140,6 +140,8 @@ def test_load_state_dict_different_settings_are_refused(corpus: Path, tmp_path: 
     for key, value in {"seed": 5, "seq_len": 32, "global_batch": 4}.items():
         with pytest.raises(ConfigError, match=f"data.{key} is {value}"):
             loader(corpus, **{key: value}).load_state_dict(state)
+    with pytest.raises(ConfigError, match="different format"):
+        loader(corpus).load_state_dict({})  # of a checkpoint without a fit
     loader(Path(shutil.copytree(corpus, tmp_path / "moved"))).load_state_dict(state)
     with pytest.raises(ConfigError, match="data.corpus_hash"):
         loader(corpus).load_state_dict(state | {"corpus_hash": "0" * 64})

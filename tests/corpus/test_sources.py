@@ -202,13 +202,12 @@ def test_missing_package_is_named(
         ("a.jsonl", b'{"text": "x"}\n{"text": ', r"a\.jsonl, line 2"),
         ("a.jsonl", b'\n{"body": "x"}\n', r"a\.jsonl, line 2"),
         ("a.jsonl", b'{"text": 1}\n', r"a\.jsonl, line 1"),
-        ("a.jsonl", b'{"text": "\\ud800"}\n', r"a\.jsonl, line 1 "),
+        ("a.jsonl", b'{"text": "\\ud800"}\n', r"a\.jsonl cannot be read .*surrogates"),
         ("a.jsonl.gz", b"", r"a\.jsonl\.gz"),
         ("a.txt.zst", _zstd(b"text " * 99_999)[:-3], r"a\.txt\.zst"),
         ("a.parquet", _parquet(body=["x"]), r"a\.parquet: .*'text'"),
-        ("a.txt", b"caf\xe9", r"a\.txt: byte 3 "),
-        ("a.py", b"\xef\xbb\xbfcaf\xe9", r"a\.py: byte 6 "),
-        ("a.jsonl", b'{"text": "one"}\n{"text": "\xe9"}\n', r"a\.jsonl, line 2: byte 10 "),
+        ("a.py", b"\xef\xbb\xbfcaf\xe9", r"a\.py .*0xe9 in position 6"),
+        ("a.jsonl", b'{"text": "one"}\n{"text": "\xe9"}\n', r"a\.jsonl, line 2: .*position 10"),
     ],
 )
 def test_files_source_bad_file_is_named(

@@ -38,11 +38,7 @@ class Document:
     @classmethod
     def from_text(cls, text: str, where: str) -> "Document":
         """Create a document, named `where` in errors, from a text."""
-        try:
-            raw = text.encode("utf-8")
-        except UnicodeEncodeError:
-            found = f"{where} has half of a surrogate pair"
-            raise ConfigError(f"{found}; expected Unicode text. Repair or remove it.") from None
+        raw = text.encode("utf-8")
         check_size(raw, where)
         return cls(text, len(raw), hashlib.blake2b(raw, digest_size=24).digest(), where)
 
@@ -50,20 +46,6 @@ class Document:
         """Return the split that the hash of the text selects, 'train' or 'val'."""
         is_held_out = int.from_bytes(self.digest[:8], "big") < val_fraction * 2.0**64
         return "val" if is_held_out else "train"
-
-
-def decoded(raw: bytes, where: str) -> str:
-    """Return the text of bytes, which may start with a byte order mark.
-
-    Raises:
-        ConfigError: names the place and the first wrong byte
-    """
-    try:
-        # not as "utf-8-sig", whose errors count bytes from the end of the byte order mark
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        found = f"{where}: byte {error.start} is not UTF-8"
-        raise ConfigError(f"{found}; convert it, or remove it.") from None
 
 
 def check_size(raw: bytes, where: str) -> None:

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import reprlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,12 +15,10 @@ from typing import Any
 from lightning_sv.atomic import reading
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.sources.document import (
-    BYTE_ORDER_MARK,
     MAX_DOCUMENT_BYTES,
     Document,
     Slice,
     check_size,
-    decoded,
     text_documents,
 )
 from lightning_sv.corpus.sources.packages import needs
@@ -76,7 +75,7 @@ def open_file(path: Path) -> Any:
 
 
 @contextmanager
-def naming(where: str, hint: str = "Download it again, or remove it.") -> Iterator[None]:
+def naming(where: str, hint: str = "Repair it, download it again, or remove it.") -> Iterator[None]:
     """Name a file or a dataset in every error of its reader, which can raise anything."""
     try:
         with reading(where):
@@ -120,7 +119,7 @@ def read_text(file: Any, piece: Slice, text_field: str) -> Iterator[Document]:
     """Yield a text file as one document."""
     raw = file.read(MAX_DOCUMENT_BYTES + 1)  # no more of a file that is too large
     check_size(raw, piece.name)
-    yield from text_documents(decoded(raw, piece.name), piece.name, text_field)
+    yield from text_documents(raw.decode("utf-8"), piece.name, text_field)
 
 
 def read_lines(file: Any, piece: Slice, text_field: str) -> Iterator[Document]:
@@ -128,9 +127,8 @@ def read_lines(file: Any, piece: Slice, text_field: str) -> Iterator[Document]:
     after = f" after byte {piece.start}" if piece.start else ""
     for number, line in enumerate(_lines_between(file, piece), 1):
         where = f"{piece.name}, line {number}{after}"
-        text = decoded(line, where).removeprefix(BYTE_ORDER_MARK).strip()
-        if text:
-            yield from text_documents(_record_text(text, where, text_field), where, text_field)
+        if line.strip():
+            yield from text_documents(_record_text(line, where, text_field), where, text_field)
 
 
 def _lines_between(file: Any, piece: Slice) -> Iterator[bytes]:
@@ -146,18 +144,15 @@ def _lines_between(file: Any, piece: Slice) -> Iterator[bytes]:
         yield line
 
 
-def _record_text(line: str, where: str, text_field: str) -> Any:
+def _record_text(line: bytes, where: str, text_field: str) -> Any:
     """Return the value of the text's key in a line of JSON."""
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError) as error:  # invalid JSON, or nested too deeply
+    except (ValueError, RecursionError) as error:  # not UTF-8, invalid, or nested too deeply
         found = f"{where}: invalid JSON ({error})"
         raise ConfigError(f"{found}; repair or remove the line.") from None
-    if not isinstance(record, dict):
-        hint = f"write one object with a {text_field!r} key per line."
-        raise ConfigError(f"{where}: expected a JSON object; {hint}")
-    if text_field not in record:
-        found = f"{where}: has no {text_field!r} among {sorted(record)}"
+    if not isinstance(record, dict) or text_field not in record:
+        found = f"{where}: has no {text_field!r} in {reprlib.repr(record)}"
         raise ConfigError(f"{found}; set text_field to the text's key.")
     return record[text_field]
 
