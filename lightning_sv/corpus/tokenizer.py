@@ -85,15 +85,16 @@ class Tokenizer:
             tokenizer.model.dropout = None  # equal settings must give equal corpora
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self.vocab_size = max(tokenizer.get_vocab().values(), default=0) + 1
+        numbers = tokenizer.get_vocab()
+        self.vocab_size = max(numbers.values(), default=0) + 1
+
         name = tokenizer.id_to_token(eot) if isinstance(eot, int) else eot
         names = _END_OF_TEXT_NAMES if name is None else (name,)
-        numbers = [tokenizer.token_to_id(name) for name in names]
-        found = [number for number in numbers if number is not None]
-        if not found:
+        known = [name for name in names if name in numbers]
+        if not known:
             hint = "set data.corpus.eot to the name of one of its tokens."
             raise ConfigError(f"{where} has no end-of-text token {' '.join(names)}; {hint}")
-        self.eot: int = found[0]
+        self.eot = numbers[known[0]]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tokenizer, (self.content, self.filename, self.eot)

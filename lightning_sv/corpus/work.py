@@ -31,7 +31,7 @@ def encode_enough(job: Job, workers: int, *, shown: bool) -> Selection:
 
     Args:
         job: the preparation
-        workers: number of processes; with 1, or with one part left, this process encodes
+        workers: number of processes; with 1, or one part, this process encodes
         shown: if True, show a progress bar
 
     Returns:
@@ -53,8 +53,7 @@ def encode_enough(job: Job, workers: int, *, shown: bool) -> Selection:
     ):
         for count, part in enumerate(parts, 1):
             advance(part.n_bytes)
-            if len(job.parts) > 1:
-                log.info("part %s of %d is complete", part.path.name, len(job.parts))
+            log.info("part %s of %d is complete", part.path.name, len(job.parts))
             documents = part.documents()
             text_bytes += int(documents["n_bytes"].sum())
             tokens += int(documents["train_tokens"].sum() + documents["val_tokens"].sum())
@@ -68,8 +67,7 @@ def encode_enough(job: Job, workers: int, *, shown: bool) -> Selection:
 
 def _encoded(job: Job, workers: int) -> Generator[Part]:
     """Yield the parts of a job in order, each when it is complete."""
-    n_incomplete = sum(not part.is_complete() for part in job.parts)
-    n_processes = min(workers, n_incomplete)
+    n_processes = min(workers, len(job.parts))
     if n_processes > 1:
         yield from _in_processes(job, n_processes)
         return

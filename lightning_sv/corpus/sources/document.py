@@ -1,6 +1,7 @@
 """Documents, and sources of text."""
 
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,14 +79,14 @@ class Slice:
     Attributes:
         name: path or address of a file
         start: first byte of its lines, or its first row group
-        stop: end of those bytes or row groups; None for the complete file
+        stop: end of those bytes or row groups, by default the end of the file
         n_bytes: bytes of text; an estimate for Parquet and compressed files
         state: hash of the file, or its revision
     """
 
     name: str
     start: int = 0
-    stop: int | None = None
+    stop: int = sys.maxsize
     n_bytes: int = 0
     state: str = ""
 

@@ -69,8 +69,8 @@ def counted(left_out: Mapping[str, int]) -> str:
     >>> counted({".pdf": 2, ".png": 1200, ".zip": 0})
     '.png 1,200, .pdf 2'
     """
-    kinds = Counter(left_out).most_common()
-    return ", ".join(f"{kind} {number:,}" for kind, number in kinds if number)
+    kinds = (+Counter(left_out)).most_common()  # + removes counts of 0
+    return ", ".join(f"{kind} {number:,}" for kind, number in kinds)
 
 
 def file_states(paths: Sequence[Path], known: FileStates) -> FileStates:
@@ -107,8 +107,8 @@ def changed_file(manifest: Manifest) -> str | None:
         return None
 
     differing = _hashes(then) ^ _hashes(now)
-    names = sorted(name for name, _ in differing)
-    return names[0] if names else None
+    name, _ = min(differing, default=(None, ""))
+    return name
 
 
 def _hashes(states: FileStates) -> set[tuple[str, str]]:

@@ -83,7 +83,7 @@ def naming(where: str, hint: str = "Repair it, download it again, or remove it."
     except (ConfigError, MemoryError):
         raise
     except Exception as error:
-        message = str(error).strip() or type(error).__name__
+        message = f"{type(error).__name__}: {error}"
         reason = message.splitlines()[0]  # of the hub's answer, with its status
         raise ConfigError(f"{where} cannot be read ({reason}). {hint}") from error
 
@@ -138,7 +138,7 @@ def _lines_between(file: Any, piece: Slice) -> Iterator[bytes]:
         file.seek(piece.start - 1)
         position += len(file.readline()) - 1  # the end of a line that starts before the slice
     for line in file:
-        if piece.stop is not None and position >= piece.stop:
+        if position >= piece.stop:
             return
         position += len(line)
         yield line

@@ -42,7 +42,7 @@ def row_groups(name: str, state: str, file: Any, text_field: str, part_bytes: in
 def read_parquet(file: Any, piece: Slice, text_field: str) -> Iterator[Document]:
     """Yield one document per row of the slice's row groups."""
     table = open_parquet(file, piece.name, text_field)
-    groups = list(range(piece.start, piece.stop or 0))
+    groups = list(range(piece.start, piece.stop))
     rows_before = [table.metadata.row_group(group).num_rows for group in range(piece.start)]
     row = sum(rows_before)
     for batch in table.iter_batches(batch_size=_ROWS, row_groups=groups, columns=[text_field]):

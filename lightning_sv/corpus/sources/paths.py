@@ -1,8 +1,10 @@
 """Files that the paths of a source name: files and folders."""
 
+import fnmatch
 import os
-from collections.abc import Iterator
 from pathlib import Path
+
+_VISIBLE = "[!.]*"
 
 
 def named_paths(location: str) -> list[str]:
@@ -30,13 +32,9 @@ def reached_files(target: Path) -> list[Path]:
             subfolders.clear()
             continue
         seen.add(real)
-        subfolders[:] = sorted(_visible(subfolders))  # os.walk goes on with these
-        files += [Path(path, name) for name in _visible(names)]
+        subfolders[:] = sorted(fnmatch.filter(subfolders, _VISIBLE))  # os.walk goes on with these
+        files += [Path(path, name) for name in fnmatch.filter(names, _VISIBLE)]
     return sorted(files)
-
-
-def _visible(names: list[str]) -> Iterator[str]:
-    return (name for name in names if not name.startswith("."))
 
 
 def _refuse(error: OSError) -> None:
