@@ -7,8 +7,8 @@ config          its settings
 existing        a corpus that exists already: is it the one of these settings?
 sources         documents from files, a hub, or installed packages, in slices; their split
 tokenizer       trained on the text, or given
-job             the plan, in the folder of the parts: source, tokenizer, parts
-parts           a part: its slices of the source, then its tokens
+job             the plan: source, tokenizer, parts
+parts           a part: its slices of the source, then its tokens and its documents
 work            encoding of as many parts as the limit of the corpus needs, in processes
 encode          the encoding of one part
 selection       the documents of a corpus, without duplicates, up to its limit

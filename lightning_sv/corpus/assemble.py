@@ -82,7 +82,7 @@ def _write_split(
     return SplitInfo(
         documents=sum(shard.documents for shard in shards),
         tokens=sum(shard.tokens for shard in shards),
-        bytes=selection.text_bytes()[split],
+        bytes=selection.total(f"{split}_bytes"),
         shards=tuple(shards),
     )
 
@@ -116,15 +116,9 @@ def _write_layer(config: CorpusConfig, vocab_size: int, folder: Path) -> None:
 
     It has the settings that reproduce the corpus, and the vocabulary size of a model.
     """
-    always = ("dir", "source", "tokenizer")
-    default = asdict(CorpusConfig())
-    settings = {}
-    for key, value in asdict(config).items():
-        if key in always or value != default[key]:
-            settings[key] = value
     padded = -(-vocab_size // PADDED_TO) * PADDED_TO
     layer: dict[str, Any] = {
-        "data": {"corpus": settings},
+        "data": {"corpus": asdict(config)},
         "model": {"backbone": {"vocab_size": padded}},
     }
     (folder / LAYER).write_text(yaml.safe_dump(layer, allow_unicode=True, sort_keys=False))

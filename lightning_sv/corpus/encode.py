@@ -19,8 +19,8 @@ from lightning_sv.errors import ConfigError
 _BATCH_BYTES = 1 << 22
 
 
-def encode_part(job: Job, part: Part) -> None:
-    """Encode a part and write its folder.
+def encode_part(job: Job, part: Part) -> Part:
+    """Encode a part and write its folder, unless it is complete; return the part.
 
     Args:
         job: the preparation
@@ -29,6 +29,8 @@ def encode_part(job: Job, part: Part) -> None:
     Raises:
         ConfigError: the text cannot be read, or contains the end-of-text token
     """
+    if part.is_complete():
+        return part
     documents = read_slices(part.slices, job.config)
     tables = [np.empty(0, DOCUMENT)]
     with atomic_path(part.path) as folder:
@@ -40,6 +42,7 @@ def encode_part(job: Job, part: Part) -> None:
         job.source.check_unchanged(part.slices)
         np.save(folder / "documents.npy", np.concatenate(tables))
         sync_files(folder)
+    return part
 
 
 #: a view of a document's row, the document or an end of it, and the split of that
@@ -52,7 +55,6 @@ def _write_batch(job: Job, batch: Sequence[Document], files: Mapping[str, Binary
     pieces: list[_Piece] = []
     for row, document in zip(table, batch, strict=True):
         row["digest"] = np.frombuffer(document.digest[:16], "<u8")
-        row["n_bytes"] = document.n_bytes
         for piece, split in split_document(document, job.config.val_fraction, cuts=job.cuts):
             pieces.append((row, piece, split))
 
@@ -63,8 +65,7 @@ def _write_batch(job: Job, batch: Sequence[Document], files: Mapping[str, Binary
         _check_end(tokenizer, piece, ids)
         files[split].write(ids.tobytes() + end)
         row[f"{split}_tokens"] = len(ids) + 1
-        if split == "val":
-            row["val_bytes"] = piece.n_bytes
+        row[f"{split}_bytes"] = piece.n_bytes
     return table
 
 

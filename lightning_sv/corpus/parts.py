@@ -24,12 +24,12 @@ from lightning_sv.corpus.sources.document import Slice
 #: default size of a part in bytes of text: seconds of work, which a killed process loses
 PART_BYTES = 128 << 20
 #: version of a part's files
-PART_VERSION = 4
-#: a document: half of its hash, its bytes, and its tokens and bytes in the splits
+PART_VERSION = 5
+#: a document: half of its hash, and its tokens and bytes in the splits
 DOCUMENT = np.dtype(
     [
-        ("digest", "<u8", 2), ("n_bytes", "<u4"), ("train_tokens", "<u4"), ("val_tokens", "<u4"),
-        ("val_bytes", "<u4"),
+        ("digest", "<u8", 2), ("train_tokens", "<u4"), ("val_tokens", "<u4"),
+        ("train_bytes", "<u4"), ("val_bytes", "<u4"),
     ]
 )  # fmt: skip
 _T = TypeVar("_T")

@@ -35,8 +35,9 @@ class Selection:
 
         table = np.concatenate([part.documents() for part in parts])
         kept = ~pandas.DataFrame(table["digest"]).duplicated().to_numpy()
+        n_bytes = table["train_bytes"] + table["val_bytes"]
         n_tokens = table["train_tokens"] + table["val_tokens"]
-        end_of_bytes = _n_within(table["n_bytes"] * kept, config.limit)
+        end_of_bytes = _n_within(n_bytes * kept, config.limit)
         end_of_tokens = _n_within(n_tokens * kept, config.max_tokens)
         end = min(end_of_bytes, end_of_tokens)
         duplicates = end - int(np.count_nonzero(kept[:end]))
@@ -46,11 +47,6 @@ class Selection:
     def total(self, column: str) -> int:
         """Return the sum of a column of the table, over the documents kept."""
         return int(self.table[column][self.kept].sum(dtype=np.int64))
-
-    def text_bytes(self) -> dict[str, int]:
-        """Return the bytes of the text of each split."""
-        val_bytes = self.total("val_bytes")
-        return {"train": self.total("n_bytes") - val_bytes, "val": val_bytes}
 
     def tokens(self, split: str, dtype: np.dtype) -> Iterator[np.ndarray]:
         """Yield the tokens of each document of a split, in order."""

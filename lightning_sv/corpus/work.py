@@ -55,7 +55,7 @@ def encode_enough(job: Job, workers: int, *, shown: bool) -> Selection:
             advance(part.n_bytes)
             log.info("part %s of %d is complete", part.path.name, len(job.parts))
             documents = part.documents()
-            text_bytes += int(documents["n_bytes"].sum())
+            text_bytes += int(documents["train_bytes"].sum() + documents["val_bytes"].sum())
             tokens += int(documents["train_tokens"].sum() + documents["val_tokens"].sum())
             # less without duplicates, for which a search takes longer
             if text_bytes > max_bytes or tokens > max_tokens:
@@ -72,7 +72,7 @@ def _encoded(job: Job, workers: int) -> Generator[Part]:
         yield from _in_processes(job, n_processes)
         return
     for part in job.parts:
-        yield _encode(job, part)
+        yield encode_part(job, part)
 
 
 def _in_processes(job: Job, workers: int) -> Iterator[Part]:
@@ -130,10 +130,4 @@ def _end_with_parent() -> None:
 
 
 def _encode_in_worker(part: Part) -> Part:
-    return _encode(_job_of_worker, part)
-
-
-def _encode(job: Job, part: Part) -> Part:
-    if not part.is_complete():
-        encode_part(job, part)
-    return part
+    return encode_part(_job_of_worker, part)

@@ -171,8 +171,8 @@ class Table:
     def documents(self) -> np.ndarray:
         table = np.zeros(len(self.hashes), DOCUMENT)
         table["digest"] = np.array([(number, 7 * number) for number in self.hashes]).reshape(-1, 2)
-        table["n_bytes"] = np.array(self.hashes) + 1
-        table["train_tokens"] = table["n_bytes"]
+        table["val_bytes"] = np.array(self.hashes) + 1
+        table["train_tokens"] = table["val_bytes"]
         return table
 
 

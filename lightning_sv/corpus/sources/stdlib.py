@@ -122,7 +122,7 @@ def _distribution_files(distribution: metadata.Distribution) -> list[Path]:
 def _licence(distribution: metadata.Distribution) -> str:
     """Return the licence that a distribution declares in a line; some declare its full text."""
     fields = distribution.metadata
-    texts = [fields.get("License-Expression", ""), fields.get("License", "")]
+    texts = [*fields.get_all("License-Expression", []), *fields.get_all("License", [])]
     for classifier in fields.get_all("Classifier", []):
         if classifier.startswith("License ::"):
             texts.append(classifier.rpartition(" :: ")[2])
