@@ -1,5 +1,6 @@
 """Settings of one corpus preparation."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -88,10 +89,13 @@ class CorpusConfig:
         return self.source.partition(":")[2]
 
     @property
-    def limit(self) -> int | None:
-        """`max_bytes`, or the default of the source; None for all text."""
-        default = _STDLIB_BYTES if self.source == "stdlib" else None
-        return self.max_bytes or default
+    def limit(self) -> float:
+        """`max_bytes`, or the default of the source; infinite for all text."""
+        if self.max_bytes is not None:
+            return self.max_bytes
+        if self.source == "stdlib":
+            return _STDLIB_BYTES
+        return math.inf
 
     @property
     def chunk_size(self) -> int:

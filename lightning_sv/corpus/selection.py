@@ -1,5 +1,6 @@
 """The documents of a corpus: those of its parts that are no duplicates, up to its limit."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -38,7 +39,7 @@ class Selection:
         n_bytes = table["train_bytes"] + table["val_bytes"]
         n_tokens = table["train_tokens"] + table["val_tokens"]
         end_of_bytes = _n_within(n_bytes * kept, config.limit)
-        end_of_tokens = _n_within(n_tokens * kept, config.max_tokens)
+        end_of_tokens = _n_within(n_tokens * kept, config.max_tokens or math.inf)
         end = min(end_of_bytes, end_of_tokens)
         duplicates = end - int(np.count_nonzero(kept[:end]))
         kept[end:] = False
@@ -60,9 +61,7 @@ class Selection:
             yield from compress(documents, kept & (lengths > 0))
 
 
-def _n_within(sizes: np.ndarray, limit: int | None) -> int:
+def _n_within(sizes: np.ndarray, limit: float) -> int:
     """Return the number of first documents whose sizes add up to the limit at most."""
-    if limit is None:
-        return len(sizes)
     sums = np.cumsum(sizes, dtype=np.int64)
     return int(np.searchsorted(sums, limit, side="right"))

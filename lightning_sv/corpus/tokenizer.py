@@ -88,8 +88,11 @@ class Tokenizer:
         numbers = tokenizer.get_vocab()
         self.vocab_size = max(numbers.values(), default=0) + 1
 
-        name = tokenizer.id_to_token(eot) if isinstance(eot, int) else eot
-        names = _END_OF_TEXT_NAMES if name is None else (name,)
+        names = list(_END_OF_TEXT_NAMES)
+        if isinstance(eot, int):
+            eot = tokenizer.id_to_token(eot)
+        if isinstance(eot, str):
+            names = [eot]
         known = [name for name in names if name in numbers]
         if not known:
             hint = "set data.corpus.eot to the name of one of its tokens."

@@ -42,7 +42,7 @@ def encode_enough(job: Job, workers: int, *, shown: bool) -> Selection:
         RunError: a worker died
     """
     config = job.config
-    max_bytes = config.limit or math.inf
+    max_bytes = config.limit
     max_tokens = config.max_tokens or math.inf
     all_bytes = sum(part.n_bytes for part in job.parts)
     text_bytes = 0

@@ -124,7 +124,9 @@ def read_text(file: Any, piece: Slice, text_field: str) -> Iterator[Document]:
 
 def read_lines(file: Any, piece: Slice, text_field: str) -> Iterator[Document]:
     """Yield one document per line of JSON that starts in the slice."""
-    after = f" after byte {piece.start}" if piece.start else ""
+    after = ""
+    if piece.start:
+        after = f" after byte {piece.start}"
     for number, line in enumerate(_lines_between(file, piece), 1):
         where = f"{piece.name}, line {number}{after}"
         if line.strip():

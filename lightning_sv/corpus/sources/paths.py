@@ -22,8 +22,11 @@ def reached_files(target: Path) -> list[Path]:
 
     Links to folders are followed once, hidden names are skipped.
     """
+    if target.is_file():
+        return [target]
     if not target.is_dir():
-        return [target] if target.is_file() else []
+        return []
+
     files: list[Path] = []
     seen: set[str] = set()
     for path, subfolders, names in os.walk(target, followlinks=True, onerror=_refuse):

@@ -5,7 +5,6 @@ fewer than `FEW` documents, or if a split would be empty, the end of each docume
 val_fraction of it, plus the rest of its first line.
 """
 
-import math
 from collections.abc import Iterable, Iterator
 
 from lightning_sv.corpus.sources.document import Document
@@ -15,19 +14,18 @@ from lightning_sv.errors import ConfigError
 FEW = 16
 
 
-def unique(documents: Iterable[Document], max_bytes: int | None) -> Iterator[Document]:
+def unique(documents: Iterable[Document], max_bytes: float) -> Iterator[Document]:
     """Yield documents without exact duplicates, up to the one that would exceed `max_bytes`.
 
     A hash per document is in memory, so this is for the start of a large source.
     """
-    limit = math.inf if max_bytes is None else max_bytes
     seen: set[bytes] = set()
     n_bytes = 0
     for document in documents:
         if document.digest in seen:
             continue
         n_bytes += document.n_bytes
-        if n_bytes > limit:
+        if n_bytes > max_bytes:
             return
         seen.add(document.digest)
         yield document

@@ -46,7 +46,9 @@ def python_source(config: CorpusConfig, part_bytes: int) -> Source:
     paths = _library_files(Path(sysconfig.get_path("stdlib")))
     versions = {"python": platform.python_version()}
     licences = ["python: PSF-2.0"]
-    names = PACKAGES if config.source == "stdlib" else _installed()
+    names = list(PACKAGES)
+    if config.source == "installed":
+        names = _installed()
     for name in names:
         try:
             distribution = metadata.distribution(name)
