@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TransferSpeedColumn
 
-# Above this size, hashing takes more than a second or two and shows a progress bar.
-SHOWN_BYTES = 2 << 30
+#: bytes of work in threads below which no bar is shown, because it takes a second or less
+_SHOWN_BYTES = 1 << 28
 
 
 @contextmanager
@@ -23,15 +23,9 @@ def phase(name: str, total: float, *, shown: bool = True) -> Iterator[Callable[.
         bars.tasks[number].total = bars.tasks[number].completed
 
 
-def in_threads(
-    name: str,
-    work: Callable[[Any], int],
-    items: Iterable[Any],
-    total: int,
-    *,
-    shown: bool = True,
-) -> None:
+def in_threads(name: str, work: Callable[[Any], int], items: Iterable[Any], total: int) -> None:
     """Call `work` with each item, on eight threads, with a progress bar of the bytes it returns."""
+    shown = total > _SHOWN_BYTES
     with ThreadPoolExecutor(8) as pool, phase(name, total, shown=shown) as advance:
         for done in pool.map(work, items):  # an error cancels the work that has not begun
             advance(done)

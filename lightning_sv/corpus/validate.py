@@ -15,7 +15,7 @@ import numpy as np
 from lightning_sv.atomic import file_sha256, read_json, write_atomically
 from lightning_sv.corpus.config import LAYER
 from lightning_sv.corpus.manifest import CHECKSUM, SPLITS, Manifest, Shard
-from lightning_sv.corpus.progress import SHOWN_BYTES, in_threads
+from lightning_sv.corpus.progress import in_threads
 from lightning_sv.corpus.shards import header_bytes, index_of
 from lightning_sv.corpus.tokenizer import tokenizer_file
 from lightning_sv.errors import ConfigError
@@ -140,7 +140,7 @@ class _Corpus:
             return
         shards = self.manifest.shards
         size = sum(shard.bytes for shard in shards)
-        in_threads("checking shards", self._check_shard, shards, size, shown=size > SHOWN_BYTES)
+        in_threads("checking shards", self._check_shard, shards, size)
         with suppress(OSError):  # e.g. not writable, or written by another node
             write_atomically(stamp, json.dumps(state))
 

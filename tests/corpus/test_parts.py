@@ -3,7 +3,6 @@ bad input."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import random
@@ -106,25 +105,6 @@ def count_parts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     monkeypatch.setattr(assemble, "remove", counting_remove)
     return counts
-
-
-@pytest.mark.parametrize("key", ["max_tokens", "max_bytes"])
-def test_prepare_of_compressed_files_encodes_no_more_than_the_limit(
-    key: str, tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their bytes are fewer than those of the text, by a ratio that the first part shows."""
-    n_files = 20
-    for number in range(n_files):
-        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts[number::n_files])
-        path = tmp_path / f"{number:02}.jsonl.gz"
-        path.write_bytes(gzip.compress(lines.encode()))
-    config = CorpusConfig(str(tmp_path / "x"), f"files:{tmp_path}", "bpe:300", val_fraction=0.1)
-    whole = prepared(config, "whole", workers=1)
-    tokens = whole.train.tokens + whole.val.tokens
-    totals = {"max_tokens": tokens, "max_bytes": whole.train.bytes + whole.val.bytes}
-    encoded = count_parts(monkeypatch)
-    prepared(replace(config, **{key: totals[key] // 4}), "part", part_bytes=1, workers=1)
-    assert n_files / 4 <= encoded["part.parts"] <= n_files / 4 + 2
 
 
 def test_sufficient_tokens_feed_a_run(repeated: CorpusConfig) -> None:
@@ -250,13 +230,20 @@ def test_prepare_in_a_script_without_main_guard(
     assert not parts_folder(Path(repeated.dir)).exists()
 
 
-def test_prepare_max_tokens_stops_workers_that_are_ahead(
-    repeated: CorpusConfig, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("key", ["max_tokens", "max_bytes"])
+def test_prepare_encodes_few_parts_beyond_the_limit(
+    key: str, repeated: CorpusConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They complete fewer than two parts each beyond the parts that are needed."""
+    """Those that are needed, and fewer than two more for each worker that is ahead."""
     encoded = count_parts(monkeypatch)
+    whole = prepared(repeated, "whole", part_bytes=2000)
+    totals = {
+        "max_tokens": whole.train.tokens + whole.val.tokens,
+        "max_bytes": whole.train.bytes + whole.val.bytes,
+    }
+    limited = replace(repeated, **{key: totals[key] // 10})
     for workers in (1, 2):
-        limited = replace(repeated, max_tokens=4000)
-        prepared(limited, f"limited{workers}", part_bytes=500, workers=workers)
-    one, two = encoded["limited1.parts"], encoded["limited2.parts"]
-    assert one <= two < one + 2 * 2
+        prepared(limited, f"limited{workers}", part_bytes=2000, workers=workers)
+    one = encoded["limited1.parts"]
+    assert 1 < one <= encoded["whole.parts"] / 10 + 2
+    assert one <= encoded["limited2.parts"] < one + 2 * 2

@@ -8,7 +8,7 @@ from pathlib import Path
 from lightning_sv.atomic import file_sha256
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.manifest import Manifest
-from lightning_sv.corpus.progress import SHOWN_BYTES, in_threads
+from lightning_sv.corpus.progress import in_threads
 from lightning_sv.corpus.sources.document import (
     FileStates,
     Slice,
@@ -88,7 +88,7 @@ def file_states(paths: Sequence[Path], known: FileStates) -> FileStates:
         return int(states[name]["bytes"])
 
     total = sum(path.stat().st_size for path in paths)
-    in_threads("hashing text", add_state, paths, total, shown=total > SHOWN_BYTES)
+    in_threads("hashing text", add_state, paths, total)
     return states
 
 
