@@ -60,7 +60,8 @@ def _write_batch(job: Job, batch: Sequence[Document], files: Mapping[str, Binary
 
     tokenizer = job.tokenizer
     end = np.array([tokenizer.eot], tokenizer.dtype).tobytes()
-    encoded = tokenizer.encode_batch([piece.text for _, piece, _ in pieces])
+    texts = [piece.text for _, piece, _ in pieces]
+    encoded = tokenizer.encode_batch(texts)
     for (row, piece, split), ids in zip(pieces, encoded, strict=True):
         _check_end(tokenizer, piece, ids)
         files[split].write(ids.tobytes() + end)
@@ -80,3 +81,4 @@ def sync_files(folder: Path) -> None:
     """Write the files of a folder to the disk, so that they survive a crash of the machine."""
     for path in folder.iterdir():
         sync(path)
+    sync(folder)

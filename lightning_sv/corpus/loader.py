@@ -129,7 +129,9 @@ class TokenLoader(DataLoader[Tensor]):
             raise RunError(f"a data loader worker died ({reason})") from error
 
     def _next_epoch(self) -> int:
-        return self._epoch if self._epochs.repeat else self._epoch + 1
+        if self._epochs.repeat:
+            return self._epoch
+        return self._epoch + 1
 
     def position(self) -> tuple[int, int]:
         """Return the epoch and the step in it (from 0) of the last yielded micro-batch."""

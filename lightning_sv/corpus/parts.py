@@ -24,7 +24,7 @@ from lightning_sv.corpus.sources.document import Slice
 #: default size of a part in bytes of text: seconds of work, which a killed process loses
 PART_BYTES = 128 << 20
 #: version of a part's files
-PART_VERSION = 5
+PART_VERSION = 3
 #: a document: half of its hash, and its tokens and bytes in the splits
 DOCUMENT = np.dtype(
     [

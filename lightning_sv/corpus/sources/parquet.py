@@ -48,4 +48,5 @@ def read_parquet(file: Any, piece: Slice, text_field: str) -> Iterator[Document]
     for batch in table.iter_batches(batch_size=_ROWS, row_groups=groups, columns=[text_field]):
         for text in batch.column(0).to_pylist():
             row += 1
-            yield from text_documents(text, f"{piece.name}, row {row}", text_field)
+            where = f"{piece.name}, row {row}"
+            yield from text_documents(text, where, text_field)
