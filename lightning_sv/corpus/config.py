@@ -64,7 +64,9 @@ class CorpusConfig:
     chunk_bytes: str = "64MB"
 
     def __post_init__(self) -> None:
-        self._check_source()
+        names_text = self.kind in ("files", "hf") and bool(self.location.strip())
+        expected = "'stdlib', 'installed', 'files:PATH[,PATH...]' or 'hf:NAME'."
+        expect(names_text or self.source in PYTHON_SOURCES, "source", repr(self.source), expected)
         reason = "because training and validation need documents"
         expected = f"a number between 0 and 1, both excluded, {reason}."
         expect(0.0 < self.val_fraction < 1.0, "val_fraction", self.val_fraction, expected)
@@ -72,11 +74,6 @@ class CorpusConfig:
             limit = getattr(self, key)
             expect(limit is None or limit >= 1, key, limit, "at least 1, or null.")
         _ = self.chunk_size  # check the value early
-
-    def _check_source(self) -> None:
-        names_text = self.kind in ("files", "hf") and bool(self.location.strip())
-        expected = "'stdlib', 'installed', 'files:PATH[,PATH...]' or 'hf:NAME'."
-        expect(names_text or self.source in PYTHON_SOURCES, "source", repr(self.source), expected)
 
     @property
     def kind(self) -> str:

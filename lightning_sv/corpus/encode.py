@@ -12,7 +12,6 @@ from lightning_sv.corpus.parts import DOCUMENT, Part, grouped
 from lightning_sv.corpus.sources.document import Document
 from lightning_sv.corpus.sources.kinds import read_slices
 from lightning_sv.corpus.sources.split import split_document
-from lightning_sv.corpus.tokenizer import Tokenizer
 from lightning_sv.errors import ConfigError
 
 # Text that is encoded at once.
@@ -63,18 +62,14 @@ def _write_batch(job: Job, batch: Sequence[Document], files: Mapping[str, Binary
     texts = [piece.text for _, piece, _ in pieces]
     encoded = tokenizer.encode_batch(texts)
     for (row, piece, split), ids in zip(pieces, encoded, strict=True):
-        _check_end(tokenizer, piece, ids)
+        if (ids == tokenizer.eot).any():
+            found = f"{piece.where}: the text is encoded with {tokenizer.eot_token!r}"
+            hint = "set data.corpus.eot to a token that is in no text."
+            raise ConfigError(f"{found}, the end-of-text token; {hint}")
         files[split].write(ids.tobytes() + end)
         row[f"{split}_tokens"] = len(ids) + 1
         row[f"{split}_bytes"] = piece.n_bytes
     return table
-
-
-def _check_end(tokenizer: Tokenizer, document: Document, ids: np.ndarray) -> None:
-    if (ids == tokenizer.eot).any():
-        found = f"{document.where}: the text is encoded with {tokenizer.eot_token!r}"
-        hint = "set data.corpus.eot to a token that is in no text."
-        raise ConfigError(f"{found}, the end-of-text token; {hint}")
 
 
 def sync_files(folder: Path) -> None:

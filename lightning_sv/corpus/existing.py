@@ -17,7 +17,10 @@ def existing_corpus(config: CorpusConfig, target: Path) -> Manifest | None:
     Raises:
         ConfigError: the folder has other content, or a corpus of other settings, tokenizer or text
     """
-    if not target.exists() or not any(target.iterdir()):
+    if not target.exists():
+        return None
+    is_empty = not any(target.iterdir())
+    if is_empty:
         return None
     if not (target / FILENAME).is_file():
         found = f"{config.dir}, which contains no prepared corpus"

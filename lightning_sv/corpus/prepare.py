@@ -50,7 +50,16 @@ def prepare(
     expect(not is_remote(config.dir), "dir", config.dir, expected)
     target = Path(config.dir).expanduser().resolve()
     try:
-        return _prepare(config, target, workers, part_bytes, shown=progress)
+        manifest = existing_corpus(config, target)  # without the lock, for a read-only folder
+        if manifest is not None:
+            return manifest
+        with locked(target, f"prepare of {target}"):
+            manifest = existing_corpus(config, target)
+            if manifest is not None:  # another process has prepared it while this one waited
+                return manifest
+            job = plan_job(config, target, part_bytes, shown=progress)
+            selection = encode_enough(job, workers, shown=progress)
+            return publish(job, selection, target, shown=progress)
     except OSError as error:
         found = f"preparing dir={config.dir} failed ({error})"
         raise ConfigError(f"{found}; check path, permissions and space.") from error
@@ -59,18 +68,3 @@ def prepare(
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-def _prepare(
-    config: CorpusConfig, target: Path, workers: int, part_bytes: int, *, shown: bool
-) -> Manifest:
-    manifest = existing_corpus(config, target)  # without the lock, for a folder that is read-only
-    if manifest is not None:
-        return manifest
-    with locked(target, f"prepare of {target}"):
-        manifest = existing_corpus(config, target)
-        if manifest is not None:  # another process has prepared it while this one waited
-            return manifest
-        job = plan_job(config, target, part_bytes, shown=shown)
-        selection = encode_enough(job, workers, shown=shown)
-        return publish(job, selection, target, shown=shown)
