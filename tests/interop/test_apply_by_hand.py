@@ -265,16 +265,6 @@ def _heads(split: Callable[[Tensor], Any]) -> Read:
     return read
 
 
-def _mixed_before_split(mixed: Callable[[Tensor], Tensor]) -> Read:
-    """Attention by one matrix for q, k and v, which are split after an operation on all of them."""
-
-    def read(net: Net, x: Tensor) -> Tensor:
-        q, k, v = (part[:, None] for part in mixed(net.matrix(x)).chunk(3, -1))
-        return net.head(F.scaled_dot_product_attention(q, k, v)[:, 0])  # type: ignore[no-any-return]
-
-    return read
-
-
 def _shared(net: Net, x: Tensor) -> Tensor:
     query = net.matrix(x)[:, None]
     value = net.head(x)[:, None]
@@ -284,11 +274,6 @@ def _shared(net: Net, x: Tensor) -> Tensor:
 #: reading of matrices that are one weight, their number, and the number of their vectors: one
 #: alone keeps gamma_in in its norm
 FUSED: dict[str, tuple[Read, int, int]] = {
-    "q, k and v behind a permutation": (
-        _mixed_before_split(lambda y: y[..., torch.arange(3 * D).flip(0)]),
-        3,
-        1,
-    ),
     "queries that are also keys": (_shared, 2, 2),
     "glu": (lambda net, x: net.head(F.glu(net.matrix(x))), 2, 4),
     "glu of each head": (

@@ -8,8 +8,8 @@ only in attention:
     W x (8)  -> chunk 4 | 4 -> rotated -> cat                 no cut: the halves are joined again
 
 Parts that are joined by a sum or a concatenation belong to one matrix. Parts that multiply each
-other are different matrices. If they are split behind an operation that mixes or moves channels,
-such as a softmax, no block of rows is one of them: mixed.
+other are different matrices. If each head, or every other channel, belongs to a different matrix,
+no block of rows is one of them: mixed.
 """
 
 from collections import defaultdict
@@ -20,8 +20,6 @@ from lightning_sv.roles.along import Block, UseAlong, block_of, users_along
 from lightning_sv.roles.graph import DATA, PARAM, Node, Use, users_in_order
 from lightning_sv.roles.ops import (
     ATTENTION,
-    CHOICES_OF_ROWS,
-    CONVOLUTIONS,
     PRODUCTS,
     SOFTMAX,
     SUMS,
@@ -33,6 +31,7 @@ _JOINS = frozenset({"cat", "stack", "copy"})
 _SINGLES = frozenset({"unbind", "select"})
 #: operations that take blocks of an axis
 _BLOCKS = frozenset({"split", "split_with_sizes", "slice"})
+_SLICES = _BLOCKS | _SINGLES
 _MEETING = SUMS | _JOINS
 _KEEPING_PARTS = _JOINS | ATTENTION | SOFTMAX
 
@@ -56,10 +55,7 @@ def parts_of(use: Use, d_out: int) -> tuple[int, ...] | None:
         cuts = _cuts(product, axis, _BLOCKS)
     except _NoBlocksError:
         return None
-    parts = tuple(high - low for low, high in pairwise(sorted(cuts)))
-    if len(parts) == 1 and _meets_itself(product):
-        return None
-    return parts
+    return tuple(high - low for low, high in pairwise(sorted(cuts)))
 
 
 class _NoBlocksError(Exception):
@@ -120,11 +116,14 @@ def _takes_apart(view: Node, axis: int) -> bool:
     """Return True if the pass splits an axis and does not join its parts again."""
     parts = []
     for use in users_along(view, axis):
-        if not use.splits or use.user.op in CHOICES_OF_ROWS:
+        if not use.splits:
             continue
         if use.user.op == "glu":  # both halves at once
             return True
-        parts.append(use.user)
+        if use.user.op in _SLICES:
+            parts.append(use.user)
+        elif use.user.shape[axis] < view.shape[axis]:  # a choice
+            return True
     return _has_several_groups(_joined_blocks(parts, view.shape[axis]))
 
 
@@ -194,54 +193,3 @@ def _keeps_part(user: Node, parts: Collection[Node]) -> bool:
     if user.op in PRODUCTS:
         return PARAM not in kinds_of_others
     return user.pointwise and DATA not in kinds_of_others
-
-
-def _meets_itself(product: Node) -> bool:
-    """Return True if parts of a product are two arguments of attention, or of a later product.
-
-    One matrix may be read twice, as shared queries and keys, but not in parts. Unfused attention
-    multiplies queries by keys, then the weights by values.
-    """
-    values = {product}
-    parts: set[Node] = set()
-    for user in users_in_order(values):
-        if not _stays_one(user, values):
-            continue
-        read = values.intersection(user.values)
-        reads_part = not parts.isdisjoint(read)
-        if reads_part and len(read) > 1 and _is_product(user):
-            return True
-        if reads_part or _takes_part(user, read):
-            parts.add(user)
-        values.add(user)
-    return False
-
-
-def _is_product(node: Node) -> bool:
-    """Return True for attention, and for a product of matrices, also one that a user has added."""
-    if node.op in ATTENTION:
-        return True
-    return node.op in PRODUCTS and node.op not in CONVOLUTIONS
-
-
-def _takes_part(user: Node, values: Collection[Node]) -> bool:
-    """Return True for a view or a choice of rows that is smaller than a value that it reads."""
-    selects = user.moves or user.op in CHOICES_OF_ROWS
-    largest = max(value.size for value in values)
-    return selects and user.size < largest
-
-
-def _stays_one(user: Node, values: set[Node]) -> bool:
-    """Return True unless a value meets a matrix, or other activations as their factor.
-
-    A factor, such as a gate, counts as one matrix; so do channels joined with others.
-    """
-    kinds_of_others = user.kinds_outside(values)
-    if _is_product(user):
-        return PARAM not in kinds_of_others
-    if DATA not in kinds_of_others:
-        return True
-    if user.op == "cat":
-        axis = int(user.scalars.get("dim", 0))
-        return axis not in (-1, len(user.shape) - 1)
-    return user.op != "mul"
