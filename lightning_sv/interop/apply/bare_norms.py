@@ -10,7 +10,6 @@ these matrices:
 
 from itertools import chain
 
-from lightning_sv.interop.apply.biases import has_learned_factor
 from lightning_sv.interop.apply.matrices import Matrices, TracedBranch
 from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.roles.api import TracedModel
@@ -70,14 +69,13 @@ def _linear_consumers(norm: Node) -> list[Consumer]:
 def _traced_norm(norm: Node, readers: list[Consumer], matrices: Matrices) -> TracedNorm:
     """Return a norm that linear maps read."""
     products = {reader.node for reader in readers}
-    has_factor = has_learned_factor(norm)
     tied: list[str] = []
     branches: list[TracedBranch] = []
     unfit: list[str] = []
     for name in matrices.names_read(readers):
         if name in matrices.tied:
             tied.append(name)
-        elif not has_factor and _reads_alone(norm, name, products, matrices):
+        elif _reads_alone(norm, name, products, matrices):
             branches.append(matrices.branch(name))
         else:
             unfit.append(name)
@@ -88,7 +86,7 @@ def _traced_norm(norm: Node, readers: list[Consumer], matrices: Matrices) -> Tra
 
 def _reads_alone(norm: Node, name: str, products: set[Node], matrices: Matrices) -> bool:
     """Return True for a plain matrix that reads a norm's channels and nothing else."""
-    for product in matrices.traced.products[name]:
-        if product.node not in products:
-            return False
-    return matrices.is_plain(name) and matrices.width_read(name) == norm.shape[-1]
+    own_products = {product.node for product in matrices.traced.products[name]}
+    if not own_products <= products or not matrices.is_plain(name):
+        return False
+    return matrices.width_read(name) == norm.shape[-1]

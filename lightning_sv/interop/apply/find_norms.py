@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.apply.bare_norms import bare_norms
-from lightning_sv.interop.apply.biases import Added, added_after
+from lightning_sv.interop.apply.biases import added_after
 from lightning_sv.interop.apply.matrices import Matrices, TracedBranch
 from lightning_sv.interop.apply.traced_norm import TracedNorm, branches_of
 from lightning_sv.roles import family
@@ -27,9 +27,9 @@ _VECTORS = ("input", "output")
 _MATRICES = ("matrix", "router", "head")
 
 
-def norms_with_vectors(traced: TracedModel) -> list[TracedNorm]:
+def norms_with_vectors(matrices: Matrices) -> list[TracedNorm]:
     """Return the norms that have a scale vector which the pass reached, in the model's order."""
-    matrices = Matrices(traced)
+    traced = matrices.traced
     norms = []
     for row in traced.roles.parameters:
         if row.role in _VECTORS and row.name in traced.scaled:
@@ -45,7 +45,7 @@ def find_norms(traced: TracedModel) -> list[TracedNorm]:
             like those behind norms
     """
     matrices = Matrices(traced)
-    norms = [*norms_with_vectors(traced), *bare_norms(matrices)]
+    norms = [*norms_with_vectors(matrices), *bare_norms(matrices)]
     _check_untied(norms, matrices)
     _check_reached(norms, traced)
     return norms
@@ -62,34 +62,33 @@ def _traced_norm(row: ModelParameter, matrices: Matrices) -> TracedNorm:
         else:
             unfit.append(name)
 
-    added = added_after(row.name, traced) if branches else Added()
     names = [branch.weight for branch in branches]
-    stays = _reason_to_stay(row, names, unfit, added, matrices)
     return TracedNorm(
         vector=row.name,
         origin=_origin(row, traced),
         role=row.role,
-        bias=added.bias if stays is None else None,
+        bias=added_after(row.name, traced).bias,
         branches=tuple(branch for branch in branches if branch.weight not in matrices.tied),
         tied=tuple(sorted(matrices.tied.intersection(names))),
-        stays=stays,
+        stays=_reason_to_stay(row, names, unfit, matrices),
         unfit=tuple(unfit),
     )
 
 
 def _reason_to_stay(
-    row: ModelParameter, weights: list[str], unfit: list[str], added: Added, matrices: Matrices
+    row: ModelParameter, weights: list[str], unfit: list[str], matrices: Matrices
 ) -> str | None:
     """Return why a vector cannot move into the matrices that read it; None if it can."""
-    if added.others:
-        return "something other than one bias of its shape is added after it"
     for weight in weights:
         misfit = _misfit(row, weight, matrices)
         if misfit is not None:
             return misfit
-    if unfit and row.role == "input":
-        products = "a function of a matrix or a different kind of product"
-        return f"it is read by a convolution, {products}"
+    if row.role == "input":
+        if unfit:
+            products = "a function of a matrix or a different kind of product"
+            return f"it is read by a convolution, {products}"
+        if added_after(row.name, matrices.traced).others:
+            return "something other than one bias of its shape is added after it"
     if not row.redundant:
         return "the operations that read it cannot absorb it"
     return None
@@ -121,9 +120,9 @@ def _constant_added(factor: Node) -> float | None:
     """Return c of a factor w + c of a parameter w; None for another function of it."""
     gammas = [value_at(factor, parameter) for parameter in (0.0, 1.0, 3.0)]
     c = gammas[0]
-    if c is None:
+    if c is None or gammas != [c, c + 1, c + 3]:
         return None
-    return c if gammas == [c, c + 1, c + 3] else None
+    return c
 
 
 def _check_untied(norms: Iterable[TracedNorm], matrices: Matrices) -> None:

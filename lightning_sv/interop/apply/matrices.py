@@ -11,7 +11,7 @@ decide whether it can have one, and how many:
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from torch import Tensor
@@ -20,8 +20,9 @@ from lightning_sv.interop.apply.parts import parts_of
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.consumers import Consumer
 from lightning_sv.roles.graph import Node, Use, plain
+from lightning_sv.roles.norms import Norms
 from lightning_sv.roles.ops import CONVOLUTIONS, NORMS, SUMS
-from lightning_sv.roles.types import ModelParameter, ModelRole, agreed
+from lightning_sv.roles.types import ModelRole, agreed
 
 
 class TracedBranch(NamedTuple):
@@ -65,20 +66,7 @@ class Matrices:
     def __init__(self, traced: TracedModel) -> None:
         self.traced = traced
         self.tied = _tied_parameters(traced)
-        #: values of which a norm reads all channels
-        self._normalized: set[Node] = set()
-        #: values of which a norm reads some channels, such as queries and keys of three matrices
-        #: in one weight
-        self._normalized_in_part: set[Node] = set()
-        self._find_inputs_of_norms()
-
-    def _find_inputs_of_norms(self) -> None:
-        for source, value in _read_by_norms(self.traced):
-            reads_all = value.size == source.size
-            inputs = self._normalized if reads_all else self._normalized_in_part
-            inputs.add(source)
-            if source.op in SUMS:  # the norm follows a bias
-                inputs.update(source.values)
+        self._read_by_norms = _read_by_norms(traced)
 
     def names_read(self, readers: Iterable[Consumer]) -> list[str]:
         """Return the names of the matrices of linear maps, in the model's order."""
@@ -104,10 +92,11 @@ class Matrices:
         axes = len(row.shape)
         if axes not in (2, 3) or row.in_axis not in (axes - 1, axes - 2):
             return False
-        products = self.traced.products[name]
-        operands = {plain(product.value).op for product in products}
-        reads = {product.node.op for product in products}
-        return operands == {"parameter"} and reads.isdisjoint(CONVOLUTIONS)
+        for product in self.traced.products[name]:
+            is_itself = plain(product.value).op == "parameter"
+            if not is_itself or product.node.op in CONVOLUTIONS:
+                return False
+        return True
 
     def branch(self, name: str) -> TracedBranch:
         """Return a plain matrix as a branch."""
@@ -117,40 +106,23 @@ class Matrices:
         d_out = row.shape[-1 if transposed else -2]
         # all its products must show the same parts
         parts = agreed({parts_of(product, d_out) for product in products})
-        outputs = self._outputs(products)
-        is_normalized = not outputs.isdisjoint(self._normalized)
-        in_part = not outputs.isdisjoint(self._normalized_in_part)
         return TracedBranch(
             weight=name,
             transposed=transposed,
             parts=parts or (d_out,),
-            mixed=_is_mixed(row, parts, normalized_in_part=in_part and not is_normalized),
-            normalized=is_normalized,
+            mixed=parts is None and row.role != "router",  # scores meet their choice of experts
+            normalized=self._is_normalized(products),
             head_width=row.head_width,
             role=row.role,
         )
 
-    def _outputs(self, products: list[Use]) -> set[Node]:
-        """Return the products, also without moves, casts and constant factors."""
-        nodes = {product.node for product in products}
-        return nodes.union(map(self.traced.flow.norms.base, nodes))
-
-
-def _is_mixed(
-    row: ModelParameter, parts: tuple[int, ...] | None, *, normalized_in_part: bool
-) -> bool:
-    """Return True if a weight has several matrices that cannot be separated.
-
-    A norm that reads only a part of its result shows that, too.
-    """
-    if row.role == "router":  # scores meet their own choice of experts
+    def _is_normalized(self, products: list[Use]) -> bool:
+        """Return True if a norm reads a product, also behind moves, casts and constant factors."""
+        for product in products:
+            for output in (product.node, self.traced.flow.norms.base(product.node)):
+                if output in self._read_by_norms:
+                    return True
         return False
-    if parts is None:
-        return True
-    has_experts = len(row.shape) > 2
-    if has_experts or len(parts) > 1:
-        return False
-    return normalized_in_part
 
 
 def _tied_parameters(traced: TracedModel) -> set[str]:
@@ -170,11 +142,23 @@ def _tied_parameters(traced: TracedModel) -> set[str]:
     return tied
 
 
-def _read_by_norms(traced: TracedModel) -> Iterator[tuple[Node, Node]]:
-    """Yield x and the part of it that a norm reads, for each norm of x."""
-    norms = traced.flow.norms
+def _read_by_norms(traced: TracedModel) -> set[Node]:
+    """Return the values that norms read; of a sum with a bias also its terms."""
+    read: set[Node] = set()
     for node in traced.flow.graph.nodes:
-        if node.op in NORMS:
-            yield norms.base(node.first), node.first
-        elif norms.is_statistic(node) and not any(map(norms.is_statistic, node.values)):
-            yield norms.powers[node].x, node.first
+        source = _input_of_norm(node, traced.flow.norms)
+        if source is None or source.size != node.first.size:  # a norm of a part
+            continue
+        read.add(source)
+        if source.op in SUMS:
+            read.update(source.values)
+    return read
+
+
+def _input_of_norm(node: Node, norms: Norms) -> Node | None:
+    """Return x of a norm's operation, or of the statistic |x| that a norm by hand begins with."""
+    if node.op in NORMS:
+        return norms.base(node.first)
+    if norms.is_statistic(node) and not any(map(norms.is_statistic, node.values)):
+        return norms.powers[node].x
+    return None

@@ -7,6 +7,7 @@ from torch import nn
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.apply.find_norms import norms_with_vectors, unreached_vectors
+from lightning_sv.interop.apply.matrices import Matrices
 from lightning_sv.interop.inspect.statistics import StoredVector
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.fake import transformers
@@ -64,7 +65,7 @@ def vectors_of_model(model: nn.Module, example: Any = None) -> FoundVectors:
     notes = []
     for name in unreached_vectors(traced):
         notes.append(f"{name} is omitted, because the tokens of the traced pass do not reach it.")
-    for norm in norms_with_vectors(traced):
+    for norm in norms_with_vectors(Matrices(traced)):
         if norm.origin is None:
             why = "because gamma is not this parameter plus a constant"
             notes.append(f"{norm.vector} is omitted, {why}.")
