@@ -9,8 +9,8 @@ So names are compared without the parts that wrappers add.
 """
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from lightning_sv.scale.strategy import DECAYS
 
 #: name parts that DDP, torch.compile, FSDP and activation checkpointing add
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+T = TypeVar("T")
 
 
 def param_groups(
@@ -86,9 +87,6 @@ def decayed_names(
     """
     if policy is None:
         policy = _applied_policy(model)
-    if not isinstance(policy, str):
-        wanted = "a word such as 'iwd'. Give the model's inputs as example=."
-        raise ConfigError(f"policy is {type(policy).__name__}; expected {wanted}")
     find(DECAYS, policy, "policy")  # before the trace, which takes seconds
     parameters = _trained_parameters(model, example, roles)
     _warn_of_short_vectors(model, parameters)
@@ -119,15 +117,15 @@ def _trained_parameters(
     """Return the trained parameters of `model`, by their names in it."""
     if roles is None:
         roles = weight_decay_roles(model, example)
-    trained = [name for name, _ in _trained(model)]
-    found = _matched(trained, roles)
-    missing = [name for name in trained if name not in found]
+    known = _by_unwrapped((row.name, row) for row in roles.parameters)
+    trained = _by_unwrapped((name, name) for name, _ in _trained(model))
+    missing = [name for short, name in trained.items() if short not in known]
     if missing:
         what = f"{missing[0]} ({len(missing)} of {len(trained)} names are missing)"
         when = "before wrapping it, and after apply_strategy or fold_applied"
         hint = f"Call weight_decay_roles(model) {when}. Of a LightningModule pass the model inside."
         raise ConfigError(f"roles has no {what}; expected the roles of this model. {hint}")
-    return found
+    return {name: known[short] for short, name in trained.items()}
 
 
 def _applied_policy(model: nn.Module) -> str:
@@ -142,30 +140,19 @@ def _applied_policy(model: nn.Module) -> str:
     return next(iter(decays), "iwd")
 
 
-def _matched(names: list[str], roles: Roles) -> dict[str, ModelParameter]:
-    """Return the parameters of `names`, by equal names, or by names without wrappers.
-
-    Raises:
-        ConfigError: two names, of the model or in the roles, are equal without wrappers
-    """
-    known = {row.name: row for row in roles.parameters}
-    if known.keys() >= set(names):
-        return {name: known[name] for name in names}
-    ours = _by_unwrapped(names)
-    theirs = _by_unwrapped(known)
-    return {ours[short]: known[theirs[short]] for short in ours if short in theirs}
-
-
-def _by_unwrapped(names: Collection[str]) -> dict[str, str]:
-    """Return name without wrappers -> name.
+def _by_unwrapped(named: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """Return name without wrappers -> value.
 
     Raises:
         ConfigError: two names are equal without wrappers
     """
-    by_short = {unwrapped(name): name for name in names}
-    if len(by_short) < len(names):
-        what = "roles or the model has names that differ in parts of wrappers alone"
-        raise ConfigError(f"{what}; expected the roles of the model as it is now.")
+    by_short: dict[str, T] = {}
+    for name, value in named:
+        short = unwrapped(name)
+        if short in by_short:
+            what = "roles or the model has names that differ in parts of wrappers alone"
+            raise ConfigError(f"{what}; expected the roles of the model as it is now.")
+        by_short[short] = value
     return by_short
 
 
