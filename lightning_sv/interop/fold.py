@@ -9,17 +9,17 @@ up's.
 """
 
 from collections.abc import Iterator, Mapping, Set
-from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_sv.errors import expect
 from lightning_sv.nn import Backbone, meta_backbone
 from lightning_sv.scale import (
     BranchGroup,
     RMSNorm,
+    ScaledLinear,
     ScaleOptions,
     ScaleVector,
     output_norms,
@@ -73,12 +73,21 @@ def foldings(model: Backbone) -> Iterator[tuple[ScaleVector, Folding]]:
         if scale_in is not None:
             yield scale_in, Folding(f"{site}.scale_in", site)
         if scale_out is not None:
-            into = site if branch.norm_width is None else _reader(site)
-            why = "" if into else _STAYS[_last_part(site)]
-            yield scale_out, Folding(f"{site}.scale_out", into, why)
+            yield scale_out, _folding_of_output(site, branch)
     for path, norm in output_norms(model):
         assert norm.scale is not None
         yield norm.scale, Folding(f"{path}.scale", None, _STAYS[_last_part(path)])
+
+
+def _folding_of_output(site: str, branch: ScaledLinear) -> Folding:
+    """Return what becomes of the vector after a branch."""
+    vector = f"{site}.scale_out"
+    if branch.norm_width is None:
+        return Folding(vector, site)
+    reader = _reader(site)
+    if reader is None:
+        return Folding(vector, None, _STAYS[_last_part(site)])
+    return Folding(vector, reader)
 
 
 def _last_part(path: str) -> str:
@@ -103,13 +112,17 @@ def fold_weights(model: Backbone, *, into_norms: bool = False) -> Folded:
     """
     _expect_backbone(model)
     weights = _plain_weights(model)
-    gammas = _gammas(model)
-    groups = _groups(model)
+    gammas: dict[str, Tensor | None] = {}
     kept: set[ScaleVector | None] = set()
-    if into_norms:
-        kept = {group.norm.scale for group in groups.values()}
-    else:
-        gammas |= dict.fromkeys(f"{path}.norm" for path in groups)
+    for path, module in model.named_modules():
+        if isinstance(module, RMSNorm) and path not in gammas:
+            gammas[path] = None if module.scale is None else module.scale()
+        if not isinstance(module, BranchGroup):
+            continue
+        if into_norms:
+            kept.add(module.norm.scale)
+        else:
+            gammas[f"{path}.norm"] = None  # before the norm itself comes
     _fold_inputs(model, weights, kept)
     outputs = _fold_outputs(model, weights)
     return Folded(weights, gammas, outputs)
@@ -139,20 +152,15 @@ def _fold_outputs(model: Backbone, weights: dict[str, Tensor]) -> dict[str, Tens
 
 def _plain_weights(model: Backbone) -> dict[str, Tensor]:
     """Return copies of the weights other than scale vectors."""
-    vectors = _vector_prefixes(model)
+    vectors = []
+    for path, module in model.named_modules():
+        if isinstance(module, ScaleVector):
+            vectors.append(f"{path}.")
     weights = {}
     for name, value in model.state_dict().items():
-        if not name.startswith(vectors):
+        if not name.startswith(tuple(vectors)):
             weights[name] = value.clone()
     return weights
-
-
-def _gammas(model: Backbone) -> dict[str, Tensor | None]:
-    """Return path of each norm -> its gamma; None for 1."""
-    gammas: dict[str, Tensor | None] = {}
-    for path, norm in _modules_of(RMSNorm, model):
-        gammas[path] = None if norm.scale is None else norm.scale()
-    return gammas
 
 
 def _fold_behind_norm(
@@ -180,7 +188,9 @@ def stored_gamma(vector: ScaleVector) -> Tensor:
 
 def _of_one_head(vector: ScaleVector) -> ScaleVector:
     """Return the vector of each head, (d_head,), if all heads share it; otherwise the vector."""
-    return vector.vector if isinstance(vector, HeadShared) else vector
+    if isinstance(vector, HeadShared):
+        return vector.vector
+    return vector
 
 
 @torch.no_grad()
@@ -196,8 +206,13 @@ def fold(model: Backbone) -> Backbone:
     """
     weights, norms, outputs = fold_weights(model)
     alone = [path for path, _ in output_norms(model)]
-    options = _options_of_outputs(model, outputs, has_norms=bool(alone))
-    folded = meta_backbone(model.config, "llama" if alone else "nop", options)
+    strategy = "nop"
+    placements: dict[str, str] = {}
+    if alone:  # these norms have vectors if the strategy has any, so all branches are exceptions
+        strategy = "llama"
+        placements = dict.fromkeys(_branch_names(model), "nop")
+    options = _options_of_outputs(model, outputs, placements)
+    folded = meta_backbone(model.config, strategy, options)
     folded.to(model.embed.weight.dtype).to_empty(device=model.embed.weight.device)
     folded.load_state_dict(weights, strict=False)
     for path in alone:
@@ -207,55 +222,29 @@ def fold(model: Backbone) -> Backbone:
     return folded
 
 
+def _branch_names(model: Backbone) -> list[str]:
+    names: set[str] = set()
+    for module in model.modules():
+        if isinstance(module, BranchGroup):
+            names.update(module.names)
+    return sorted(names)
+
+
 def _options_of_outputs(
-    model: Backbone, outputs: Mapping[str, Tensor | None], *, has_norms: bool
+    model: Backbone, outputs: Mapping[str, Tensor | None], placements: Mapping[str, str]
 ) -> ScaleOptions:
-    """Return the exceptions for branches with normalized outputs.
-
-    Norms without branches have a vector if the strategy has any, so all other branches are `nop`.
-    """
-    placements: dict[str, str] = {}
-    if has_norms:
-        names = chain.from_iterable(group.names for group in _groups(model).values())
-        placements = dict.fromkeys(sorted(set(names)), "nop")
-
-    with_vector = set()
+    """Return the exceptions for branches with normalized outputs, next to other placements."""
+    placement_at = dict(placements)
+    share_heads = set()
     for path, gamma in outputs.items():
         name = _last_part(path)
         if gamma is None:
-            placements[name] = "np"
-        else:
-            placements[name] = "anp"
-            with_vector.add(name)
-    shared = with_vector & _names_with_shared_heads(model)
-    return ScaleOptions(placement_at=placements, share_heads=sorted(shared))
-
-
-def _names_with_shared_heads(model: Backbone) -> set[str]:
-    """Return the names of branches whose heads share the vector after them."""
-    names = set()
-    for path, _, (_, scale_out) in scaled_linears(model):
-        if isinstance(scale_out, HeadShared):
-            names.add(_last_part(path))
-    return names
-
-
-M = TypeVar("M", bound=nn.Module)
-
-
-def _modules_of(kind: type[M], model: nn.Module) -> Iterator[tuple[str, M]]:
-    """Yield path and module of each module of a kind."""
-    for path, module in model.named_modules():
-        if isinstance(module, kind):
-            yield path, module
-
-
-def _groups(model: Backbone) -> dict[str, BranchGroup]:
-    return dict(_modules_of(BranchGroup, model))
-
-
-def _vector_prefixes(model: Backbone) -> tuple[str, ...]:
-    return tuple(f"{path}." for path, _ in _modules_of(ScaleVector, model))  # type: ignore[type-abstract]
+            placement_at[name] = "np"
+            continue
+        placement_at[name] = "anp"
+        if isinstance(model.get_submodule(path).scale_out, HeadShared):
+            share_heads.add(name)
+    return ScaleOptions(placement_at=placement_at, share_heads=sorted(share_heads))
 
 
 def _set_gamma(vector: Any, gamma: Tensor | None) -> None:
