@@ -58,22 +58,17 @@ def _trains(model: nn.Module, name: str) -> bool:
 
 
 def check_state(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-    """Check the constant vectors of a state dict, before it is loaded.
-
-    Means of several states have rounded ones, which get their value again.
-    """
+    """Check the constant vectors of a state dict, before it is loaded."""
     parameters = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):  # several if tied
         parameters[unwrapped(name)] = parameter
     constants = _constants(module, parameters)
 
     for key, value in state.items():
-        if not key.startswith(prefix):
-            continue
         name = unwrapped(key.removeprefix(prefix))
         constant = constants.get(parameters.get(name))
-        if constant is not None and _has_values(value):
-            state[key] = _checked_constant(name, value, constant)
+        if key.startswith(prefix) and constant is not None and _has_values(value):
+            _check_constant(name, value, constant)
 
 
 def _constants(model: nn.Module, parameters: dict[str, nn.Parameter]) -> dict[Any, float]:
@@ -87,12 +82,11 @@ def _constants(model: nn.Module, parameters: dict[str, nn.Parameter]) -> dict[An
     return constants
 
 
-def _checked_constant(name: str, loaded: Tensor, constant: float) -> Tensor:
-    """Return a vector of the constant, if the loaded one is that but for rounding."""
+def _check_constant(name: str, loaded: Tensor, constant: float) -> None:
+    """Check a loaded vector; a mean of several states has a rounded constant."""
     is_constant = bool(((loaded - constant).abs() < 1e-5).all())
     hint = "Load a plain model's state before apply_strategy."
     expect(is_constant, name, "a trained vector", f"{constant:g} in all entries. {hint}")
-    return torch.full_like(loaded, constant)
 
 
 def _has_values(value: Any) -> bool:

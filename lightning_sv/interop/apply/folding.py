@@ -8,18 +8,21 @@ Everything is checked before the first weight changes, so an error leaves the mo
 
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.apply.applied import APPLIED, FROZEN, REMOVE, Applied
 from lightning_sv.interop.apply.saving import UnfoldedSave
-from lightning_sv.interop.apply.weights import Scaled, output_norm_hook, remove_parametrization
+from lightning_sv.interop.apply.weights import (
+    OutputNorm,
+    Scaled,
+    remove_parametrization,
+    scaled_modules,
+)
 from lightning_sv.roles.example_inputs import check_module
-from lightning_sv.scale import ScaleVector
 
 #: classes of sharded modules and parameters
 _SHARDED = {"FSDPModule", "FullyShardedDataParallel", "DTensor"}
@@ -31,8 +34,8 @@ _OF_LORA = re.compile(r"lora_|modules_to_save")
 def fold_applied(model: nn.Module) -> nn.Module:
     """Fold the scale vectors of an applied strategy into the weights, in place.
 
-    The model then has its own class and keys, and equal outputs; its norms train if the vectors
-    did. Fold before other tools read or change the weights, for instance before saving for other
+    The model then has its own class and keys, and equal outputs; its norms train if other weights
+    do. Fold before other tools read or change the weights, for instance before saving for other
     code or LoRA's merge.
 
     Args:
@@ -46,7 +49,7 @@ def fold_applied(model: nn.Module) -> nn.Module:
             sharded; or a weight was parametrized again. The model is then unchanged
     """
     check_module(model)
-    applied = list(_applied_models(model))
+    applied = [module for module in model.modules() if APPLIED in vars(module)]
     if not applied:
         name = type(model).__name__
         raise ConfigError(f"this {name} has no strategy; expected the model of apply_strategy.")
@@ -65,17 +68,10 @@ def fold_applied(model: nn.Module) -> nn.Module:
     return model
 
 
-def _applied_models(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the models inside that have an applied strategy."""
-    for module in model.modules():
-        if isinstance(vars(module).get(APPLIED), Applied):
-            yield module
-
-
 def _check_no_norm(model: nn.Module, applied: Applied) -> None:
     normed = []
-    for path, module in model.named_modules():
-        if output_norm_hook in module._forward_hooks.values():
+    for path, module in scaled_modules(model).items():
+        if isinstance(module, OutputNorm):
             normed.append(path)
     if normed:
         what = f"{applied.strategy.placement} normalizes the output of {normed[0]}"
@@ -87,7 +83,8 @@ def _check_no_norm(model: nn.Module, applied: Applied) -> None:
 def _check_unsharded(model: nn.Module) -> None:
     kinds = {type(parameter.data).__name__ for parameter in model.parameters()}
     for module in model.modules():
-        kinds.update(kind.__name__ for kind in type(module).__mro__)
+        for kind in type(module).__mro__:
+            kinds.add(kind.__name__)
     sharded = sorted(kinds & _SHARDED)
     if sharded:
         hint = "Load its full state dict into an unsharded model with the same strategy."
@@ -104,25 +101,17 @@ class _Weight(NamedTuple):
 
 def _computed_weights(model: nn.Module) -> Iterator[_Weight]:
     for path, module in model.named_modules():
-        for attribute, parametrizations in scaled_weights(module).items():
-            if len(parametrizations) > 1:
-                kind = type(parametrizations[1]).__name__
-                again = f"was parametrized again after apply_strategy ({kind})"
+        lists = module._modules.get("parametrizations")  # getattr would look inside a wrapper
+        if not isinstance(lists, nn.ModuleDict):
+            continue
+        for attribute, parametrizations in lists.items():
+            first, *others = parametrizations
+            if not isinstance(first, Scaled):
+                continue
+            if others:
+                again = f"was parametrized again after apply_strategy ({type(others[0]).__name__})"
                 raise ConfigError(f"{path}.{attribute} {again}; {REMOVE}.")
-            yield _Weight(module, attribute, parametrizations[0].order)
-
-
-def scaled_weights(module: nn.Module) -> dict[str, Any]:
-    """Return the strategy's parametrizations of a module's own parameters, by attribute."""
-    found = module._modules.get("parametrizations")  # getattr would look inside a wrapper
-    if not isinstance(found, nn.ModuleDict):
-        return {}
-    return {name: each for name, each in found.items() if _is_scaled(each)}
-
-
-def _is_scaled(parametrizations: Any) -> bool:
-    is_list = isinstance(parametrizations, parametrize.ParametrizationList)
-    return is_list and isinstance(parametrizations[0], Scaled)
+            yield _Weight(module, attribute, first.order)
 
 
 def _frozen(model: nn.Module) -> Iterator[nn.Parameter]:
@@ -135,24 +124,11 @@ def _frozen(model: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def _trains(model: nn.Module) -> bool:
-    """Return True if a scale vector trains, or without vectors another weight."""
-    candidates = set(_parameters_of_vectors(model)) or set(_weights(model))
-    candidates.difference_update(_frozen(model))
-    return any(parameter.requires_grad for parameter in candidates)
-
-
-def _parameters_of_vectors(model: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the parameters of the vectors but for those of the copies that PEFT trains."""
-    for path, module in model.named_modules():
-        if isinstance(module, ScaleVector) and not _OF_LORA.search(path):
-            yield from module.parameters()
-
-
-def _weights(model: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the parameters but for LoRA's, which train while all others are frozen."""
+    """Return True if anything but LoRA's adapters trains."""
     for name, parameter in model.named_parameters():
-        if not _OF_LORA.search(name):
-            yield parameter
+        if parameter.requires_grad and not _OF_LORA.search(name):
+            return True
+    return False
 
 
 def _unregister(model: nn.Module) -> None:

@@ -38,17 +38,18 @@ class UnfoldedSave:
             state[prefix + self._weight] = torch.zeros(0)
 
         signature = inspect.signature(self._save)
+        call = signature.bind_partial(*args, **kwargs)
         if "save_original_format" in signature.parameters:
             # Otherwise transformers renames and splits weights, such as those of experts. Only
             # from_pretrained reverts that, but load_state_dict reads this file.
-            kwargs["save_original_format"] = False
-        positional = signature.bind_partial(*args)
-        for arguments in (positional.arguments, kwargs):  # it may be passed in either way
-            if arguments.get("state_dict") is not None:
-                arguments["state_dict"] = {**arguments["state_dict"], self._weight: torch.zeros(0)}
+            call.arguments["save_original_format"] = False
+        state = call.arguments.get("state_dict")
+        if state is not None:
+            call.arguments["state_dict"] = {**state, self._weight: torch.zeros(0)}
+
         handle = self._model.register_state_dict_post_hook(add)
         try:
-            return self._save(*positional.args, **kwargs)
+            return self._save(*call.args, **call.kwargs)
         finally:
             handle.remove()
 
