@@ -26,9 +26,8 @@ from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.apply.applied import APPLIED
 from lightning_sv.interop.apply.change import Change
 from lightning_sv.interop.apply.find_norms import find_norms
-from lightning_sv.interop.apply.notes import Note, notes_on_model, notes_on_outputs
+from lightning_sv.interop.apply.notes import notes_on_model, notes_on_outputs
 from lightning_sv.interop.apply.outputs import (
-    Outputs,
     changed_outputs,
     outputs_of,
     outputs_of_vectors,
@@ -90,61 +89,38 @@ def apply_strategy(
     # warning that is an error, runs `undo`.
     with torch.inference_mode(False), ExitStack() as undo:
         traced = TracedModel(model, example)
-        norms = _found_norms(traced)
+        norms = find_norms(traced)
         if options.placement_at:  # of unified-head-dp: dp at lm_head, our name of the head
             dp_at += _head_names(norms)
         before = outputs_of(traced)
         placements = Placements(model, parsed, dp_at, norms)
         change = Change(model, placements, undo)
         change.register(norms)
-        without_norms = _checked_outputs(traced, change, before)
-        after = outputs_of(traced) if change.has_output_norms else without_norms
+
+        # the vectors alone must preserve the function; only the norms of `dnp` may change it
+        without_norms = outputs_of_vectors(traced, parsed)
+        difference = relative_difference(before.kept, without_norms.kept)
+        _check_preserved(traced, parsed, difference)
+        if change.has_output_norms:
+            difference = relative_difference(before.kept, outputs_of(traced).kept)
+
+        vectors = _names_of_vectors(model)
         changed = changed_outputs(before, without_norms, rounding_of(traced))
-        notes = (
-            *placements.notes,
-            *notes_on_model(traced, parsed, norms),
-            *notes_on_outputs(changed),
+        notes = [*placements.notes, *notes_on_model(traced, parsed, norms)]
+        notes += notes_on_outputs(changed)
+        report = Report(
+            strategy=parsed,
+            vectors=tuple(vectors),
+            notes=tuple(notes),
+            difference=difference,
+            same_function=not change.has_output_norms,
+            stacked=tuple(name for name, axes in vectors.items() if axes > 1),
+            dp_at=tuple(dict.fromkeys(dp_at)),
         )
-        report = _report(change, notes, dp_at, relative_difference(before.kept, after.kept))
         if report.warning is not None:
             warnings.warn(report.warning, stacklevel=2)
         undo.pop_all()  # all is well: keep the changes
     return report
-
-
-def _found_norms(traced: TracedModel) -> list[TracedNorm]:
-    """Return the norms of a model, of which it must have at least one."""
-    norms = find_norms(traced)
-    if not norms:
-        name = type(traced.model).__name__
-        raise ConfigError(f"{name} has no norm; expected a model with norms for a strategy.")
-    return norms
-
-
-def _checked_outputs(traced: TracedModel, change: Change, before: Outputs) -> Outputs:
-    """Return the outputs with the strategy's vectors, but without its norms.
-
-    The vectors alone must preserve the function; only the norms of `dnp` may change it.
-    """
-    after = outputs_of_vectors(traced, change.strategy)
-    _check_preserved(traced, change.strategy, relative_difference(before.kept, after.kept))
-    return after
-
-
-def _report(
-    change: Change, notes: tuple[Note, ...], dp_at: Sequence[str], difference: float
-) -> Report:
-    """Return the report on a changed model, whose outputs differ by `difference`."""
-    vectors = _names_of_vectors(change.model)
-    return Report(
-        strategy=change.strategy,
-        vectors=tuple(vectors),
-        notes=notes,
-        difference=difference,
-        same_function=not change.has_output_norms,
-        stacked=tuple(name for name, axes in vectors.items() if axes > 1),
-        dp_at=tuple(dict.fromkeys(dp_at)),
-    )
 
 
 def _check_preserved(traced: TracedModel, strategy: ScaleStrategy, difference: float) -> None:
@@ -160,37 +136,36 @@ def _names_of_vectors(model: nn.Module) -> dict[str, int]:
     axes = {}
     for path, module in model.named_modules():
         if isinstance(module, ScaleVector):
-            axes[path] = max((parameter.ndim for parameter in module.parameters()), default=1)
+            shapes = [parameter.shape for parameter in module.parameters()]
+            axes[path] = max(map(len, shapes), default=1)
     return dict(sorted(axes.items()))
 
 
 def _head_names(norms: Sequence[TracedNorm]) -> list[str]:
     """Return the last part of the name of the output projection, if it reads a norm."""
-    return sorted({branch.word for branch in branches_of(norms) if branch.role == "head"})
+    heads = set()
+    for branch in branches_of(norms):
+        if branch.role == "head":
+            heads.add(branch.word)
+    return sorted(heads)
 
 
 def _check(model: nn.Module) -> None:
     """Check that the weights of a model are those in its modules' code."""
     name = type(model).__name__
     modules = list(model.modules())
-    if any(map(_has_strategy, modules)):  # first: a built vector is inside of an applied one
-        hint = "call fold_applied(model) first. A LightningModule applies it in __init__."
-        raise ConfigError(f"this {name} already has a strategy; {hint}")
+    for module in modules:  # first: a built vector is inside of an applied one
+        if isinstance(module, Scaled) or APPLIED in vars(module):
+            hint = "call fold_applied(model) first. A LightningModule applies it in __init__."
+            raise ConfigError(f"this {name} already has a strategy; {hint}")
     for module in modules:
         _check_kind(module, name)
     for key, parameter in model.named_parameters():
         wanted = "one with weights. Load or initialize them first."
-        expect(_has_values(parameter), "model", f"without values ({key})", wanted)
+        has_values = not parameter.is_meta and not is_fake(parameter)
+        expect(has_values, "model", f"without values ({key})", wanted)
     if getattr(model, "is_quantized", False):
         raise ConfigError(f"this {name} is quantized; apply the strategy before quantization.")
-
-
-def _has_strategy(module: nn.Module) -> bool:
-    return isinstance(module, Scaled) or APPLIED in vars(module)
-
-
-def _has_values(parameter: nn.Parameter) -> bool:
-    return not parameter.is_meta and not is_fake(parameter)
 
 
 def _check_kind(module: nn.Module, name: str) -> None:

@@ -41,11 +41,14 @@ def find_norms(traced: TracedModel) -> list[TracedNorm]:
     """Return the norms that have a scale vector, and those without one that only matrices read.
 
     Raises:
-        ConfigError: several modules have a vector, or the pass did not reach a vector, or a matrix
-            like those behind norms
+        ConfigError: there is no norm, several modules have a vector, or the pass did not reach a
+            vector, or a matrix like those behind norms
     """
     matrices = Matrices(traced)
     norms = [*norms_with_vectors(matrices), *bare_norms(matrices)]
+    if not norms:
+        name = type(traced.model).__name__
+        raise ConfigError(f"{name} has no norm; expected a model with norms for a strategy.")
     _check_untied(norms, matrices)
     _check_reached(norms, traced)
     return norms

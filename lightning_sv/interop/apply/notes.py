@@ -4,7 +4,6 @@ A note is a pair: the name of a parameter, output or model, and the deviation.
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import chain
 
 from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.roles.api import TracedModel
@@ -55,10 +54,9 @@ def notes_on_model(
         yield type(traced.model).__name__, f"no matrix except the head gets a vector, because {why}"
     reached = traced.use_roles.keys() | traced.scaled.keys()
     for row in traced.roles.parameters:
-        if row.name in reached or row.role != "other":
-            continue
-        is_matrix = len(row.shape) > 1  # one that does not train may be frozen for the pass
-        if row.trained or is_matrix:
+        is_reached = row.name in reached or row.role != "other"
+        is_learned = row.trained or len(row.shape) > 1  # a matrix may be frozen for the pass
+        if is_learned and not is_reached:
             hint = "to change it, pass an example that reaches it"
             yield row.name, f"unchanged, because the forward pass did not reach it; {hint}"
 
@@ -71,6 +69,11 @@ def notes_on_outputs(changed: Iterable[str]) -> Iterator[Note]:
 
 def _lacks_norms(traced: TracedModel, norms: list[TracedNorm]) -> bool:
     """Return True if no layer's matrix is behind a norm, as in OLMo 2."""
-    layers = {row.name for row in traced.roles.parameters if row.role == "matrix"}
-    behind_norms = chain.from_iterable(norm.readers for norm in norms)
-    return bool(layers) and layers.isdisjoint(behind_norms)
+    behind_norms: set[str] = set()
+    for norm in norms:
+        behind_norms.update(norm.readers)
+    of_layers = set()
+    for row in traced.roles.parameters:
+        if row.role == "matrix":
+            of_layers.add(row.name)
+    return bool(of_layers) and of_layers.isdisjoint(behind_norms)

@@ -27,7 +27,6 @@ from lightning_sv.scale import ScaleStrategy
 #: largest relative difference of outputs attributed to rounding; of shorter dtypes 0.1
 _ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-4}
 _ROUNDING_SHORT = 0.1
-_READABLE = "layers that read a weight as an attribute in forward, such as self.weight."
 
 
 class Outputs(NamedTuple):
@@ -81,33 +80,26 @@ def outputs_of_vectors(traced: TracedModel, strategy: ScaleStrategy) -> Outputs:
     """Return the outputs without the norms of `dnp`.
 
     Raises:
-        ConfigError: the pass fails, or reads a weight by a reference that has no vectors
+        ConfigError: the pass reads a weight by a reference that has no vectors
     """
     model = traced.model
     called: set[str] = set()
 
     def note_call(module: Any, args: Any, out: Tensor) -> Any:
         called.add(module.plain_name)
-        return args[0] if isinstance(module, OutputNorm) else out  # the input of a norm
+        if isinstance(module, OutputNorm):
+            return args[0]  # its input
+        return out
 
     added = scaled_modules(model)
     with ExitStack() as hooks:
         for module in added.values():
             hooks.enter_context(module.register_forward_hook(note_call))
-        outputs = _checked_outputs(traced)
+        outputs = outputs_of(traced)
     for name, module in added.items():
         if name not in called:
             _check_unread(module, traced, strategy)
     return outputs
-
-
-def _checked_outputs(traced: TracedModel) -> Outputs:
-    """Return the outputs; refuse a model whose code cannot run with computed weights."""
-    try:
-        return outputs_of(traced)
-    except (LookupError, TypeError, AttributeError, RuntimeError) as error:
-        why = f"fails with scale vectors ({type(error).__name__}: {error})"
-        raise ConfigError(f"{type(traced.model).__name__} {why}; expected {_READABLE}") from error
 
 
 def _check_unread(module: Scaled, traced: TracedModel, strategy: ScaleStrategy) -> None:
@@ -119,16 +111,16 @@ def _check_unread(module: Scaled, traced: TracedModel, strategy: ScaleStrategy) 
         raise ConfigError(f"{what}, but this model uses its weight without calling it. {hint}")
     if name in traced.products or name in traced.scaled:
         what = f"{name} is read by a stored reference, without its scale vectors"
-        raise ConfigError(f"{what}; expected {_READABLE}")
+        wanted = "layers that read a weight as an attribute in forward, such as self.weight."
+        raise ConfigError(f"{what}; expected {wanted}")
 
 
 def changed_outputs(before: Outputs, after: Outputs, rounding: float) -> Iterator[str]:
     """Yield the paths of the outputs next to logits that differ by more than rounding."""
     for path, output in before.others.items():
         other = after.others.get(path)
-        if other is None or other.shape != output.shape:
-            continue  # a model that counts its passes, e.g. of a cache
-        if _difference(output, other) > rounding:
+        is_comparable = other is not None and other.shape == output.shape  # not a longer cache
+        if is_comparable and _difference(output, other) > rounding:
             yield path
 
 
@@ -148,19 +140,24 @@ def relative_difference(before: list[Tensor], after: list[Tensor]) -> float:
     Masked values, such as logits of -inf or the lowest number, must be equal, or the difference is
     infinite.
     """
-    pairs = zip(before, after, strict=True)
-    return max((_difference(b, a) for b, a in pairs), default=0.0)
+    largest = 0.0
+    for old, new in zip(before, after, strict=True):
+        largest = max(largest, _difference(old, new))
+    return largest
 
 
 @torch.no_grad()  # a model may return a parameter
 def _difference(before: Tensor, after: Tensor) -> float:
     lowest = torch.finfo(before.dtype).max / 2
-    number = before.isfinite() & (before.abs() < lowest)
-    if not torch.allclose(before[~number], after[~number], rtol=0, atol=0, equal_nan=True):
+    is_number = before.isfinite() & (before.abs() < lowest)
+    masked = before[~is_number]
+    if not torch.allclose(masked, after[~is_number], rtol=0, atol=0, equal_nan=True):
         return math.inf
-    if not number.any():
+    if not is_number.any():
         return 0.0
-    b = before[number].double()
-    a = after[number].double()
-    size = float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))
-    return size if math.isfinite(size) else math.inf  # max() of a number and nan is the number
+
+    old = before[is_number].double()
+    new = after[is_number].double()
+    if not new.isfinite().all():
+        return math.inf
+    return float((new - old).abs().max() / old.abs().max().clamp_min(1e-30))

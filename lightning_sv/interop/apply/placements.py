@@ -110,9 +110,10 @@ class Placements:
 
     def _check_dp_at(self, norms: list[TracedNorm]) -> None:
         words: dict[str, None] = {}
+        wanted = "none without dnp."
         if self.row.norm_out:
             words = dict.fromkeys(branch.word for branch in branches_of(norms))
-        wanted = f"one of {' '.join(words)}." if words else "none without dnp."
+            wanted = f"one of {' '.join(words)}."
         for word in self.dp_at:
             expect(word in words, "dp_at", repr(word), wanted)
 
@@ -131,8 +132,9 @@ class Placements:
         for name, note in notes_on_matrices(norm, self.strategy):
             self._note(name, note)
         gamma = self._gamma(norm)
-        is_added = gamma is Gamma.ABSENT and self.row.scale_in and self.strategy.per_branch
-        scale_in = gamma is Gamma.MOVED or is_added
+        scale_in = gamma is Gamma.MOVED
+        if gamma is Gamma.ABSENT:
+            scale_in = self.row.scale_in and self.strategy.per_branch
         branches = tuple(self._placed_branches(norm, scale_in))
         return PlacedNorm(norm, gamma, scale_in, branches)
 
@@ -161,12 +163,10 @@ class Placements:
 
     def _note_without_branches(self, norm: TracedNorm) -> None:
         """Note why a vector stays in its norm, although the strategy has vectors at matrices."""
-        if self.row.scale_in:
-            if norm.tied:  # another note says that the matrix has no vector after it
-                return
-            has_vectors_at_matrices = self.strategy.per_branch or self.row.scale_out
-            if not has_vectors_at_matrices:
-                return
+        has_vectors_at_matrices = self.strategy.per_branch or self.row.scale_out
+        is_noted = bool(norm.tied)  # a note says that the matrix has no vector after it
+        if self.row.scale_in and (is_noted or not has_vectors_at_matrices):
+            return
         what = "remains one vector of its norm"
         if norm.role == "input":
             self._note(norm.vector, f"{what}: {norm.stays}")
@@ -208,8 +208,8 @@ class Placements:
     def _reason_against_norm(self, branch: TracedBranch) -> str | None:
         """Return why the output of a branch cannot be normalized; None if it can."""
         weight = self.named[branch.weight]
-        is_one = weight.ndim == 2 and len(branch.parts) == 1
-        if branch.mixed or not is_one:
+        has_experts = weight.ndim > 2
+        if has_experts or branch.mixed or len(branch.parts) > 1:
             return "it holds several matrices; for dnp give each its own nn.Linear"
         layer = type(self.model.get_submodule(branch.weight.rpartition(".")[0]))
         if layer is not nn.Linear:

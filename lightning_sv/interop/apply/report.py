@@ -1,7 +1,6 @@
 """What `apply_strategy` reports."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from lightning_sv.scale import ScaleStrategy
@@ -33,7 +32,9 @@ class Report(NamedTuple):
     dp_at: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        effect = "the function is preserved" if self.same_function else "the function changes"
+        effect = "the function changes"
+        if self.same_function:
+            effect = "the function is preserved"
         counts = f"{self._label}: {len(self.vectors)} scale vectors"
         head = f"{counts}; {effect}, outputs differ by {self.difference:.1e}"
         return "\n".join([head, *self._lines])
@@ -41,22 +42,20 @@ class Report(NamedTuple):
     @property
     def warning(self) -> str | None:
         """One line for a warning; None if the report has no notes."""
-        names = dict.fromkeys([*(name for name, _ in self.notes), *self.stacked])
+        names = [name for name, _ in self.notes]
+        names += self.stacked
         if not names:
             return None
-        return f"apply_strategy has notes on {_first_of([*names])}; print the report it returns."
+        different = list(dict.fromkeys(names))
+        return f"apply_strategy has notes on {_first_of(different)}; print the report it returns."
 
     @property
     def _label(self) -> str:
-        """The strategy that the model has, and the given one if that is different."""
-        given = str(self.strategy)
-        if self.dp_at:
-            exceptions = ",".join(f"{name}=dp" for name in self.dp_at)
-            given += f"[{exceptions}]"
-        has_no_norm = self.strategy.placement == "dnp" and self.same_function
-        if has_no_norm:
-            return f"{replace(self.strategy, placement='dp')}, asked for {given}"
-        return given
+        """The strategy, with its exceptions."""
+        if not self.dp_at:
+            return str(self.strategy)
+        exceptions = ",".join(f"{name}=dp" for name in self.dp_at)
+        return f"{self.strategy}[{exceptions}]"
 
     @property
     def _lines(self) -> list[str]:
