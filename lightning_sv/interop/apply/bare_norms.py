@@ -8,8 +8,6 @@ these matrices:
     xhat -> W1, + residual  none: the residual stream reads xhat, too
 """
 
-from itertools import chain
-
 from lightning_sv.interop.apply.matrices import Matrices, TracedBranch
 from lightning_sv.interop.apply.traced_norm import TracedNorm
 from lightning_sv.roles.api import TracedModel
@@ -22,10 +20,11 @@ from lightning_sv.roles.ops import NORMS
 def bare_norms(matrices: Matrices) -> list[TracedNorm]:
     """Return the norms without a vector, with the matrices that can have vectors."""
     traced = matrices.traced
-    bare = traced.flow.norms.normalized - _scaled_values(traced)
+    scaled = _scaled_values(traced)
     norms = []
     for node in traced.flow.graph.nodes:
-        if node not in bare or not _is_of_rows(node, traced.flow.norms):
+        is_bare = node in traced.flow.norms.normalized and node not in scaled
+        if not is_bare or not _is_of_rows(node, traced.flow.norms):
             continue
         readers = _linear_consumers(node)
         if readers:
@@ -36,8 +35,9 @@ def bare_norms(matrices: Matrices) -> list[TracedNorm]:
 def _scaled_values(traced: TracedModel) -> set[Node]:
     """Return the values that scale vectors multiply."""
     scaled: set[Node] = set()
-    for value, factor in chain.from_iterable(traced.scaled.values()):
-        scaled.update(map(traced.flow.norms.base, value.others(factor)))
+    for values in traced.scaled.values():
+        for product, factor in values:
+            scaled.update(map(traced.flow.norms.base, product.others(factor)))
     return scaled
 
 
@@ -47,11 +47,13 @@ def _is_of_rows(norm: Node, norms: Norms) -> bool:
         return False
     if norm.op in NORMS:
         return len(norm.scalars.get("normalized_shape", ())) == 1
-    for value in norm.values:
-        has_one_channel = value.shape[-1:] == (1,) or value.stride[-1:] == (0,)
-        if has_one_channel and norms.is_statistic(value):
-            return True
-    return False
+    statistics = filter(norms.is_statistic, norm.values)
+    return any(map(_is_one_per_row, statistics))
+
+
+def _is_one_per_row(statistic: Node) -> bool:
+    """Return True for one number per row, also if it is expanded to all channels."""
+    return statistic.shape[-1:] == (1,) or statistic.stride[-1:] == (0,)
 
 
 def _linear_consumers(norm: Node) -> list[Consumer]:
@@ -61,8 +63,9 @@ def _linear_consumers(norm: Node) -> list[Consumer]:
         readers = list(consumers([ScaledValue(norm, ones)], "a bare norm"))
     except UnknownConsumerError:
         return []
-    if not all(reader.along_channels for reader in readers):
-        return []
+    for reader in readers:
+        if not reader.along_channels:
+            return []
     return readers
 
 

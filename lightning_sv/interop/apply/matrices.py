@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_sv.interop.apply.parts import parts_of
 from lightning_sv.roles.api import TracedModel
@@ -48,7 +48,9 @@ class TracedBranch(NamedTuple):
 
     def rows(self, weight: Tensor) -> Tensor:
         """Return a tensor in the weight's layout as (*batch_dims, d_out, d_in), or back."""
-        return weight.mT if self.transposed else weight
+        if self.transposed:
+            return weight.mT
+        return weight
 
     @property
     def word(self) -> str:
@@ -131,13 +133,15 @@ def _tied_parameters(traced: TracedModel) -> set[str]:
     One that a module uses at several places is not tied to another. A table that a function reads,
     not a layer, belongs to one module only.
     """
-    owners: Counter[int] = Counter()
+    owners: Counter[nn.Parameter | None] = Counter()
     for module in traced.model.modules():
-        owners.update(map(id, module._parameters.values()))
+        owners.update(module._parameters.values())
+
     tied = set()
     for name, parameter in traced.named.items():
-        is_table = name in traced.products and "embedding" in traced.use_roles[name]
-        if is_table or owners[id(parameter)] > 1:
+        is_matrix = name in traced.products
+        is_table = "embedding" in traced.use_roles.get(name, ())
+        if owners[parameter] > 1 or (is_matrix and is_table):
             tied.add(name)
     return tied
 

@@ -12,7 +12,6 @@ other are different matrices. If each head, or every other channel, belongs to a
 no block of rows is one of them: mixed.
 """
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable
 from itertools import pairwise
 
@@ -42,20 +41,26 @@ def parts_of(use: Use, d_out: int) -> tuple[int, ...] | None:
     None if there are several that are not blocks of rows.
     """
     product = use.node
-    _, last = PRODUCTS[product.op]
-    n_axes = len(product.shape)
-    axis = n_axes - 1 if use.argument == last else n_axes - 2
+    axis = _rows_axis(use)
     n = product.shape[axis]
     if n < d_out:
         return None
     if n > d_out:  # stacked matrices, each with its own vectors
         return (d_out,)
-
     try:
         cuts = _cuts(product, axis, _BLOCKS)
     except _NoBlocksError:
         return None
     return tuple(high - low for low, high in pairwise(sorted(cuts)))
+
+
+def _rows_axis(use: Use) -> int:
+    """Return the axis of a product that is the matrix's axis of rows."""
+    n_axes = len(use.node.shape)
+    _, last = PRODUCTS[use.node.op]
+    if use.argument == last:
+        return n_axes - 1
+    return n_axes - 2
 
 
 class _NoBlocksError(Exception):
@@ -80,6 +85,7 @@ def _cuts(value: Node, axis: int, takes_part: frozenset[str]) -> set[int]:
             parts.append(use.user)
         else:
             cuts |= _cuts_of_choice(use.user, axis, n)
+
     return cuts | _cuts_between(_joined_blocks(parts, n))
 
 
@@ -143,8 +149,9 @@ def _joined_blocks(parts: Iterable[Node], n: int) -> dict[Block, set[Block]]:
 
     for user in users_in_order(blocks_in):
         read = {blocks_in[value] for value in user.values if value in blocks_in}
-        meets = len(read) > 1
-        follows = user.op in _MEETING if meets else _keeps_part(user, blocks_in)
+        follows = _keeps_part(user, blocks_in)
+        if len(read) > 1:
+            follows = user.op in _MEETING
         if follows:
             blocks_in[user] = frozenset[Block]().union(*read)
             _join(blocks_in[user], group_of)
@@ -173,15 +180,10 @@ def _cuts_between(group_of: dict[Block, set[Block]]) -> set[int]:
     if has_steps and _has_several_groups(group_of):
         raise _NoBlocksError
 
-    ending_at: dict[int, set[Block]] = defaultdict(set)
-    for block in group_of:
-        ending_at[block.end].add(block)
-
     cuts = set()
-    for block, group in group_of.items():
-        ends_before = [end for end in ending_at if end <= block.begin]
-        if ends_before and group.isdisjoint(ending_at[max(ends_before)]):
-            cuts.add(block.begin)
+    for before, after in pairwise(sorted(group_of)):
+        if after not in group_of[before]:
+            cuts.add(after.begin)
     return cuts
 
 
@@ -192,4 +194,6 @@ def _keeps_part(user: Node, parts: Collection[Node]) -> bool:
     kinds_of_others = user.kinds_outside(parts)
     if user.op in PRODUCTS:
         return PARAM not in kinds_of_others
-    return user.pointwise and DATA not in kinds_of_others
+    if user.pointwise:
+        return DATA not in kinds_of_others
+    return False
