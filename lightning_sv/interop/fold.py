@@ -1,11 +1,12 @@
 """Folding: the same function with as few scale vectors as possible.
 
-See the paper, Section 2.1.
+See the paper, Section 2.1. A gamma next to a matrix is a diagonal factor of it. Behind the norm of
+`dnp` it can only move into the next matrix A, if what lies between is linear in it:
 
-A gamma next to a matrix is a diagonal factor of it: W <- diag(gamma_out) W diag(gamma_in). If the
-output is normalized (`dnp`), gamma_out follows the norm and can only move into the next matrix, if
-the operations in between are linear in it: attention averages v's channels, the gate multiplies
-up's.
+    gamma_out * (W (gamma_in * xhat))      W <- diag(gamma_out) W diag(gamma_in)
+    gamma_out * Norm(W xhat) -> A          A <- A diag(gamma_out): attention averages v's channels,
+                                           and the gate multiplies up's
+    gamma_out * Norm(W xhat) -> other      stays: scores of q and k, SiLU, residual stream, logits
 """
 
 from collections.abc import Iterator, Mapping, Set

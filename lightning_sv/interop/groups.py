@@ -158,4 +158,5 @@ def _by_unwrapped(named: Iterable[tuple[str, T]]) -> dict[str, T]:
 
 def unwrapped(name: str) -> str:
     """Return a name without the parts that wrappers add."""
-    return ".".join(word for word in name.split(".") if word not in WRAPPERS)
+    parts = [part for part in name.split(".") if part not in WRAPPERS]
+    return ".".join(parts)

@@ -773,7 +773,7 @@ REFUSED: dict[str, tuple[str, str, Callable[[], nn.Module]]] = {
     "nan": ("hg", "finite floating-point", lambda: Net(lambda net, x: plain(net, x) * torch.nan)),
     "integers": ("hg", "finite floating-point", lambda: Net(lambda net, x: plain(net, x).argmax(-1))),
     "no norm": ("hg", "Bare has no norm", lambda: Bare(lambda x: x)),
-    "zero gamma": ("hg+dp+or", r"^norm.weight .*near 0", with_zero_gamma),
+    "zero gamma": ("hg+dp+or", "^norm.weight under", with_zero_gamma),
     "subclass of a tensor": ("hg+dp", "^head.weight is a Quantized", with_subclass),
     "tied norms": ("or", "^1.weight is tied", with_tied_norms),
     "applied": ("hg+dp+or", "fold_applied", with_strategy),

@@ -1,7 +1,11 @@
 """State of a model with an applied strategy.
 
 The strategy leaves its traces in the model, because copies and stages of it must have them too:
-`Applied` in an attribute of the model, and names of frozen parameters in their modules.
+
+    model.applied_strategy        an `Applied`: what folding restores, and callbacks read
+    module.frozen_by_strategy     names of its parameters that the strategy froze
+
+Both refer to parameters by their names, so that a deep copy refers to its own.
 """
 
 from collections.abc import Iterable, Iterator
@@ -111,14 +115,16 @@ def _branches_of(
 ) -> Iterator[AppliedBranch]:
     """Yield the matrices in a weight, each with its own vectors or those of the norms around it."""
     blocks = matrix.rows(weight).split(matrix.parts, -2)  # (*batch_dims, width, d_in) each
-    parts = _scaled_parts(matrix, scaled)
-    output_norm = _output_norm(matrix, scaled)
-    scale_after = None if output_norm is None else output_norm.scale
+    output_norm = scaled.get(matrix.weight.rpartition(".")[0])
+    has_output_norm = isinstance(output_norm, OutputNorm)
+    scale_after = getattr(output_norm, "scale", None)
     path = matrix.weight.removesuffix(".weight")
-    for i, (block, part) in enumerate(zip(blocks, parts, strict=True)):
-        suffix = f"{i}" if len(blocks) > 1 else ""
+    for i, (block, part) in enumerate(zip(blocks, _scaled_parts(matrix, scaled), strict=True)):
+        suffix = ""
+        if len(blocks) > 1:
+            suffix = str(i)
         sides = {"in": part.scale_in or norm_gamma, "out": part.scale_out or scale_after}
-        yield AppliedBranch(path, suffix, block, sides, output_norm is not None)
+        yield AppliedBranch(path, suffix, block, sides, has_output_norm)
 
 
 def _scaled_parts(matrix: TracedBranch, scaled: dict[str, Scaled]) -> Iterable[Any]:
@@ -129,14 +135,10 @@ def _scaled_parts(matrix: TracedBranch, scaled: dict[str, Scaled]) -> Iterable[A
     return [_PLAIN] * len(matrix.parts)
 
 
-def _output_norm(matrix: TracedBranch, scaled: dict[str, Scaled]) -> OutputNorm | None:
-    """Return the norm that the strategy added after a layer."""
-    norm = scaled.get(matrix.weight.rpartition(".")[0])
-    return norm if isinstance(norm, OutputNorm) else None
-
-
 def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters by their names, also by those without wrappers and LoRA's layers."""
     named = dict(model.named_parameters(remove_duplicate=False))
-    short = {unwrapped(name.replace(".base_layer", "")): named[name] for name in named}
+    short = {}
+    for name, parameter in named.items():
+        short[unwrapped(name.replace(".base_layer", ""))] = parameter
     return short | named

@@ -97,20 +97,20 @@ class Change:
     def _change_saving(self) -> Iterator[Any]:
         """Change `save_pretrained` of all parts that have it; yield the handles of loading."""
         for path, module in self.model.named_modules():
-            weight = self._first_weight_in(path)
-            if weight is None or not hasattr(module, "save_pretrained"):
-                continue
-            self.undo.callback(UnfoldedSave(module, weight).remove)
-            load = partial(load_unfolded, weight)
-            yield module.register_load_state_dict_pre_hook(load)
+            weights = self._weights_in(path)
+            if weights and hasattr(module, "save_pretrained"):
+                self.undo.callback(UnfoldedSave(module, weights[0]).remove)
+                load = partial(load_unfolded, weights[0])
+                yield module.register_load_state_dict_pre_hook(load)
 
-    def _first_weight_in(self, path: str) -> str | None:
-        """Return the first computed weight of a module, by its name in the module."""
+    def _weights_in(self, path: str) -> list[str]:
+        """Return the computed weights of a module, by their names in the module."""
         start = f"{path}." if path else ""
+        names = []
         for name in self._weights:
             if name.startswith(start):
-                return unwrapped(name.removeprefix(start))
-        return None
+                names.append(unwrapped(name.removeprefix(start)))
+        return names
 
     def _change(self, placed: PlacedNorm) -> None:
         """Change a norm's vector, then the branches behind it."""
@@ -159,10 +159,13 @@ class Change:
 
     def _keep(self, norm: TracedNorm, gamma: Tensor) -> None:
         """Keep gamma in its norm, in the strategy's parameterization."""
-        role: Role = "input" if norm.role == "input" else "output"
+        role: Role = "output"
+        if norm.role == "input":
+            role = "input"
         origin = _origin(norm)
         self.norms[norm.vector] = role, origin
-        if self.strategy.vector_class is (OffsetScale if origin else DirectScale):
+        own_form = OffsetScale if origin else DirectScale
+        if self.strategy.vector_class is own_form:
             return
         if gamma.shape[-1] == 1:  # a column (d, 1), or (d, 1, 1) of images
             gamma = gamma.flatten()
@@ -191,10 +194,11 @@ class Change:
         branch = placed.branch
         if placed.norm_out:
             self._normalize_output(placed)
+        has_vectors_after = placed.scale_out and not placed.norm_out  # a norm has the vector itself
         parts = []
         for scale_in, width in zip(before, branch.parts, strict=True):
             after: ScaleVector | None = None
-            if placed.scale_out and not placed.norm_out:  # a norm has the vector itself
+            if has_vectors_after:
                 after = self._ones_after(branch, width)
             parts.append(ScaledPart(scale_in, after))
         scaled = ScaledWeight(parts, branch.parts, branch.transposed, branch.role)
@@ -229,8 +233,7 @@ class Change:
         try:
             vector.set_gamma(gamma)
         except ValueError as error:
-            hint = "" if gamma.any() else " Or start near 0 instead of at 0."
-            raise ConfigError(f"{name} under {str(self.strategy)!r}: {error}{hint}") from error
+            raise ConfigError(f"{name} under {str(self.strategy)!r}: {error}") from error
         return vector.requires_grad_(self._trains[name])
 
     def _scale_columns(self, branches: Iterable[TracedBranch], gamma: Tensor) -> None:
@@ -269,10 +272,11 @@ class Change:
     def _checked(self, name: str) -> nn.Parameter:
         """Return a parameter to change: a plain tensor, not the input of a parametrization."""
         parameter = self.named[name]
-        is_plain = type(parameter.data) is Tensor and not parameter.is_meta
-        kind = f"{parameter.dtype} in a {type(parameter.data).__name__} on {parameter.device.type}"
-        wanted = "a plain floating-point tensor: not quantized, not sharded, not fake."
-        expect(is_plain and parameter.is_floating_point(), name, kind, wanted)
+        kind = type(parameter.data)
+        is_plain = kind is Tensor and parameter.is_floating_point()
+        found = f"{parameter.dtype} in a {kind.__name__}"
+        wanted = "a plain floating-point tensor: not quantized and not sharded."
+        expect(is_plain, name, found, wanted)
         if "parametrizations" in name.split("."):
             raise ConfigError(f"{name} is already parametrized; {REMOVE}.")
         return parameter
@@ -287,7 +291,8 @@ def _origin(norm: TracedNorm) -> float:
 def _norm_eps(model: nn.Module) -> float:
     """Return the epsilon of a model's norms, from the first configuration that has one."""
     for module in model.modules():
-        eps = getattr(getattr(module, "config", None), "rms_norm_eps", None)
+        config = getattr(module, "config", None)
+        eps = getattr(config, "rms_norm_eps", None)
         if eps:
             return float(eps)
     return 1e-5

@@ -1,6 +1,7 @@
 """Notes on what deviates from a strategy in a model, each with its reason.
 
-A note is a pair: the name of a parameter, output or model, and the deviation.
+A strategy is made for Llama. In other models some matrices cannot have vectors, and the user must
+know which. A note is a pair: the name of a parameter, output or model, and the deviation.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""What `apply_strategy` reports."""
+"""Report of `apply_strategy`: what was added, what deviates, and how much the outputs changed."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -159,16 +159,21 @@ class ScaledWeight(Scaled):
         # compares both modes.
         if not torch.is_grad_enabled() and not torch.jit.is_tracing():  # type: ignore[attr-defined]
             weight = weight.detach()
-        out = self._scaled(weight.mT if self.transposed else weight)
+        dtype = weight.dtype
+        if self.transposed:
+            weight = weight.mT
+        out = self._scaled(weight)
         if self.transposed:
             out = out.mT.contiguous()  # (*batch_dims, d_in, sum of widths)
-        return _computed(out.to(weight.dtype))
+        return _computed(out.to(dtype))
 
     def _scaled(self, rows: Tensor) -> Tensor:
         """(*batch_dims, sum of widths, d_in) -> the same shape."""
+        if len(self.widths) == 1:
+            return self.parts[0](rows)  # type: ignore[no-any-return]
         blocks = rows.split(self.widths, -2)
         scaled = [part(block) for part, block in zip(self.parts, blocks, strict=True)]
-        return scaled[0] if len(scaled) == 1 else torch.cat(scaled, -2)
+        return torch.cat(scaled, -2)
 
 
 class ScaledGamma(Scaled):
@@ -196,9 +201,9 @@ class OutputNorm(Scaled):
     def forward(self, y: Tensor) -> Tensor:
         """(..., d_out) -> (..., d_out)."""
         heads = y.unflatten(-1, (-1, self.width))  # (..., d_out / width, width)
-        gamma = gamma_of(self.scale)
-        if gamma is not None:
-            gamma = gamma.unflatten(-1, (-1, self.width))
+        if self.scale is None:
+            return normalize(heads, self.eps, None).flatten(-2)
+        gamma = self.scale().unflatten(-1, (-1, self.width))
         return normalize(heads, self.eps, gamma).flatten(-2)
 
 

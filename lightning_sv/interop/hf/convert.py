@@ -113,14 +113,16 @@ def _norm_weights(config: BackboneConfig, folded: Folded, to: Target) -> dict[st
     if to.qk_of_outputs:
         for path, gamma in folded.outputs.items():
             gammas[path.replace("qkv.", "").replace("proj", "norm")] = gamma
-    origin = 1 if to.family == "Gemma3" else 0
-    like = folded.weights["embed.weight"]
+    origin = 0
+    if to.family == "Gemma3":
+        origin = 1
     weights = {}
     for path, gamma in gammas.items():
+        width = config.d_model
+        if path.endswith(("q_norm", "k_norm")):
+            width = config.head_width
         if gamma is None:
-            is_per_head = path.endswith(("q_norm", "k_norm"))
-            width = config.head_width if is_per_head else config.d_model
-            gamma = like.new_ones(width)
+            gamma = folded.weights["embed.weight"].new_ones(width)
         weights[path] = gamma - origin
     return weights
 

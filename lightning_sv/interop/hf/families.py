@@ -128,8 +128,10 @@ def _is_qk_norm(config: BackboneConfig, folded: Folded, normalized: frozenset[st
     """Return True if the remaining norms are those of Qwen 3: after q and k, a gamma per head."""
     if normalized != {"q_proj", "k_proj"} or _has_shared_expert(config):
         return False
-    gammas = folded.outputs.values()
-    return all(gamma is None or len(gamma) == config.head_width for gamma in gammas)
+    for gamma in folded.outputs.values():
+        if gamma is not None and len(gamma) != config.head_width:
+            return False
+    return True
 
 
 def their_names(family: str, n_layer: int) -> dict[str, str]:

@@ -1,4 +1,11 @@
-"""Export to a folder for transformers: weights, config, tokenizer, model card."""
+"""Export to a folder for transformers: weights, config, tokenizer, model card.
+
+A wrong export would show only in the quality of texts. So the folder appears only if it loads, and
+if the loaded model has our logits:
+
+    fold and convert -> write to a temporary folder -> load it by transformers
+                     -> compare the logits of two random texts -> rename the folder
+"""
 
 from collections.abc import Callable
 from pathlib import Path

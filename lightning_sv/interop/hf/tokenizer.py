@@ -1,4 +1,8 @@
-"""The tokenizer of a corpus, as one of transformers."""
+"""The tokenizer of a corpus, as one of transformers.
+
+In training, a text follows the end-of-text token of the text before it. So a prompt starts with
+that token, too, and the result is compared with our tokenizer on a sample of difficult text.
+"""
 
 from typing import Any
 

@@ -1,4 +1,8 @@
-"""Scale vectors of a transformers model, or of any other model that can be traced."""
+"""Scale vectors of a transformers model, or of any other model that can be traced.
+
+A norm may store w of gamma = w or gamma = 1 + w, and the name of a vector does not show which side
+of a matrix it is on. The traced pass shows both, as for `apply_strategy`.
+"""
 
 from pathlib import Path
 from typing import Any, NamedTuple
