@@ -134,9 +134,10 @@ def _fold_inputs(
 ) -> None:
     """Fold the vectors before matrices into these, except those that norms keep."""
     for path, _, (scale_in, _) in scaled_linears(model):
-        if scale_in is not None and scale_in not in kept:
-            weight = weights[f"{path}.weight"]  # (*batch_dims, d_out, d_in)
-            weight *= scale_in().unsqueeze(-2)  # (*batch_dims, 1, d_in)
+        if scale_in is None or scale_in in kept:
+            continue
+        weight = weights[f"{path}.weight"]  # (*batch_dims, d_out, d_in)
+        weight *= scale_in().unsqueeze(-2)  # (*batch_dims, 1, d_in)
 
 
 def _fold_outputs(model: Backbone, weights: dict[str, Tensor]) -> dict[str, Tensor | None]:

@@ -119,7 +119,10 @@ def _trained_parameters(
         roles = weight_decay_roles(model, example)
     known = _by_unwrapped((row.name, row) for row in roles.parameters)
     trained = _by_unwrapped((name, name) for name, _ in _trained(model))
-    missing = [name for short, name in trained.items() if short not in known]
+    missing = []
+    for short, name in trained.items():
+        if short not in known:
+            missing.append(name)
     if missing:
         what = f"{missing[0]} ({len(missing)} of {len(trained)} names are missing)"
         when = "before wrapping it, and after apply_strategy or fold_applied"

@@ -50,7 +50,8 @@ def _added_to(scaled: Node, shape: tuple[int, ...], traced: TracedModel) -> Adde
             return _OTHERS
         for addend in _addends(value, values):
             source = plain(addend)
-            if source.op == "parameter" and source.shape == shape:
+            is_bias = source.op == "parameter" and source.shape == shape
+            if is_bias:
                 biases |= traced.flow.sources[source]
             elif source.is_fixed:
                 return _OTHERS
@@ -66,8 +67,11 @@ def _passes(user: Node, reached: Collection[Node]) -> bool:
 
 def _inserts_numbers(user: Node) -> bool:
     """Return True if an operation may add or insert numbers other than 0."""
-    number = user.scalars.get(_NUMBERS.get(user.op), 0)
-    return user.op in _INSERTING or number != 0
+    if user.op in _INSERTING:
+        return True
+    argument = _NUMBERS.get(user.op, "")
+    number = user.scalars.get(argument, 0)
+    return bool(number)
 
 
 def _addends(user: Node, reached: Collection[Node]) -> list[Node]:

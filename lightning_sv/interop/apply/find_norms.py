@@ -157,6 +157,8 @@ def _unreached_branches(norms: Iterable[TracedNorm], traced: TracedModel) -> Ite
     """Yield the matrices that the pass did not reach, if others of their family follow a norm."""
     families = {family(branch.weight) for branch in branches_of(norms)}
     for row in traced.roles.parameters:
-        is_unreached = row.role in _MATRICES and not traced.use_roles.get(row.name)
-        if is_unreached and family(row.name) in families:
+        if row.role not in _MATRICES or family(row.name) not in families:
+            continue
+        uses = traced.use_roles.get(row.name)
+        if not uses:
             yield row.name

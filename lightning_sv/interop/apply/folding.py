@@ -105,7 +105,7 @@ def _computed_weights(model: nn.Module) -> Iterator[_Weight]:
         if not isinstance(lists, nn.ModuleDict):
             continue
         for attribute, parametrizations in lists.items():
-            first, *others = parametrizations
+            first, *others = parametrizations.children()
             if not isinstance(first, Scaled):
                 continue
             if others:

@@ -53,11 +53,13 @@ def notes_on_model(
     if adds_vectors and _lacks_norms(traced, norms):
         why = "none of the others follows a norm whose output only matrices read"
         yield type(traced.model).__name__, f"no matrix except the head gets a vector, because {why}"
+
     reached = traced.use_roles.keys() | traced.scaled.keys()
     for row in traced.roles.parameters:
-        is_reached = row.name in reached or row.role != "other"
-        is_learned = row.trained or len(row.shape) > 1  # a matrix may be frozen for the pass
-        if is_learned and not is_reached:
+        if row.name in reached or row.role != "other":
+            continue
+        is_matrix = len(row.shape) > 1  # one that does not train may be frozen for the pass
+        if row.trained or is_matrix:
             hint = "to change it, pass an example that reaches it"
             yield row.name, f"unchanged, because the forward pass did not reach it; {hint}"
 

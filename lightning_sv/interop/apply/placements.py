@@ -188,7 +188,8 @@ class Placements:
             if branch.weight in self._changed:
                 continue
             placed = self._placed_branch(branch)
-            if scale_in or placed.norm_out or placed.scale_out:
+            changes_output = placed.norm_out or placed.scale_out
+            if scale_in or changes_output:
                 self._changed.add(branch.weight)
                 yield placed
 
@@ -197,6 +198,7 @@ class Placements:
         is_spared = branch.role == "router" or branch.word in self.dp_at
         if is_spared or not self.row.norm_out:
             return PlacedBranch(branch, norm_out=False, scale_out=self.row.scale_out)
+
         if branch.normalized:
             self._note(branch.weight, _KEEPS_ITS_NORM)
             return PlacedBranch(branch, norm_out=False, scale_out=False)
