@@ -9,7 +9,7 @@ end, the stack runs all inverses in reverse order:
     hooks             | remove the hooks
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -121,10 +121,7 @@ class Change:
             self._change_gamma(placed, gamma)
 
         for branch in placed.branches:
-            before: list[ScaleVector | None] = [None] * len(branch.branch.parts)
-            if placed.scale_in:
-                before = self._own_vectors(norm, branch.branch, gamma)
-            self._scale(branch, before)
+            self._scale(branch, placed, gamma)
 
     def _change_gamma(self, placed: PlacedNorm, gamma: Tensor) -> None:
         """Change the vector of a norm, which is `gamma`."""
@@ -140,22 +137,6 @@ class Change:
             case Gamma.FOLDED:
                 self._neutralize(norm, gamma)
                 self._scale_columns(norm.branches, gamma)
-
-    def _own_vectors(
-        self, norm: TracedNorm, branch: TracedBranch, gamma: Tensor | None
-    ) -> list[ScaleVector | None]:
-        """Return a vector before each matrix of a branch; it trains if the norm's vector did.
-
-        Of a norm without a vector it has ones, and trains if the matrix does.
-        """
-        weight = self.named[branch.weight]
-        if gamma is None:
-            d_in = branch.rows(weight).shape[-1]
-            gamma = upcast(weight).new_ones(d_in)
-        lead = weight.shape[:-2]
-        rows = gamma.expand(*lead, -1)  # (d_in) -> (*batch_dims, d_in)
-        like = norm.vector or branch.weight
-        return [self._vector(like, rows, "input") for _ in branch.parts]
 
     def _keep(self, norm: TracedNorm, gamma: Tensor) -> None:
         """Keep gamma in its norm, in the strategy's parameterization."""
@@ -189,20 +170,37 @@ class Change:
             raise ConfigError(f"{why}; vectors behind it cannot represent that. {hint}")
         self._set(norm.bias, torch.where(gamma == 0, bias, bias / gamma))
 
-    def _scale(self, placed: PlacedBranch, before: Sequence[ScaleVector | None]) -> None:
+    def _scale(self, placed: PlacedBranch, norm: PlacedNorm, gamma: Tensor | None) -> None:
         """Add vectors to a branch: those before its matrices, and ones after them."""
         branch = placed.branch
         if placed.norm_out:
             self._normalize_output(placed)
         has_vectors_after = placed.scale_out and not placed.norm_out  # a norm has the vector itself
         parts = []
-        for scale_in, width in zip(before, branch.parts, strict=True):
+        for width in branch.parts:
+            before: ScaleVector | None = None
             after: ScaleVector | None = None
+            if norm.scale_in:
+                before = self._vector_before(branch, norm.norm, gamma)
             if has_vectors_after:
                 after = self._ones_after(branch, width)
-            parts.append(ScaledPart(scale_in, after))
+            parts.append(ScaledPart(before, after))
         scaled = ScaledWeight(parts, branch.parts, branch.transposed, branch.role)
         self._parametrize(branch.weight, scaled)
+
+    def _vector_before(
+        self, branch: TracedBranch, norm: TracedNorm, gamma: Tensor | None
+    ) -> ScaleVector:
+        """Return a vector before a matrix of a branch; it trains if the norm's vector did.
+
+        Of a norm without a vector it has ones, and trains if the matrix does.
+        """
+        weight = self.named[branch.weight]
+        if gamma is None:
+            d_in = branch.rows(weight).shape[-1]
+            gamma = upcast(weight).new_ones(d_in)
+        rows = gamma.expand(*weight.shape[:-2], -1)  # (d_in) -> (*batch_dims, d_in)
+        return self._vector(norm.vector or branch.weight, rows, "input")
 
     def _ones_after(self, branch: TracedBranch, width: int) -> ScaleVector:
         weight = self.named[branch.weight]
