@@ -475,11 +475,6 @@ def test_apply_strategy_bare_norm_adds_vectors(strategy: str, norm: str) -> None
     without_vector = {name for name, note in report.notes if "no vector before it" in note}
     assert len(without_vector) == (3 if strategy == "dp" else 0)
     assert torch.equal(model(IDS), before)  # all vectors are 1
-    perturb(model)
-    applied = model(IDS)
-    copied = copy.deepcopy(model)
-    fold_applied(model)
-    assert torch.equal(copied(IDS), applied)  # of vectors of its own
 
 
 @pytest.mark.parametrize("strategy", ["ap", "nop"])

@@ -113,24 +113,10 @@ def _cuts_of_heads(use: UseAlong, n: int) -> set[int]:
 
     heads = _cuts(view, first, takes_part)
     for axis in inner:
-        if _takes_apart(view, axis):
+        cuts_of_each_head = _cuts(view, axis, _SLICES) - {0, view.shape[axis]}
+        if cuts_of_each_head:
             raise _NoBlocksError  # each head has a part of every matrix
     return {head * n // n_heads for head in heads}
-
-
-def _takes_apart(view: Node, axis: int) -> bool:
-    """Return True if the pass splits an axis and does not join its parts again."""
-    parts = []
-    for use in users_along(view, axis):
-        if not use.splits:
-            continue
-        if use.user.op == "glu":  # both halves at once
-            return True
-        if use.user.op in _SLICES:
-            parts.append(use.user)
-        elif use.user.shape[axis] < view.shape[axis]:  # a choice
-            return True
-    return _has_several_groups(_joined_blocks(parts, view.shape[axis]))
 
 
 def _joined_blocks(parts: Iterable[Node], n: int) -> dict[Block, set[Block]]:
@@ -166,24 +152,20 @@ def _join(blocks: Iterable[Block], group_of: dict[Block, set[Block]]) -> None:
     group_of |= dict.fromkeys(group, group)
 
 
-def _has_several_groups(group_of: dict[Block, set[Block]]) -> bool:
-    return any(len(group) < len(group_of) for group in group_of.values())
-
-
 def _cuts_between(group_of: dict[Block, set[Block]]) -> set[int]:
     """Return where a block begins next to another that is in a different group.
 
     Raises:
         _NoBlocksError: several groups have every other channel, or so
     """
-    has_steps = any(block.step > 1 for block in group_of)
-    if has_steps and _has_several_groups(group_of):
-        raise _NoBlocksError
-
     cuts = set()
     for before, after in pairwise(sorted(group_of)):
         if after not in group_of[before]:
             cuts.add(after.begin)
+
+    has_steps = any(block.step > 1 for block in group_of)
+    if cuts and has_steps:
+        raise _NoBlocksError
     return cuts
 
 
