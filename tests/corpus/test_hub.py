@@ -43,7 +43,7 @@ def dataset(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -
     (folder / "README.md").write_text(CARD)
     load = datasets.load_dataset_builder
     monkeypatch.setattr(
-        datasets, "load_dataset_builder", lambda _, subset: load(str(folder), subset)
+        datasets, "load_dataset_builder", lambda _, subset, **__: load(str(folder), subset)
     )
     return folder
 
@@ -94,9 +94,18 @@ def test_manifest_has_the_revision_of_a_dataset(
     named = dataset.rename(dataset.with_name(f"texts@{'a' * 40}"))
     files = {"train": sorted(map(str, named.glob("sample/10BT/*")))}
     builder = SimpleNamespace(config=SimpleNamespace(data_files=files))
-    monkeypatch.setattr(datasets, "load_dataset_builder", lambda name, subset: builder)
+    asked = []
+
+    def load(name: str, subset: str, revision: str | None) -> SimpleNamespace:
+        asked.append((name, revision))
+        return builder
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", load)
     made = prepare(config, progress=False)
     assert made.packages == {NAME: "a" * 40} and made.corpus_hash == expected
+    pinned = replace(config, dir=f"{config.dir}-2", source=f"{NAME}@{'a' * 40}")
+    assert prepare(pinned, progress=False).corpus_hash == expected
+    assert asked == [("nobody/texts", None), ("nobody/texts", "a" * 40)]
 
 
 def test_prepare_of_a_hub_that_refuses_names_the_reason(

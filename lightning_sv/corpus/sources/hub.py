@@ -5,6 +5,7 @@ The client of the hub repeats a request after a time-out, a lost connection or a
 start goes on.
 """
 
+import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -18,6 +19,8 @@ from lightning_sv.corpus.sources.packages import needs
 from lightning_sv.corpus.sources.parquet import read_parquet, row_groups
 from lightning_sv.errors import expect, expect_known
 
+log = logging.getLogger(__name__)
+
 #: threads that read the ends of Parquet files, where their row groups are listed
 _THREADS = 16
 _HINT = (
@@ -27,7 +30,11 @@ _HINT = (
 
 
 def hub_source(config: CorpusConfig, part_bytes: int) -> Source:
-    """Return the documents of a dataset of the Hugging Face hub, in the dataset's order."""
+    """Return the documents of a dataset of the Hugging Face hub, in the dataset's order.
+
+    `hf:NAME` has the newest revision. A preparation that was stopped goes on with an older one by
+    `hf:NAME@REVISION`.
+    """
     name = config.location
     expected = f"a dataset of the hub. Read a folder by files:{name}."
     expect(not Path(name).exists(), "source", config.source, expected)
@@ -41,13 +48,15 @@ def hub_source(config: CorpusConfig, part_bytes: int) -> Source:
         with ThreadPoolExecutor(_THREADS) as pool:
             slices = list(chain.from_iterable(pool.map(groups_of, files)))
     revision = files[0].partition("@")[2].partition("/")[0]  # of hf://datasets/NAME@REVISION/PATH
+    log.info("reading revision %s of %s", revision, config.source)
     return Source(slices, packages={config.source: revision})
 
 
 def _data_files(config: CorpusConfig) -> list[str]:
     """Return the addresses of the files of a subset and split, in order."""
     datasets = needs("datasets", config.source)
-    builder = datasets.load_dataset_builder(config.location, config.hf_subset)
+    name, _, revision = config.location.partition("@")
+    builder = datasets.load_dataset_builder(name, config.hf_subset, revision=revision or None)
     of_split = builder.config.data_files or {}
     expect_known("hf_split", config.hf_split, of_split)
     files = [str(file) for file in of_split[config.hf_split]]
