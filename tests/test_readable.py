@@ -16,10 +16,10 @@ from tests.conftest import ROOT
 
 PACKAGE = ROOT / "lightning_sv"
 #: most decisions per line of function body, of all packages together and of each
-MOST_PER_LINE = 0.295
+MOST_PER_LINE = 0.29
 MOST_PER_LINE_OF_A_PACKAGE = 0.40
-MOST_PER_1000_TOKENS = 21
-MOST_TOKENS = 222_000
+MOST_PER_1000_TOKENS = 20.8
+MOST_TOKENS = 217_500
 
 DECISIONS = (
     ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.With, ast.AsyncWith,
